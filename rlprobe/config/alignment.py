@@ -1,0 +1,96 @@
+"""An alignment: one comparison of a target against a benchmark, as one YAML file describes it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rlprobe.config.capture import CaptureSection
+from rlprobe.config.device import (
+    AnalysisSection,
+    BenchmarkSection,
+    ControlsSection,
+    TargetSection,
+)
+from rlprobe.config.inputs import DataSection, ModelSection, StepsSection
+from rlprobe.config.section import Section
+
+#: msprobe refuses dump paths with any other character, so they are refused before anything runs.
+SafePath = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/-]+$")]
+
+
+class Alignment(Section):
+    """One alignment. Relative paths resolve against the working directory."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        description="Name of the alignment; results go to RESULTS/NAME/.",
+        examples=["qwen2-gpu-npu"],
+    )
+    framework: Literal["verl", "slime"] = Field(description="The training framework.")
+    framework_version: str = Field(
+        min_length=1,
+        description="Version of the framework in the environment or image; a run under another "
+        "version fails.",
+        examples=["0.9.1"],
+    )
+    model: ModelSection = Field(description="The models.")
+    data: DataSection = Field(description="Prompts and reward.")
+    seed: int = Field(default=1, ge=0, description="Seed of every generator.")
+    steps: StepsSection = Field(
+        default_factory=StepsSection, description="Length of the runs and the captured steps."
+    )
+    deterministic: bool = Field(
+        default=True, description="Deterministic kernels and fixed seeds on every role's device."
+    )
+    recompute_rewards: bool = Field(
+        default=False,
+        description="Replays compute rewards anew instead of taking the recorded ones.",
+    )
+    overrides: tuple[str, ...] = Field(
+        default=(),
+        description="The framework's own options, on both sides (verl: Hydra overrides; slime: "
+        "command-line flags).",
+        examples=[["algorithm.adv_estimator=gae"]],
+    )
+    capture: CaptureSection = Field(default_factory=CaptureSection, description="What is recorded.")
+    benchmark: BenchmarkSection = Field(
+        default_factory=BenchmarkSection, description="The trusted device."
+    )
+    target: TargetSection = Field(
+        default_factory=TargetSection, description="The device in question."
+    )
+    controls: ControlsSection = Field(default_factory=ControlsSection, description="Control runs.")
+    analysis: AnalysisSection = Field(
+        default_factory=AnalysisSection, description="Comparing, diagnosing and reporting."
+    )
+    store: SafePath = Field(
+        default="store", description="Directory of the content-addressed store of runs."
+    )
+    results: SafePath = Field(
+        default="results", description="Directory of tables, diagnoses and reports."
+    )
+    coverage: float = Field(
+        default=0.9,
+        gt=0,
+        le=1,
+        description="Share of records that must have a partner on the other side; less is not "
+        "comparable.",
+    )
+    fail_on_divergence: bool = Field(
+        default=False,
+        description="The workflow fails when the target diverged (it always fails when nothing "
+        "could be compared).",
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Alignment:
+        largest = max(self.benchmark.world_size, self.target.world_size)
+        beyond = [rank for rank in self.capture.ranks if rank >= largest]
+        if beyond:
+            raise ValueError(
+                f"capture.ranks: found {beyond[0]}, but no side has more than {largest} "
+                f"processes (world_size); accepted: 0 to {largest - 1}"
+            )
+        return self

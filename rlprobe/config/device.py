@@ -1,0 +1,125 @@
+"""The two devices under comparison: benchmark and target."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from rlprobe.config.container import ContainerSection
+from rlprobe.config.resources import ResourcesSection
+from rlprobe.config.section import Section
+
+RunKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+def _number_as_text(value: object) -> object:
+    """Whole numbers may be written bare; truth values and fractions have several spellings."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+EnvironmentValue = Annotated[
+    str, BeforeValidator(_number_as_text, json_schema_input_type=str | int)
+]
+
+
+class DeviceSection(Section):
+    """Where and how the runs of one side happen."""
+
+    device: Literal["cpu", "cuda", "npu"] = Field(
+        default="cpu", description="Kind of device the models train on."
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32", description="Compute precision of every model."
+    )
+    world_size: int = Field(default=1, ge=1, description="Training processes (devices) in all.")
+    environment: dict[EnvironmentName, EnvironmentValue] = Field(
+        default_factory=dict,
+        description="Environment variables of every process. Part of the run's identity.",
+        examples=[{"ATEN_CPU_CAPABILITY": "default"}],
+    )
+    container: ContainerSection = Field(
+        default_factory=ContainerSection, description="The image the runs happen in."
+    )
+    lock: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Without an image: the pinned requirements that the environment was installed "
+        "from. Its content is part of the run's identity.",
+        examples=["requirements/lock.txt"],
+    )
+    overrides: tuple[str, ...] = Field(
+        default=(),
+        description="The framework's own options for this side only, after the common ones.",
+        examples=[["actor_rollout_ref.actor.strategy=fsdp2"]],
+    )
+    resources: ResourcesSection = Field(
+        default_factory=ResourcesSection, description="What a job asks the scheduler for."
+    )
+
+
+class BenchmarkSection(DeviceSection):
+    """The trusted side: it generates the rollouts that every other run replays."""
+
+    run: RunKey | None = Field(
+        default=None,
+        description="Key of a benchmark run that is in the store already, as one imported from "
+        "another site. Nothing is run on the benchmark's device then.",
+        examples=["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"],
+    )
+
+
+class TargetSection(DeviceSection):
+    """The side in question."""
+
+    fault: str | None = Field(
+        default=None,
+        pattern=r"^[^:]+\.py:[A-Za-z_][A-Za-z0-9_]*$",
+        description="FILE.py:NAME of a fault to plant, to see the alignment find it.",
+        examples=["config/examples/faults/rms_norm.py:rms_eps"],
+    )
+
+
+class ControlsSection(Section):
+    """Further runs that say how far a difference is noise."""
+
+    repeat: bool | RunKey = Field(
+        default=True,
+        description="The benchmark's device replays its own rollouts: is it equal to itself? "
+        "With an imported benchmark: the key of an imported repeat, else there is none.",
+    )
+    repeat_target: bool = Field(
+        default=False,
+        description="The target runs a second time: is it equal to itself?",
+    )
+    high_precision: bool | RunKey = Field(
+        default=False,
+        description="The benchmark's device replays in fp32 (fp64 when it is fp32 already): the "
+        "target is then judged by its error against this run relative to the benchmark's. With "
+        "an imported benchmark: the key of an imported run, else there is none.",
+    )
+
+
+class AnalysisSection(Section):
+    """The jobs that compare, diagnose and report."""
+
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Image of those jobs (Snakemake's container, with --sdm apptainer).",
+        examples=["images/compare.sif"],
+    )
+    torch_image: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Image of the job that writes msprobe's own table, which needs torch.",
+        examples=["images/verl-cpu.sif"],
+    )
+    official_table: bool = Field(
+        default=True,
+        description="msprobe's own table (CSV and XLSX) beside ours, first captured step only.",
+    )
+    resources: ResourcesSection = Field(
+        default_factory=ResourcesSection, description="What such a job asks the scheduler for."
+    )

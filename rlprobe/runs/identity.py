@@ -1,0 +1,116 @@
+"""What a run's inputs are, independent of where they lie: the digests its key is made of."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from rlprobe import frameworks
+from rlprobe.config import BUILTIN, ContainerSection, DataSection, ModelSection
+from rlprobe.errors import ConfigError
+from rlprobe.runs import _keys as keys
+
+#: The head of an image file that is hashed: it holds the identifier and the table of contents that
+#: every build of a SIF writes anew, so that images of many GB need not be read whole.
+_IMAGE_HEAD = 1 << 20
+
+
+def model(section: ModelSection, framework: str) -> dict[str, str]:
+    """Identity of each given model by role.
+
+    Raises:
+        ConfigError: a model directory does not exist or holds no model.
+    """
+    return {
+        role: _builtin(path, framework)
+        if path.startswith(BUILTIN)
+        else keys.model_id(
+            _existing(path, f"model.{'path' if role == 'actor' else role + '_path'}")
+        )
+        for role, path in section.paths().items()
+    }
+
+
+def data(section: DataSection, framework: str) -> dict[str, str | None]:
+    """Digest of the training prompts, the validation prompts and the reward function.
+
+    Raises:
+        ConfigError: a file does not exist.
+    """
+    return {
+        "train": _files(section.train_files, "data.train_files", framework),
+        "val": None
+        if section.val_files is None
+        else _files(section.val_files, "data.val_files", framework),
+        "reward_function": None
+        if section.reward_function is None
+        else function(section.reward_function, "data.reward_function"),
+    }
+
+
+def function(reference: str, key: str) -> str:
+    """Identity of ``FILE.py:NAME``: the file's digest and the name.
+
+    Args:
+        reference: the file, relative to the working directory, and the name in it.
+        key: where the reference was given, for messages.
+
+    Raises:
+        ConfigError: the reference is not of that form, or the file does not exist.
+    """
+    path, separator, name = reference.rpartition(":")
+    if not separator or not name.isidentifier():
+        raise ConfigError(f"{key}: found {reference!r}; accepted: FILE.py:NAME")
+    return f"{_digest(_existing(path, key))}:{name}"
+
+
+def environment(container: ContainerSection, lock: str | None, key: str) -> str | None:
+    """Identity of the software a run uses: its image, or the lock its environment comes from.
+
+    Raises:
+        ConfigError: the lock, or an image given as a file, does not exist.
+    """
+    if container.image is not None:
+        is_file = container.runtime == "apptainer" and "://" not in container.image
+        if not is_file:
+            return container.image
+        path = _existing(container.image, f"{key}.container.image")
+        with path.open("rb") as stream:
+            head = hashlib.sha256(stream.read(_IMAGE_HEAD))
+        head.update(path.stat().st_size.to_bytes(8, "little"))
+        return f"image:{head.hexdigest()}"
+    return None if lock is None else f"lock:{_digest(_existing(lock, f'{key}.lock'))}"
+
+
+def _builtin(name: str, framework: str) -> str:
+    """Made by a generator: the name and the generator's version say what it is."""
+    return f"{name}@{frameworks.get(framework).builtin_version}"
+
+
+def _files(paths: Iterable[str], key: str, framework: str) -> str:
+    paths = tuple(paths)
+    builtin = [_builtin(path, framework) for path in paths if path.startswith(BUILTIN)]
+    if builtin:
+        if len(paths) > 1:
+            raise ConfigError(f"{key}: found {len(paths)} entries; accepted: builtin data alone")
+        return builtin[0]
+    return keys.data_digest([_existing(path, key) for path in paths])
+
+
+def _existing(path: str, key: str) -> Path:
+    found = Path(path).expanduser()
+    if not found.exists():
+        builtin = (
+            f", or {BUILTIN}NAME" if key.startswith(("model.", "data.train", "data.val")) else ""
+        )
+        raise ConfigError(
+            f"{key}: {path} does not exist (looked in {Path.cwd()}); accepted: a path that this "
+            f"machine can read{builtin}"
+        )
+    return found
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,121 @@
+"""Which runs an alignment needs and which of them are compared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from rlprobe.config import Alignment, DeviceSection
+from rlprobe.runs import identity
+from rlprobe.runs.spec import (
+    BENCHMARK,
+    HIGH_PRECISION,
+    REPEAT,
+    REPEAT_TARGET,
+    TARGET,
+    Identities,
+    RunSpec,
+)
+
+#: Environment variable that plants a fault in the target, before the file's: ``FILE:NAME``.
+FAULT_ENV = "RLPROBE_FAULT"
+
+#: Each comparison's name and its two sides, the one compared against first.
+PAIRS: dict[str, tuple[str, str]] = {
+    TARGET: (BENCHMARK, TARGET),
+    REPEAT: (BENCHMARK, REPEAT),
+    REPEAT_TARGET: (TARGET, REPEAT_TARGET),
+    HIGH_PRECISION: (BENCHMARK, HIGH_PRECISION),
+}
+
+
+def plan(alignment: Alignment, environ: Mapping[str, str] = os.environ) -> dict[str, RunSpec]:
+    """The runs of an alignment by role: benchmark, target and the enabled controls.
+
+    Args:
+        alignment: the validated file.
+        environ: where RLPROBE_FAULT is looked up.
+
+    Raises:
+        ConfigError: a model, data, lock, image or fault file does not exist.
+    """
+    models = identity.model(alignment.model, alignment.framework)
+    data = identity.data(alignment.data, alignment.framework)
+    fault = environ.get(FAULT_ENV) or alignment.target.fault
+
+    def spec(
+        role: str,
+        side: DeviceSection,
+        where: str,
+        *,
+        precision: str | None = None,
+        fault: str | None = None,
+        replay_of: str | None = None,
+        imported: str | None = None,
+    ) -> RunSpec:
+        return RunSpec(
+            role=role,
+            framework=alignment.framework,
+            framework_version=alignment.framework_version,
+            model=alignment.model,
+            data=alignment.data,
+            seed=alignment.seed,
+            steps=alignment.steps,
+            deterministic=alignment.deterministic,
+            recompute_rewards=alignment.recompute_rewards,
+            overrides=(*alignment.overrides, *side.overrides),
+            capture=alignment.capture,
+            device=side.device,
+            precision=precision or side.precision,
+            world_size=side.world_size,
+            environment=dict(side.environment),
+            container=side.container,
+            resources=side.resources,
+            identities=Identities(
+                model=models,
+                data=data,
+                environment=None
+                if imported
+                else identity.environment(side.container, side.lock, where),
+                fault=None if fault is None else identity.function(fault, "target.fault"),
+            ),
+            fault=fault,
+            replay_of=replay_of,
+            imported=imported,
+        )
+
+    benchmark, target, controls = alignment.benchmark, alignment.target, alignment.controls
+    collected = spec(BENCHMARK, benchmark, "benchmark", imported=benchmark.run)
+    origin = collected.key
+    runs = {
+        BENCHMARK: collected,
+        TARGET: spec(TARGET, target, "target", fault=fault, replay_of=origin),
+    }
+    # An imported benchmark's device is elsewhere: its controls are imported too, or there are none.
+    for role, wanted, precision in (
+        (REPEAT, controls.repeat, None),
+        (HIGH_PRECISION, controls.high_precision, _higher(benchmark.precision)),
+    ):
+        imported = wanted if isinstance(wanted, str) else None
+        if imported or (wanted and benchmark.run is None):
+            runs[role] = spec(
+                role,
+                benchmark,
+                "benchmark",
+                precision=precision,
+                replay_of=origin,
+                imported=imported,
+            )
+    if controls.repeat_target:
+        # All that the target has, its fault included: is it equal to itself?
+        runs[REPEAT_TARGET] = spec(REPEAT_TARGET, target, "target", fault=fault, replay_of=origin)
+    return runs
+
+
+def pairs(runs: Mapping[str, RunSpec]) -> dict[str, tuple[str, str]]:
+    """The comparisons that the planned runs allow: name -> (reference, other) roles."""
+    return {name: sides for name, sides in PAIRS.items() if all(role in runs for role in sides)}
+
+
+def _higher(precision: str) -> str:
+    return "fp64" if precision == "fp32" else "fp32"

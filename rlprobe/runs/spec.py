@@ -1,0 +1,114 @@
+"""Everything declared for one run, and the key that follows from it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from rlprobe import frameworks
+from rlprobe.capture import session
+from rlprobe.config import (
+    CaptureSection,
+    ContainerSection,
+    DataSection,
+    ModelSection,
+    ResourcesSection,
+    StepsSection,
+)
+from rlprobe.runs import _keys as keys
+
+BENCHMARK = "benchmark"
+TARGET = "target"
+REPEAT = "repeat"
+REPEAT_TARGET = "repeat_target"
+HIGH_PRECISION = "high_precision"
+
+#: Every role of a run, in the order in which runs depend on one another.
+ROLES: tuple[str, ...] = (BENCHMARK, TARGET, REPEAT, REPEAT_TARGET, HIGH_PRECISION)
+
+
+@dataclass(frozen=True)
+class Identities:
+    """Digests of a run's inputs, known on the machine that schedules."""
+
+    model: dict[str, str]
+    data: dict[str, str | None]
+    #: The image's or the lock's identity, None where neither is declared.
+    environment: str | None = None
+    #: The fault file's digest and the fault's name.
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run of one role, as declared. Paths are as the alignment gives them."""
+
+    role: str
+    framework: str
+    framework_version: str
+    model: ModelSection
+    data: DataSection
+    seed: int
+    steps: StepsSection
+    deterministic: bool
+    recompute_rewards: bool
+    #: The common overrides, then the device's: later ones win.
+    overrides: tuple[str, ...]
+    capture: CaptureSection
+    device: str
+    #: fp32, bf16, fp16, or fp64 (high_precision of an fp32 benchmark).
+    precision: str
+    world_size: int
+    environment: dict[str, str]
+    container: ContainerSection
+    resources: ResourcesSection
+    identities: Identities
+    #: ``FILE:NAME`` of a planted fault.
+    fault: str | None = None
+    #: Key of the benchmark run whose rollouts are replayed; None for the benchmark itself.
+    replay_of: str | None = None
+    #: Key of a run that is taken from the store and never started here.
+    imported: str | None = None
+
+    def declared(self) -> dict[str, Any]:
+        """What can change the numbers of this run, as the JSON that its key is the digest of.
+
+        Left out: where things lie (paths are in it by their digests), what the job asks a scheduler
+        for, how a container is started, and rlprobe's own version.
+        """
+        capture = self.capture.model_dump(mode="json")
+        capture["stages"] = sorted(self.stages)
+        declared: dict[str, Any] = {
+            "role": self.role,
+            "framework": self.framework,
+            "framework_version": self.framework_version,
+            "model": self.identities.model,
+            "data": self.identities.data,
+            "seed": self.seed,
+            "steps": self.steps.model_dump(mode="json"),
+            "deterministic": self.deterministic,
+            "overrides": list(self.overrides),
+            "capture": capture,
+            "capture_format": session.FORMAT,
+            "device": self.device,
+            "precision": self.precision,
+            "world_size": self.world_size,
+            "environment": self.environment,
+            "software": self.identities.environment,
+            "fault": self.identities.fault,
+            "replay_of": self.replay_of,
+        }
+        if self.replay_of is not None:
+            declared["recompute_rewards"] = self.recompute_rewards
+        return declared
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The run key: 64 hexadecimal digits, the name of the run's directory in the store."""
+        return self.imported or keys.run_key(self.declared())
+
+    @functools.cached_property
+    def stages(self) -> tuple[str, ...]:
+        """Canonical stages that this run executes itself and captures, in order."""
+        return self.capture.chosen(frameworks.get(self.framework).expected_stages(self))
