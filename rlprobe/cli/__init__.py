@@ -1,0 +1,95 @@
+"""The command line. Each command is a module of this package, loaded only when it is called.
+
+A command module exposes ``add_parser(subparsers)``, which adds one parser named after the command,
+and ``run(args) -> int``, which returns the exit code. Messages go to stderr, data to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rlprobe import __version__
+from rlprobe.cli.common import CommandParser, defaults
+from rlprobe.errors import RlprobeError
+
+#: Command -> what it does. The module is the name with underscores.
+COMMANDS: dict[str, str] = {
+    "run": "run one role of an alignment and commit it to the store",
+    "exec": "run any framework command line with the hooks on",
+    "compare": "measure every difference between two runs or dumps",
+    "official-table": "write msprobe's own comparison table (needs torch)",
+    "diagnose": "gate, noise floor, first divergence and cause, as diagnosis.json",
+    "report": "write the page",
+    "verdict": "print the verdict; exit 0 aligned, 3 diverged, 4 not comparable",
+    "store": "look into, check and clean the store",
+    "rollouts": "look into recorded rollouts",
+    "config": "check an alignment file; print its plan or its JSON schema",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the process's exit code.
+
+    Raises:
+        SystemExit: by argparse, for ``--help``, ``--version`` and usage errors (2).
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    called = next((word for word in words if not word.startswith("-")), None)
+    parser = argparse.ArgumentParser(
+        prog="rlprobe",
+        description="Run the same reinforcement-learning steps on two devices from the same "
+        "rollouts, and say whether, where and why their numbers part.",
+    )
+    parser.add_argument("--version", action="version", version=f"rlprobe {__version__}")
+    subparsers = parser.add_subparsers(
+        metavar="COMMAND", title="commands", required=True, parser_class=CommandParser
+    )
+    module: Any = None
+    if called in COMMANDS:
+        module = importlib.import_module(f"{__name__}.{called.replace('-', '_')}")
+        module.add_parser(subparsers)
+    else:
+        for name, summary in COMMANDS.items():
+            subparsers.add_parser(name, help=summary)
+    args = parser.parse_args(words, namespace=defaults())
+    _log_to_stderr(args)
+    try:
+        return int(module.run(args))
+    except RlprobeError as error:
+        logging.getLogger("rlprobe").debug("where it was raised:", exc_info=error)
+        return _fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        # whoever read our output has seen enough; keep the interpreter from flushing into the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        # a full disk or a forbidden path is the user's to mend, not a defect
+        if error.filename is None or args.verbose:
+            raise
+        return _fail(f"{error.filename}: {error.strerror}", 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+
+
+def _fail(message: str, code: int) -> int:
+    sys.stderr.write(f"rlprobe: error: {message}\n")
+    return code
+
+
+def _log_to_stderr(args: argparse.Namespace) -> None:
+    """Messages of the package's loggers: progress by default, warnings with -q, details with -v."""
+    levels = [logging.WARNING, logging.INFO, logging.DEBUG]
+    level = levels[max(0, min(1 + args.verbose - args.quiet, 2))]
+    logger = logging.getLogger("rlprobe")
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("rlprobe: %(message)s"))
+        logger.addHandler(handler)
+    logger.setLevel(level)
+    logger.propagate = False

@@ -1,0 +1,56 @@
+"""What every command has: the options --json, -q and -v, and how results are written."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser with the common options; subcommands get them as well.
+
+    A command that describes ``--json`` in its own words replaces the common one. Abbreviated
+    options are refused: a later option would change what an old script means.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{"conflict_handler": "resolve", "allow_abbrev": False, **kwargs})
+        common = self.add_argument_group("common options")
+        # Suppressed defaults: a subcommand's must not overwrite what was given before it.
+        common.add_argument(
+            "--json",
+            type=Path,
+            metavar="FILE",
+            default=argparse.SUPPRESS,
+            help="write the result as JSON",
+        )
+        for short, long, text in (
+            ("-q", "--quiet", "warnings only"),
+            ("-v", "--verbose", "details, and tracebacks of errors"),
+        ):
+            common.add_argument(short, long, action="count", default=argparse.SUPPRESS, help=text)
+
+
+def defaults() -> argparse.Namespace:
+    """The common options' values before a command line is parsed."""
+    return argparse.Namespace(json=None, quiet=0, verbose=0)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as strict JSON, whole or not at all.
+
+    Raises:
+        OSError: the directory cannot be written.
+        ValueError: a number is not finite; say null or a text instead.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
