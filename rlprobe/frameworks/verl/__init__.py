@@ -1,0 +1,35 @@
+"""VeRL: hooks, replay, launch, and what verl lacks on a CPU.
+
+``activate`` is the one way in: by ``RLPROBE_CONFIG`` and the ``.pth`` file, by
+``VERL_USE_EXTERNAL_MODULES=rlprobe.frameworks.verl``, and by verl's ``verl.plugins`` entry points.
+It registers what to do when verl's modules are imported and imports none of them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+_active = False
+
+#: The directory the training command was started in; relative paths of the collector's YAML mean
+#: this one, in whichever process they are read. Workers inherit it with the environment.
+DRIVER_DIRECTORY = "RLPROBE_DRIVER_DIRECTORY"
+
+
+def activate() -> None:
+    """Register the hooks in this process (idempotent)."""
+    global _active
+    if _active:
+        return
+    _active = True
+    os.environ.setdefault(DRIVER_DIRECTORY, os.getcwd())
+    from rlprobe.frameworks.verl import hooks
+
+    hooks.register()
+
+
+# verl only imports this package (VERL_USE_EXTERNAL_MODULES) or only loads the entry point's name, in
+# both cases while it is being imported itself; elsewhere an import registers nothing.
+if "verl" in sys.modules:
+    activate()

@@ -1,0 +1,29 @@
+"""Imported at interpreter start when ``RLPROBE_CONFIG`` is set (see the project's ``.pth`` file).
+
+It must stay cheap and must not import a framework: it only registers what to do once one is
+imported. A configuration that cannot be read ends the process, because a run that trains without
+the capture it was asked for is worse than one that does not start.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+from rlprobe.capture.session import ENV, Session
+from rlprobe.errors import RlprobeError
+
+
+def main() -> None:
+    """Activate the hooks of the framework that the session names."""
+    try:
+        session = Session.load(os.environ[ENV])
+        importlib.import_module(f"rlprobe.frameworks.{session.framework}").activate()
+    except RlprobeError as error:
+        # site.py would print a traceback and carry on; a clear line and an exit is what is wanted
+        sys.stderr.write(f"rlprobe: error: {error}\n")
+        os._exit(error.exit_code)
+
+
+main()

@@ -1,0 +1,160 @@
+"""Tiny models and prompts, made on first use: what the CPU default trains.
+
+    python -m rlprobe.frameworks.verl.assets DIRECTORY builtin:NAME…
+
+Same name and version, same bytes: weights come from a fixed seed. A byte-level vocabulary needs no
+training corpus, and the critic has its value head saved with it because verl would draw one
+unseeded. Nothing heavy is imported until something is made.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlprobe.errors import ConfigError
+
+BUILTIN = "builtin:"
+#: Part of a run's identity: raise it when a generator changes what it makes.
+VERSION = 1
+
+_SPECIAL = ("<pad>", "<bos>", "<eos>", "<|im_start|>", "<|im_end|>")
+_CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def path_of(name: str, directory: Path) -> Path:
+    """Where ``builtin:NAME`` lies under ``directory`` once made.
+
+    Raises:
+        ConfigError: no such builtin; the message lists them.
+    """
+    plain = name.removeprefix(BUILTIN)
+    if plain not in _MAKERS:
+        raise ConfigError(
+            f"{name!r} is not a builtin; accepted: "
+            + ", ".join(f"{BUILTIN}{known}" for known in sorted(_MAKERS))
+        )
+    suffix = ".parquet" if plain == "arithmetic" else ""
+    return directory / f"{plain}-{VERSION}{suffix}"
+
+
+def make(name: str, directory: Path) -> Path:
+    """Make ``builtin:NAME`` under ``directory`` unless it is there; complete or not at all."""
+    target = path_of(name, directory)
+    if target.exists():
+        return target
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory) as temporary:
+        made = Path(temporary, target.name)
+        _MAKERS[name.removeprefix(BUILTIN)](made)
+        shutil.move(made, target)
+    return target
+
+
+def _tokenizer(vocabulary: dict[str, int]) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+    )
+    fast.chat_template = _CHAT
+    return fast
+
+
+def _vocabulary() -> dict[str, int]:
+    from tokenizers import pre_tokenizers
+
+    symbols = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    return {symbol: index for index, symbol in enumerate(symbols)}
+
+
+def _shape(vocabulary: dict[str, int]) -> dict[str, Any]:
+    return {
+        "vocab_size": len(vocabulary),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        # large enough that attention and logits are not all alike in an untrained model
+        "initializer_range": 0.2,
+        "bos_token_id": vocabulary["<bos>"],
+        "eos_token_id": vocabulary["<eos>"],
+        "pad_token_id": vocabulary["<pad>"],
+    }
+
+
+def _causal(architecture: str, made: Path) -> None:
+    import torch
+    import transformers
+
+    vocabulary = _vocabulary()
+    config = getattr(transformers, f"{architecture}Config")(**_shape(vocabulary))
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{architecture}ForCausalLM")(config)
+    model.generation_config.eos_token_id = vocabulary["<eos>"]
+    model.generation_config.pad_token_id = vocabulary["<pad>"]
+    model.save_pretrained(made)
+    _tokenizer(vocabulary).save_pretrained(made)
+
+
+def _critic(architecture: str, made: Path) -> None:
+    import torch
+    import transformers
+
+    vocabulary = _vocabulary()
+    config = getattr(transformers, f"{architecture}Config")(
+        **_shape(vocabulary), num_labels=1, classifier_dropout=0.0
+    )
+    torch.manual_seed(1)
+    model = getattr(transformers, f"{architecture}ForTokenClassification")(config)
+    model.save_pretrained(made)
+    _tokenizer(vocabulary).save_pretrained(made)
+
+
+def _arithmetic(made: Path) -> None:
+    import pandas
+
+    sums = [(a, b) for a in range(4) for b in range(4)]
+    rows = [
+        {
+            "data_source": "rlprobe/arithmetic",
+            "prompt": [{"role": "user", "content": f"What is {a}+{b}?"}],
+            "ability": "math",
+            "reward_model": {"style": "rule", "ground_truth": str(a + b)},
+            "extra_info": {"index": index, "split": "train"},
+        }
+        for index, (a, b) in enumerate(sums)
+    ]
+    pandas.DataFrame(rows).to_parquet(made)
+
+
+_MAKERS: dict[str, Callable[[Path], None]] = {
+    "tiny-qwen2": lambda made: _causal("Qwen2", made),
+    "tiny-llama": lambda made: _causal("Llama", made),
+    "tiny-qwen2-critic": lambda made: _critic("Qwen2", made),
+    "tiny-llama-critic": lambda made: _critic("Llama", made),
+    "arithmetic": _arithmetic,
+}
+
+
+if __name__ == "__main__":
+    for _name in sys.argv[2:]:
+        print(make(_name, Path(sys.argv[1])))

@@ -1,0 +1,91 @@
+"""Reading what verl hands to its workers: flags, samples and key data.
+
+verl 0.8 and 0.9's older trainer pass a ``TensorDict`` with padded prompts, responses and
+attention_mask and jagged input_ids; the newer trainer's are jagged throughout and have no
+attention_mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from rlprobe import stages
+from rlprobe.rollouts.digest import sample_digest
+
+#: Inputs of a stage that are key data, by stage: each is taken where it is first complete.
+_INPUTS: dict[str, tuple[str, ...]] = {
+    stages.LOG_PROB: (
+        "responses",
+        "input_ids",
+        "attention_mask",
+        "prompts",
+        "position_ids",
+        "rollout_log_probs",
+    ),
+    stages.ACTOR_UPDATE: ("token_level_rewards", "advantages"),
+}
+
+#: Outputs of a micro batch that are key data: verl's name -> the contract's.
+_OUTPUTS: dict[str, dict[str, str]] = {
+    stages.LOG_PROB: {"log_probs": "old_log_probs", "entropy": "entropys"},
+    stages.VALUES: {"values": "values"},
+}
+
+
+def flag(data: Any, key: str, default: Any = None) -> Any:
+    """A non-tensor entry of a batch, whichever container this version uses."""
+    for attribute in ("extra_info", "meta_info"):
+        container = getattr(data, attribute, None)
+        if isinstance(container, dict):
+            return container.get(key, default)
+    from verl.utils import tensordict_utils
+
+    return tensordict_utils.get(data, key, default)
+
+
+def tensor(data: Any, key: str) -> torch.Tensor | None:
+    """A tensor entry of a batch, or None."""
+    if data is None or not hasattr(data, "keys") or key not in data.keys():  # noqa: SIM118
+        return None
+    value = data[key]
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def sample_digests(data: Any) -> list[str]:
+    """One digest per row over its valid prompt and response tokens; empty when there are none."""
+    prompts, responses = tensor(data, "prompts"), tensor(data, "responses")
+    if prompts is None or responses is None:
+        return []
+    mask = tensor(data, "attention_mask")
+    rows = zip(_rows(prompts), _rows(responses), strict=True)
+    digests = []
+    for index, (prompt, response) in enumerate(rows):
+        if mask is not None and not mask.is_nested:
+            valid = mask[index].bool().cpu()
+            prompt = prompt[valid[: len(prompt)]]
+            response = response[valid[len(valid) - len(response) :]]
+        digests.append(sample_digest(prompt.tolist(), response.tolist()))
+    return digests
+
+
+def _rows(value: torch.Tensor) -> Iterator[torch.Tensor]:
+    return iter([row.detach().cpu() for row in (value.unbind() if value.is_nested else value)])
+
+
+def key_inputs(stage: str, data: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The key data among a micro batch's inputs."""
+    for name in _INPUTS.get(stage, ()):
+        value = tensor(data, name)
+        if value is not None:
+            yield name, value
+
+
+def key_outputs(stage: str, output: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The key data among a micro batch's model outputs."""
+    for name, contract in _OUTPUTS.get(stage, {}).items():
+        value = output.get(name) if isinstance(output, dict) else tensor(output, name)
+        if isinstance(value, torch.Tensor):
+            yield contract, value

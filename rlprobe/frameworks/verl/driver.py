@@ -1,0 +1,119 @@
+"""The driver's side: session and steps to the workers, metrics, and the check at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlprobe.capture.session import Session
+from rlprobe.errors import HookError
+from rlprobe.frameworks.verl import DRIVER_DIRECTORY, control, hooks, plan
+
+_FIELD = "ascend_precision_collector"
+
+
+def with_driver_directory(runtime_env: dict[str, Any]) -> dict[str, Any]:
+    """Let Ray's workers know where the command was started, also on other nodes."""
+    directory = os.environ.get(DRIVER_DIRECTORY)
+    if directory:
+        runtime_env.setdefault("env_vars", {}).setdefault(DRIVER_DIRECTORY, directory)
+    return runtime_env
+
+
+def around_trainer_init(
+    original: Callable[..., Any], self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Resolve the session from the trainer's configuration before any worker exists."""
+    config = kwargs.get("config", args[0] if args else None)
+    session = control.session()
+    if session is None:
+        session = _collector_session(config)
+        control.set_session(session)
+    if session is not None:
+        hooks.require_all()
+        _write_configuration(session, config)
+    return original(self, *args, **kwargs)
+
+
+def _collector_session(config: Any) -> Session | None:
+    from omegaconf import OmegaConf
+
+    from rlprobe.capture import collector
+
+    path = OmegaConf.select(config, _FIELD, default=None) if config is not None else None
+    if path is None or str(path) in ("", "None", "null"):
+        return None
+    directory = os.environ.get(DRIVER_DIRECTORY) or os.getcwd()
+    return collector.load(
+        Path(directory, os.path.expanduser(str(path))),
+        directory=Path(directory),
+        framework="verl",
+        available=plan.stages_of(OmegaConf.to_container(config, resolve=True)),
+    )
+
+
+def _write_configuration(session: Session, config: Any) -> None:
+    if not session.capture.configurations:
+        return
+    from omegaconf import OmegaConf
+
+    from rlprobe.capture import configurations
+
+    configurations.write(session, OmegaConf.to_container(config, resolve=True))
+
+
+def on_step(trainer_step: int) -> None:
+    """A new step begins."""
+    if control.session() is not None:
+        control.publish_step(trainer_step)
+
+
+def around_log(
+    original: Callable[..., Any], self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Append the trainer's metrics of a step to ``metrics.jsonl``."""
+    session = control.session()
+    data = kwargs.get("data", args[0] if args else None)
+    trainer_step = kwargs.get("step", args[1] if len(args) > 1 else None)
+    if session is not None and isinstance(data, dict) and trainer_step is not None:
+        _append_metrics(session, data, int(trainer_step))
+    return original(self, *args, **kwargs)
+
+
+def _append_metrics(session: Session, data: dict[str, Any], trainer_step: int) -> None:
+    metrics: dict[str, float] = {}
+    for name, value in data.items():
+        try:
+            metrics[str(name)] = float(value)
+        except (TypeError, ValueError):
+            continue  # trackers also take tables and text; a metric is a number
+    step = trainer_step - control.first_step()
+    side = Path(session.side)
+    side.mkdir(parents=True, exist_ok=True)
+    with open(side / "metrics.jsonl", "a", encoding="utf-8") as file:
+        line = {"step": step, "trainer_step": trainer_step, "metrics": metrics}
+        file.write(json.dumps(line, sort_keys=True) + "\n")
+
+
+def around_fit(
+    original: Callable[..., Any], self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run the training loop, then prove that every expected stage was captured.
+
+    Raises:
+        HookError: an expected stage left no record.
+    """
+    result = original(self, *args, **kwargs)
+    session = control.session()
+    if session is not None:
+        missing = plan.uncaptured(session)
+        if missing:
+            raise HookError(
+                f"stage {', '.join(missing)} was expected in steps "
+                f"{session.capture.step_start}..{session.capture.step_end} but was not captured "
+                f"there; check that the algorithm runs it and that training reached these steps"
+            )
+    return result

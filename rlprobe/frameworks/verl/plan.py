@@ -1,0 +1,89 @@
+"""Which stages a verl configuration runs, and which of them a run really captured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlprobe import stages
+from rlprobe.capture.session import Session
+
+
+def stages_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Canonical stages that verl's resolved configuration runs, generation included.
+
+    Follows verl's ``need_reference_policy`` and ``need_critic`` (``verl/trainer/ppo/utils.py``):
+    a reference policy for either KL term, a critic where it is enabled explicitly or the advantage
+    estimator is GAE.
+    """
+    actor = _section(config, "actor_rollout_ref", "actor")
+    algorithm = _section(config, "algorithm")
+    found = [stages.GENERATE]
+    if algorithm.get("use_kl_in_reward") or actor.get("use_kl_loss"):
+        found.append(stages.REFERENCE)
+    correction = algorithm.get("rollout_correction") or {}
+    if not correction.get("bypass_mode"):
+        found.append(stages.LOG_PROB)
+    enabled = _section(config, "critic").get("enable")
+    if enabled if enabled is not None else algorithm.get("adv_estimator", "gae") == "gae":
+        found += [stages.VALUES, stages.CRITIC_UPDATE]
+    found.append(stages.ACTOR_UPDATE)
+    return tuple(sorted(found, key=stages.order))
+
+
+def _section(config: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    for key in path:
+        config = config.get(key) or {}
+    return config
+
+
+def from_overrides(overrides: list[str]) -> dict[str, Any]:
+    """The nested mapping that Hydra overrides of the form ``a.b=value`` describe.
+
+    Enough of Hydra's grammar to tell which stages run; verl itself parses them for real.
+    """
+    import yaml
+
+    root: dict[str, Any] = {}
+    for override in overrides:
+        key, separator, text = override.lstrip("+").partition("=")
+        if not separator or key.startswith("~"):
+            continue
+        *parents, leaf = key.split(".")
+        node = root
+        for parent in parents:
+            child = node.get(parent)
+            if not isinstance(child, dict):
+                child = node[parent] = {}
+            node = child
+        try:
+            node[leaf] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            node[leaf] = text
+    return root
+
+
+def uncaptured(session: Session) -> list[str]:
+    """Expected stages without a record, each with the steps where it is missing.
+
+    Reads ``parts/captured``, which every captured stage leaves when it completes.
+    """
+    seen: set[tuple[str, int]] = set()
+    for path in sorted(Path(session.side, "parts", "captured").glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            if record["records"] > 0:
+                seen.add((record["stage"], int(record["step"])))
+    options = session.capture
+    missing = []
+    for stage in session.expected_stages:
+        steps = [
+            step
+            for step in range(options.step_start, options.step_end + 1)
+            if (stage, step) not in seen
+        ]
+        if steps:
+            missing.append(f"{stage} (step {', '.join(map(str, steps))})")
+    return missing

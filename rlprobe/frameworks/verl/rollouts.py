@@ -1,0 +1,239 @@
+"""verl's batches to and from recorded rollouts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from verl import DataProto
+
+from rlprobe.errors import ReplayError
+from rlprobe.frameworks.verl import engines
+from rlprobe.rollouts import Ragged, Rollouts, Sample, prompt_identity, sample_ids
+from rlprobe.rollouts.model import CARRIERS
+
+#: Columns of a prompt that say which prompt it is, whatever ids and seeds this run gave it.
+_IDENTITY = ("raw_prompt", "data_source")
+#: Entries of generation's meta_info that describe the run and not the rollouts.
+_VOLATILE = ("timing", "metrics", "global_steps", "validate")
+
+_TORCH_CARRIERS: dict[torch.dtype, tuple[str, torch.dtype]] = {
+    torch.bfloat16: ("bfloat16", torch.uint16),
+    torch.float8_e4m3fn: ("float8_e4m3fn", torch.uint8),
+    torch.float8_e5m2: ("float8_e5m2", torch.uint8),
+}
+
+
+def identities(prompts: DataProto) -> list[str]:
+    """One digest per row of the prompts a trainer asks to be answered."""
+    columns = {k: prompts.non_tensor_batch[k] for k in _IDENTITY if k in prompts.non_tensor_batch}
+    if not columns:
+        raise ReplayError(
+            f"the batch has neither of {', '.join(_IDENTITY)}, so prompts cannot be told apart; "
+            "set data.return_raw_chat=true"
+        )
+    return [
+        prompt_identity({name: column[row] for name, column in columns.items()})
+        for row in range(len(prompts))
+    ]
+
+
+def from_batch(
+    prompts: DataProto,
+    output: DataProto,
+    *,
+    step: int,
+    trainer_step: int,
+    config: Any,
+    tokenizer: Any,
+) -> Rollouts:
+    """Everything the trainer got from generation in one step.
+
+    Columns that have no JSON form (images) are named in ``meta["not_recorded"]``; a replay that
+    needs one fails there and not silently.
+    """
+    recorded = Rollouts(step=step, trainer_step=trainer_step, sampling=_sampling(config))
+    for name, value in output.batch.items():
+        array, carrier = _to_numpy(value)
+        recorded.tensors[name] = array
+        if carrier:
+            recorded.dtypes[name] = carrier
+    not_recorded = []
+    for name, column in output.non_tensor_batch.items():
+        values = column.tolist()
+        try:
+            json.dumps(values)
+        except TypeError:
+            not_recorded.append(name)
+            continue
+        recorded.values[name] = values
+        if column.dtype != object:
+            recorded.value_dtypes[name] = str(column.dtype)
+    meta = {k: v for k, v in output.meta_info.items() if k not in _VOLATILE}
+    recorded.meta = {"meta_info": _plain(meta), "not_recorded": sorted(not_recorded)}
+    recorded.samples = _samples(step, identities(prompts), output, tokenizer)
+    return recorded
+
+
+def _plain(value: Any) -> Any:
+    return json.loads(json.dumps(value, default=lambda v: v.tolist() if hasattr(v, "tolist") else str(v)))
+
+
+def _sampling(config: Any) -> dict[str, Any]:
+    rollout = config.actor_rollout_ref.rollout
+    keys = ("name", "temperature", "top_p", "top_k", "n", "response_length", "do_sample", "dtype")
+    found = {key: rollout.get(key) for key in keys}
+    found["engine"] = found.pop("name")
+    # what the engine's log-probs are of: the model's distribution, or the one it sampled from
+    kind = "processed" if found["engine"] == engines.CPU else rollout.get("logprobs_mode")
+    found["logprobs"] = kind or "unknown"
+    return found
+
+
+def _to_numpy(value: torch.Tensor) -> tuple[np.ndarray | Ragged, str | None]:
+    value = value.detach().cpu()
+    carrier = None
+    if value.dtype in _TORCH_CARRIERS:
+        carrier, bits = _TORCH_CARRIERS[value.dtype]
+        value = value.view(bits) if not value.is_nested else value
+    if value.is_nested:
+        rows = [row.view(_TORCH_CARRIERS[row.dtype][1]) if carrier else row for row in value.unbind()]
+        return Ragged.from_rows([row.numpy() for row in rows]), carrier
+    return value.contiguous().numpy(), carrier
+
+
+def _samples(
+    step: int, prompts: list[str], output: DataProto, tokenizer: Any
+) -> list[Sample]:
+    batch = output.batch
+    width = batch["prompts"].shape[1]
+    mask = batch["attention_mask"].bool()
+    rewards = batch["rm_scores"].sum(dim=-1) if "rm_scores" in batch.keys() else None  # noqa: SIM118
+    samples = []
+    for row, (id, identity) in enumerate(zip(sample_ids(step, prompts), prompts, strict=True)):
+        prompt = batch["prompts"][row][mask[row, :width]].tolist()
+        response = batch["responses"][row][mask[row, width:]].tolist()
+        samples.append(
+            Sample.build(
+                id,
+                identity,
+                prompt,
+                response,
+                prompt_text=tokenizer.decode(prompt),
+                response_text=tokenizer.decode(response),
+                reward=None if rewards is None else float(rewards[row]),
+            )
+        )
+    return samples
+
+
+def to_batch(recorded: Rollouts, prompts: DataProto, source: str) -> DataProto:
+    """The recorded rollouts in the shape generation returns them.
+
+    Raises:
+        ReplayError: the batch sizes or any prompt differ; the message names the rows.
+    """
+    _check_prompts(recorded, prompts, source)
+    tensors = {name: _to_torch(recorded, name) for name in recorded.tensors}
+    columns: dict[str, np.ndarray] = {}
+    for name, values in recorded.values.items():
+        if name in prompts.non_tensor_batch:
+            columns[name] = prompts.non_tensor_batch[name]
+        elif name in recorded.value_dtypes:
+            columns[name] = np.array(values, dtype=recorded.value_dtypes[name])
+        else:
+            column = np.empty(len(values), dtype=object)
+            column[:] = values
+            columns[name] = column
+    meta = dict(recorded.meta.get("meta_info", {}))
+    return DataProto(
+        batch=TensorDict(tensors, batch_size=len(recorded)),
+        non_tensor_batch=columns,
+        meta_info={**meta, "timing": {}},
+    )
+
+
+def _check_prompts(recorded: Rollouts, prompts: DataProto, source: str) -> None:
+    if len(prompts) != len(recorded):
+        raise ReplayError(
+            f"{source} holds {len(recorded)} samples, but this step asks for {len(prompts)}; "
+            "train_batch_size and rollout.n must be those of the collecting run"
+        )
+    if not all(sample.prompt_identity for sample in recorded.samples):
+        return _check_tokens(recorded, prompts, source)
+    differing = [
+        row
+        for row, (sample, found) in enumerate(
+            zip(recorded.samples, identities(prompts), strict=True)
+        )
+        if sample.prompt_identity != found
+    ]
+    if differing:
+        raise ReplayError(
+            f"the prompts of this step are not those {source} was recorded for: "
+            f"{len(differing)} of {len(recorded)} rows differ (rows {_some(differing)}); use the "
+            "same data files, order, seed and batch size as the collecting run"
+        )
+    return None
+
+
+def _check_tokens(recorded: Rollouts, prompts: DataProto, source: str) -> None:
+    """Dumps of the vendor's tool have token ids only; nothing else of a prompt can be checked."""
+    if "input_ids" not in (prompts.batch.keys() if prompts.batch is not None else ()):
+        return
+    width = recorded.tensors["prompts"].shape[1]  # type: ignore[union-attr]
+    found = prompts.batch["input_ids"][:, -width:].numpy()
+    differing = np.flatnonzero((found != recorded.tensors["prompts"]).any(axis=1)).tolist()
+    if differing:
+        raise ReplayError(
+            f"the prompt tokens of rows {_some(differing)} are not those recorded in {source}"
+        )
+
+
+def _some(rows: list[int]) -> str:
+    return ", ".join(map(str, rows[:8])) + (", …" if len(rows) > 8 else "")
+
+
+def _to_torch(recorded: Rollouts, name: str) -> torch.Tensor:
+    value = recorded.tensors[name]
+    carrier = recorded.dtypes.get(name)
+    target = getattr(torch, carrier) if carrier in CARRIERS else None
+    if isinstance(value, Ragged):
+        rows = [torch.from_numpy(value.row(i).copy()) for i in range(len(value))]
+        rows = [row.view(target) if target else row for row in rows]
+        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    tensor = torch.from_numpy(value.copy())
+    return tensor.view(target) if target else tensor
+
+
+def recompute_rewards(workers: list[Any] | None, prompts: DataProto, output: DataProto) -> None:
+    """Replace the recorded rewards by those this run's own reward workers compute.
+
+    Raises:
+        ReplayError: this configuration has no reward workers.
+    """
+    import ray
+
+    if not workers:
+        raise ReplayError(
+            "recompute_rewards is set, but this configuration has no reward workers; leave it off "
+            "to use the recorded rewards"
+        )
+    data = DataProto(
+        batch=output.batch.clone(recurse=False),
+        non_tensor_batch={**output.non_tensor_batch, **prompts.non_tensor_batch},
+    )
+    pending = [
+        workers[row % len(workers)].compute_score.remote(data.slice(row, row + 1))
+        for row in range(len(data))
+    ]
+    scores = torch.zeros_like(output.batch["responses"], dtype=torch.float32)
+    width = output.batch["prompts"].shape[1]
+    for row, result in enumerate(ray.get(pending)):
+        # verl puts a sample's score on its last valid response token
+        last = int(output.batch["attention_mask"][row, width:].sum()) - 1
+        scores[row, max(last, 0)] = float(result["reward_score"])
+    output.batch["rm_scores"] = scores

@@ -1,0 +1,213 @@
+"""The workers' side: each stage is recorded around verl's own method.
+
+The outermost wrapped method names the stage; the ones verl calls inside it pass straight through.
+Micro batches, losses and gradients are seen at the engine, wrapped per instance, because on the
+newer trainer the outer methods get a reference to the batch and not the batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+from rlprobe import stages
+from rlprobe.capture import determinism
+from rlprobe.capture.recorder import Recorder, StageScope
+from rlprobe.capture.session import Session
+from rlprobe.frameworks.verl import batch, control
+from rlprobe.selftest.declare import Site
+from rlprobe.selftest.plant import planted, reference_of
+
+_recorders: dict[str, Recorder] = {}
+#: The stage running in this process; None inside a call that is no stage.
+_running: list[StageScope | None] = []
+
+_STAGE_OF_METHOD = {
+    "compute_log_prob": stages.LOG_PROB,
+    "compute_ref_log_prob": stages.REFERENCE,
+    "update_actor": stages.ACTOR_UPDATE,
+}
+_STAGE_OF_CRITIC_METHOD = {
+    "infer_batch": stages.VALUES,
+    "train_mini_batch": stages.CRITIC_UPDATE,
+    "train_batch": stages.CRITIC_UPDATE,
+}
+
+
+def around_stage(
+    original: Callable[..., Any], self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Run a worker method as a stage if it is one and none is running."""
+    session = control.session()
+    if session is None or _running:
+        return original(self, *args, **kwargs)
+    data = kwargs.get("data", args[0] if args else None)
+    stage = _stage(self, original.__name__, data)
+    if stage is None:
+        return original(self, *args, **kwargs)
+    return _run(session, stage, self, data, lambda: original(self, *args, **kwargs))
+
+
+def _stage(worker: Any, method: str, data: Any) -> str | None:
+    # a LoRA actor is its own reference: the second log-prob call runs without the adapter. The
+    # flag must be read before the call, which takes it out of the batch.
+    if method == "compute_log_prob" and batch.flag(data, "no_lora_adapter", False):
+        return stages.REFERENCE
+    if method in _STAGE_OF_METHOD:
+        return _STAGE_OF_METHOD[method]
+    if getattr(getattr(worker, "config", None), "model_type", None) == "value_model":
+        return _STAGE_OF_CRITIC_METHOD.get(method)
+    return None
+
+
+def _run(
+    session: Session, stage: str, worker: Any, data: Any, call: Callable[[], Any]
+) -> Any:
+    adapterless = bool(batch.flag(data, "no_lora_adapter", False))
+    engine = _engine(worker, stage, adapterless)
+    role = "actor" if adapterless else stages.MODEL_ROLE[stage]
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    step, trainer_step = control.step()
+    optimizer = getattr(engine, "optimizer", None) if stage in stages.UPDATE_STAGES else None
+    site = Site(
+        role=role,
+        stage=stage,
+        step=step,
+        model=engine.module,
+        optimizer=optimizer,
+        batch=data,
+        rank=rank,
+        world_size=world_size,
+        config=getattr(worker, "config", None),
+        strength=session.fault_strength,
+    )
+    recorder = _recorder(session, role, rank, world_size, engine)
+    with (
+        planted(reference_of(session.fault), site),
+        recorder.stage(
+            stage,
+            step,
+            trainer_step,
+            engine.module,
+            optimizer=optimizer,
+            adapter=_adapter(engine, adapterless),
+        ) as scope,
+    ):
+        _running.append(scope)
+        try:
+            return call()
+        finally:
+            _running.pop()
+
+
+def _engine(worker: Any, stage: str, adapterless: bool) -> Any:
+    if not hasattr(worker, "actor"):
+        return worker.engine
+    part = worker.ref if stage == stages.REFERENCE and not adapterless else worker.actor
+    return part.engine
+
+
+def _adapter(engine: Any, adapterless: bool) -> bool | None:
+    """Whether a LoRA adapter is active; None for a model without one."""
+    chunks = engine.module if isinstance(engine.module, list) else [engine.module]
+    has_adapter = any("lora_" in name for m in chunks for name, _ in m.named_parameters())
+    return not adapterless if has_adapter else None
+
+
+def _recorder(
+    session: Session, role: str, rank: int, world_size: int, engine: Any
+) -> Recorder:
+    recorder = _recorders.get(role)
+    if recorder is None:
+        recorder = _recorders[role] = Recorder(
+            session,
+            role=role,
+            rank=rank,
+            world_size=world_size,
+            layout={
+                "backend": type(engine).__name__,
+                "dp": engine.get_data_parallel_size(),
+                "dp_rank": engine.get_data_parallel_rank(),
+            },
+        )
+    return recorder
+
+
+def around_reset(
+    original: Callable[..., Any], self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Seed before the model is built, then watch the engine's micro batches and updates."""
+    session = control.session()
+    if session is None:
+        return original(self, *args, **kwargs)
+    determinism.apply(session)
+    result = original(self, *args, **kwargs)
+    _watch(self.engine)
+    return result
+
+
+def _watch(engine: Any) -> None:
+    """Wrap this engine's methods as instance attributes: no class of verl's is touched."""
+    if getattr(engine, "_rlprobe_watched", False):
+        return
+    engine._rlprobe_watched = True
+    forward_step = engine.forward_step
+    train_batch = engine.train_batch
+    infer_batch = engine.infer_batch
+    optimizer_step = engine.optimizer_step
+
+    @functools.wraps(forward_step)
+    def watched_forward_step(*args: Any, **kwargs: Any) -> Any:
+        scope = _scope()
+        if scope is None:
+            return forward_step(*args, **kwargs)
+        micro_batch = kwargs.get("micro_batch", args[0] if args else None)
+        index = scope.next_micro_step()
+        stage = scope.stage
+        for name, value in batch.key_inputs(stage, micro_batch):
+            scope.key_data(name, value, index)
+        loss, output = forward_step(*args, **kwargs)
+        for name, value in batch.key_outputs(stage, output.get("model_output")):
+            scope.key_data(name, value, index)
+        if stage in stages.UPDATE_STAGES:
+            scope.loss("loss", loss)
+            for name, value in (output.get("metrics") or {}).items():
+                scope.loss(str(name), getattr(value, "value", value))
+        return loss, output
+
+    @functools.wraps(optimizer_step)
+    def watched_optimizer_step(*args: Any, **kwargs: Any) -> Any:
+        scope = _scope()
+        if scope is None:
+            return optimizer_step(*args, **kwargs)
+        scope.gradients("grad_reduced")
+        # verl clips inside this method; the optimizer's own pre-hook sees the clipped gradients
+        handle = engine.optimizer.register_step_pre_hook(
+            lambda *_: scope.gradients("grad_clipped")
+        )
+        try:
+            return optimizer_step(*args, **kwargs)
+        finally:
+            handle.remove()
+
+    def watched_batch(call: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(call)
+        def wrapper(data: Any, *args: Any, **kwargs: Any) -> Any:
+            scope = _scope()
+            if scope is not None:
+                scope.samples(batch.sample_digests(data))
+            return call(data, *args, **kwargs)
+
+        return wrapper
+
+    engine.forward_step = watched_forward_step
+    engine.optimizer_step = watched_optimizer_step
+    engine.train_batch = watched_batch(train_batch)
+    engine.infer_batch = watched_batch(infer_batch)
+
+
+def _scope() -> StageScope | None:
+    scope = _running[-1] if _running else None
+    return scope if scope is not None and scope.captured else None
