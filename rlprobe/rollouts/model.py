@@ -154,7 +154,7 @@ class Rollouts:
             raise ReplayError(f"steps count from 0; found {self.step}")
         for name, tensor in self.tensors.items():
             _check_name(name)
-            if isinstance(tensor, np.ndarray) and tensor.ndim == 0:
+            if not isinstance(tensor, Ragged) and np.ndim(tensor) == 0:
                 raise ReplayError(f"tensor {name!r} has no rows: it is a scalar")
             if len(tensor) != rows:
                 raise ReplayError(f"tensor {name!r} has {len(tensor)} rows, samples {rows}")
