@@ -1,8 +1,8 @@
 """Names in dump.json and debug.json, taken apart: module, operator, call and direction.
 
 Formats (msprobe 26.2): ``Module.{path}.{Class}.forward.{call}``, ``….backward.{call}``,
-``….parameters_grad[.{call}]``, ``{Kind}.{api}.{call}.forward`` and ``{name}.{call}.debug``; rlprobe's
-own debug names are ``{parameter}.{grad|grad_reduced|grad_clipped|change}.{call}.debug`` and
+``….parameters_grad[.{call}]``, ``{Kind}.{api}.{call}.forward`` and ``{name}.{call}.debug``; own
+debug names are ``{parameter}.{grad|grad_reduced|grad_clipped|change}.{call}.debug`` and
 ``loss.{part}.{call}.debug``. Everything is vectorised over the names of one file.
 """
 
@@ -89,14 +89,13 @@ def parse(names: pl.Series) -> pl.DataFrame:
         .when(form == "debug")
         .then(pl.lit("save.") + head.list.join("."))
         .otherwise(head.list.join(".")),
-        debug_slot=pl.when(is_parameter)
-        .then(pl.col("third"))
-        .when(is_loss)
-        .then(pl.lit("loss")),
+        debug_slot=pl.when(is_parameter).then(pl.col("third")).when(is_loss).then(pl.lit("loss")),
         debug_index=pl.when(is_loss).then(head.list.slice(1).list.join(".")),
         parameter=is_parameter,
     )
-    return _normalised(frame).select("module", "op", "call", "direction", "debug_slot", "debug_index")
+    return _normalised(frame).select(
+        "module", "op", "call", "direction", "debug_slot", "debug_index"
+    )
 
 
 def _normalised(frame: pl.DataFrame) -> pl.DataFrame:

@@ -16,14 +16,18 @@ import msgspec
 import polars as pl
 
 from rlprobe.errors import DumpError, StoreError
-from rlprobe.store import dumpjson
+from rlprobe.store import dumpjson, leafcolumns
 
 #: Columns of a record table, in this order.
 SCHEMA: dict[str, Any] = {
     "step": pl.Int32,
     "rank": pl.Int32,
     "order": pl.Int32,
-    **{key: kind for key, kind in dumpjson.LEAF_SCHEMA.items() if key not in ("data_name", "api")},
+    **{
+        key: kind
+        for key, kind in leafcolumns.LEAF_SCHEMA.items()
+        if key not in ("data_name", "api")
+    },
     "data": pl.String,
     "data_name": pl.String,
     "stack": pl.String,
