@@ -8,33 +8,55 @@ so that a machine without the framework can schedule and report.
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from rlprobe.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rlprobe.runs.spec import RunSpec
 
 #: Framework name -> package with ``launch.FRAMEWORK``.
 NAMES: tuple[str, ...] = ("verl",)
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where a run may write; absolute, and seen by every node of the run."""
+
+    #: This run's alone; gone once the run is committed.
+    scratch: Path
+    #: Builtin models and data, shared by every run of the store.
+    assets: Path
+
+    @property
+    def side(self) -> Path:
+        """Output that is not in the contract's tree."""
+        return self.scratch / "side"
+
+
 class Framework(Protocol):
     """What the host side of a run asks of a framework."""
 
-    name: str
-    #: Version of the generator of builtin models and data: part of the keys of runs that use them.
-    builtin_version: int
+    @property
+    def name(self) -> str:
+        """As an alignment's ``framework`` spells it."""
+
+    @property
+    def builtin_version(self) -> int:
+        """Version of the generators of builtin models and data; part of a run's identity."""
 
     def expected_stages(self, spec: RunSpec) -> tuple[str, ...]:
         """Canonical stages, in order, that a run of ``spec`` executes itself."""
 
-    def command(self, spec: RunSpec, scratch: Path) -> list[str]:
+    def prepare(self, spec: RunSpec, places: Places) -> list[list[str]]:
+        """Commands to run before the framework's, in the same image."""
+
+    def command(self, spec: RunSpec, places: Places) -> list[str]:
         """The framework's own command line, run inside the image."""
 
-    def environment(self, spec: RunSpec, scratch: Path) -> dict[str, str]:
+    def environment(self, spec: RunSpec, places: Places) -> dict[str, str]:
         """Environment of every process of the run, hooks switched on."""
 
 

@@ -11,15 +11,16 @@ import importlib
 import os
 import sys
 
-from rlprobe.capture.session import ENV, Session
+from rlprobe.capture.session import ENV
 from rlprobe.errors import RlprobeError
+from rlprobe.frameworks import switch
 
 
 def main() -> None:
-    """Activate the hooks of the framework that the session names."""
+    """Activate the hooks of the framework that the configuration is for."""
     try:
-        session = Session.load(os.environ[ENV])
-        importlib.import_module(f"rlprobe.frameworks.{session.framework}").activate()
+        found = switch.read(os.environ[ENV])
+        importlib.import_module(f"rlprobe.frameworks.{found.framework}").activate()
     except RlprobeError as error:
         # site.py would print a traceback and carry on; a clear line and an exit is what is wanted
         sys.stderr.write(f"rlprobe: error: {error}\n")

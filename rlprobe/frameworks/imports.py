@@ -53,4 +53,4 @@ def when_imported(name: str, callback: _Callback) -> None:
     if module is not None and not getattr(module.__spec__, "_initializing", False):
         callback(module)
     if _PostImportFinder not in sys.meta_path:
-        sys.meta_path.insert(0, _PostImportFinder)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _PostImportFinder)

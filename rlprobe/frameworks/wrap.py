@@ -17,9 +17,9 @@ Around = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], An
 def wrap_method(cls: type, name: str, around: Around) -> None:
     """Replace ``cls.name`` by a wrapper that keeps its attributes and signature.
 
-    Only a method that ``cls`` itself defines is wrapped, and only once. The wrapper finds ``around``
-    by import when it runs: a class defined in ``__main__`` is pickled by value, and everything it
-    closes over would travel with it.
+    Only a method that ``cls`` itself defines is wrapped, and only once. The wrapper finds
+    ``around`` by import when it runs: a class defined in ``__main__`` is pickled by value, and
+    everything it closes over would travel with it.
     """
     original = cls.__dict__.get(name)
     if original is None or getattr(original, _MARK, False):
@@ -37,25 +37,28 @@ def wrap_method(cls: type, name: str, around: Around) -> None:
     setattr(cls, name, wrapper)
 
 
-def wrap_family(cls: type, hooks: dict[str, Around], *, framework: str, optional: bool = False) -> None:
+def wrap_family(cls: type, hooks: dict[str, Around], *, framework: str) -> None:
     """Wrap ``hooks`` on ``cls`` and on every later subclass that overrides them.
 
     Raises:
-        HookError: ``cls`` lacks one of the methods (unless ``optional``).
+        HookError: ``cls`` lacks one of the methods.
     """
     missing = [name for name in hooks if not callable(getattr(cls, name, None))]
-    if missing and not optional:
+    if missing:
         raise HookError(
             f"{framework}: {cls.__module__}.{cls.__qualname__} has no method "
             f"{', '.join(missing)}; rlprobe cannot capture its stages in this version"
         )
     for name, around in hooks.items():
         wrap_method(cls, name, around)
-    inherited = cls.__init_subclass__.__func__  # type: ignore[attr-defined]
+    own = cls.__dict__.get("__init_subclass__")
 
-    def __init_subclass__(sub: type, **kwargs: Any) -> None:
-        inherited(sub, **kwargs)
+    def wrap_subclass(sub: type, **kwargs: Any) -> None:
+        if own is not None:
+            own.__get__(None, sub)(**kwargs)
+        else:
+            super(cls, sub).__init_subclass__(**kwargs)
         for name, around in hooks.items():
             wrap_method(sub, name, around)
 
-    cls.__init_subclass__ = classmethod(__init_subclass__)  # type: ignore[assignment]
+    cls.__init_subclass__ = classmethod(wrap_subclass)  # type: ignore[assignment,arg-type]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 _active = False
 
@@ -23,13 +24,13 @@ def activate() -> None:
     if _active:
         return
     _active = True
-    os.environ.setdefault(DRIVER_DIRECTORY, os.getcwd())
+    os.environ.setdefault(DRIVER_DIRECTORY, str(Path.cwd()))
     from rlprobe.frameworks.verl import hooks
 
     hooks.register()
 
 
-# verl only imports this package (VERL_USE_EXTERNAL_MODULES) or only loads the entry point's name, in
-# both cases while it is being imported itself; elsewhere an import registers nothing.
+# verl only imports this package (VERL_USE_EXTERNAL_MODULES) or only loads the entry point's name,
+# in both cases while it is being imported itself; elsewhere an import registers nothing.
 if "verl" in sys.modules:
     activate()

@@ -13,6 +13,7 @@ import os
 from typing import Any
 
 from rlprobe.capture.session import ENV, Session
+from rlprobe.frameworks import switch
 
 _NAMESPACE = b"rlprobe"
 _session: Session | None = None
@@ -41,15 +42,17 @@ def session() -> Session | None:
     """This run's session, or None when nothing is to be captured.
 
     Raises:
-        ConfigError: ``RLPROBE_CONFIG`` names a file that is missing or not a session.
+        ConfigError: ``RLPROBE_CONFIG`` names a file that cannot be read as a configuration.
     """
     global _session, _resolved
     if _resolved:
         return _session
     path = os.environ.get(ENV)
     if path:
-        _session, _resolved = Session.load(path), True
-        return _session
+        found = switch.read(path)
+        if found.session is not None:
+            _session, _resolved = found.session, True
+            return _session
     published = read("session")
     if published is not None:
         text = published["text"]

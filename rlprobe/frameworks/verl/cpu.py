@@ -8,7 +8,7 @@ rlprobe.frameworks.verl.cpu``). No file of verl is edited. What each part is for
 ``VERL_ENGINE_DEVICE=cuda``          the FSDP engine is registered for cuda and npu
 process group "cpu:gloo"             verl builds "cpu:gloo,cpu:gloo", which torch refuses
 ``Tensor.pin_memory``                CPU offload of the reference model pins memory
-``load_valuehead_model``             verl asks for flash attention in a critic whatever is configured
+``load_valuehead_model``             verl asks for flash attention in every critic
 ===================================  ==============================================================
 """
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlprobe.capture.session import Session
-from rlprobe.errors import HookError
+from rlprobe.capture.session import ENV, Session
+from rlprobe.frameworks import proof
 from rlprobe.frameworks.verl import DRIVER_DIRECTORY, control, hooks, plan
 
 _FIELD = "ascend_precision_collector"
@@ -45,14 +45,18 @@ def _collector_session(config: Any) -> Session | None:
 
     path = OmegaConf.select(config, _FIELD, default=None) if config is not None else None
     if path is None or str(path) in ("", "None", "null"):
+        # the collector's YAML may also be switched on without touching the command line
+        path = os.environ.get(ENV)
+    if not path:
         return None
-    directory = os.environ.get(DRIVER_DIRECTORY) or os.getcwd()
-    return collector.load(
-        Path(directory, os.path.expanduser(str(path))),
-        directory=Path(directory),
+    directory = Path(os.environ.get(DRIVER_DIRECTORY) or Path.cwd())
+    session: Session | None = collector.load(
+        directory / Path(str(path)).expanduser(),
+        directory=directory,
         framework="verl",
         available=plan.stages_of(OmegaConf.to_container(config, resolve=True)),
     )
+    return session
 
 
 def _write_configuration(session: Session, config: Any) -> None:
@@ -93,7 +97,7 @@ def _append_metrics(session: Session, data: dict[str, Any], trainer_step: int) -
     step = trainer_step - control.first_step()
     side = Path(session.side)
     side.mkdir(parents=True, exist_ok=True)
-    with open(side / "metrics.jsonl", "a", encoding="utf-8") as file:
+    with (side / "metrics.jsonl").open("a", encoding="utf-8") as file:
         line = {"step": step, "trainer_step": trainer_step, "metrics": metrics}
         file.write(json.dumps(line, sort_keys=True) + "\n")
 
@@ -109,11 +113,5 @@ def around_fit(
     result = original(self, *args, **kwargs)
     session = control.session()
     if session is not None:
-        missing = plan.uncaptured(session)
-        if missing:
-            raise HookError(
-                f"stage {', '.join(missing)} was expected in steps "
-                f"{session.capture.step_start}..{session.capture.step_end} but was not captured "
-                f"there; check that the algorithm runs it and that training reached these steps"
-            )
+        proof.require_captured(session)
     return result

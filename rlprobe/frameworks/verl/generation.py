@@ -12,8 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rlprobe import stages
 from rlprobe.capture.session import ReplayOptions, Session
 from rlprobe.errors import ReplayError
+from rlprobe.frameworks import progress
 from rlprobe.frameworks.verl import control, engines, rollouts
 from rlprobe.rollouts import Rollouts, hdf5, vendor
 from rlprobe.rollouts.order import ReplayOrder
@@ -39,7 +41,7 @@ def around_generate(
     session = control.session()
     if session is None:
         return original(self, *args, **kwargs)
-    prompts = kwargs.get("prompts", args[0] if args else None)
+    prompts: Any = kwargs.get("prompts", args[0] if args else None)
     validating = bool(prompts.meta_info.get("validate", False))
     if session.replay is not None and not validating:
         return _replay(session, session.replay, self, prompts)
@@ -48,6 +50,8 @@ def around_generate(
             "validation asked for generation, but a replay has no inference engine; set "
             "trainer.val_before_train=false and trainer.test_freq=-1"
         )
+    step, trainer_step = control.step()
+    progress.report(session, stages.GENERATE, step, trainer_step)
     output = original(self, *args, **kwargs)
     if validating or not _records(session):
         return output
@@ -84,6 +88,7 @@ def _record(session: Session, manager: Any, prompts: Any, output: Any) -> None:
     directory = Path(session.side, "rollouts")
     directory.mkdir(parents=True, exist_ok=True)
     hdf5.write(directory / f"step{step}.h5", recorded)
+    progress.report(session, stages.GENERATE, step, trainer_step, 0.0)
 
 
 @functools.cache

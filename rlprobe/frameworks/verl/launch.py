@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from rlprobe import stages
 from rlprobe.errors import ConfigError
+from rlprobe.frameworks import Places
 from rlprobe.frameworks.verl import assets, engines, plan
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class VerlFramework:
             return tuple(stage for stage in found if stage != stages.GENERATE)
         return found
 
-    def command(self, spec: RunSpec, scratch: Path) -> list[str]:
+    def command(self, spec: RunSpec, places: Places) -> list[str]:
         """``python -m verl.trainer.main_ppo`` with every override this run needs.
 
         Later overrides win: verl's defaults for an alignment, the user's, and last what a run
@@ -42,7 +43,7 @@ class VerlFramework:
         """
         # Hydra refuses a repeated "+key", so a key set twice keeps its last value only
         merged: dict[str, str] = {}
-        for override in [*_base(spec), *spec.overrides, *_enforced(spec, scratch)]:
+        for override in [*_base(spec), *spec.overrides, *_enforced(spec, places)]:
             key, separator, _ = override.partition("=")
             if not separator and not override.startswith("~"):
                 raise ConfigError(
@@ -53,7 +54,7 @@ class VerlFramework:
             merged[plain] = override
         return ["python", "-m", "verl.trainer.main_ppo", *merged.values()]
 
-    def environment(self, spec: RunSpec, scratch: Path) -> dict[str, str]:
+    def environment(self, spec: RunSpec, places: Places) -> dict[str, str]:
         """Hooks on in every verl process; offline; Ray apart from any other on the machine."""
         modules = [_HOOKS]
         env = {
@@ -80,31 +81,31 @@ class VerlFramework:
         env["VERL_USE_EXTERNAL_MODULES"] = ",".join(modules)
         return env
 
-    def prepare(self, spec: RunSpec, scratch: Path) -> list[list[str]]:
+    def prepare(self, spec: RunSpec, places: Places) -> list[list[str]]:
         """Commands to run before training, in the same image: builtin models and data."""
         wanted = [*spec.model.paths().values(), *spec.data.train_files]
         wanted += list(spec.data.val_files or ())
-        names = [path for path in wanted if path.startswith(assets.BUILTIN)]
+        names = [
+            path
+            for path in wanted
+            if path.startswith(assets.BUILTIN) and not assets.path_of(path, places.assets).exists()
+        ]
         if not names:
             return []
-        return [["python", "-m", "rlprobe.frameworks.verl.assets", str(_assets(scratch)), *names]]
+        return [["python", "-m", "rlprobe.frameworks.verl.assets", str(places.assets), *names]]
 
 
 FRAMEWORK = VerlFramework()
 
 
-def _assets(scratch: Path) -> Path:
-    return scratch / "assets"
-
-
-def _path(value: str, scratch: Path) -> str:
+def _path(value: str, places: Places) -> str:
     if value.startswith(assets.BUILTIN):
-        return str(assets.path_of(value, _assets(scratch)))
+        return str(assets.path_of(value, places.assets))
     return str(Path(value).expanduser().absolute())
 
 
-def _files(values: tuple[str, ...], scratch: Path) -> str:
-    return "[" + ",".join(_path(value, scratch) for value in values) + "]"
+def _files(values: tuple[str, ...], places: Places) -> str:
+    return "[" + ",".join(_path(value, places) for value in values) + "]"
 
 
 def _engine_name(spec: RunSpec) -> str:
@@ -120,7 +121,7 @@ def _base(spec: RunSpec) -> list[str]:
         "trainer.logger=[console]",
         "trainer.total_epochs=1000000",
         "trainer.project_name=rlprobe",
-        f"trainer.experiment_name={spec.role}",
+        "trainer.experiment_name=alignment",
         "data.dataloader_num_workers=0",
         f"data.seed={spec.seed}",
         f"actor_rollout_ref.rollout.seed={spec.seed}",
@@ -134,7 +135,7 @@ def _base(spec: RunSpec) -> list[str]:
 
 def _cpu(spec: RunSpec) -> list[str]:
     """What verl needs to train on a CPU (see ``cpu.py``)."""
-    overrides = [
+    return [
         "trainer.device=cpu",
         "+ray_kwargs.ray_init.num_cpus=12",
         f"+ray_kwargs.ray_init.num_gpus={spec.world_size}",
@@ -160,10 +161,9 @@ def _cpu(spec: RunSpec) -> list[str]:
         "reward.num_workers=1",
         f"reward.reward_model.rollout.name={engines.CPU}",
     ]
-    return overrides
 
 
-def _enforced(spec: RunSpec, scratch: Path) -> list[str]:
+def _enforced(spec: RunSpec, places: Places) -> list[str]:
     """What a run cannot do without."""
     nodes = spec.resources.nodes
     if spec.world_size % nodes:
@@ -178,20 +178,20 @@ def _enforced(spec: RunSpec, scratch: Path) -> list[str]:
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
         "trainer.resume_mode=disable",
-        f"trainer.default_local_dir={scratch}/checkpoints",
-        f"hydra.run.dir={scratch}/side/hydra",
-        f"actor_rollout_ref.model.path={_path(spec.model.path, scratch)}",
-        f"data.train_files={_files(spec.data.train_files, scratch)}",
-        f"data.val_files={_files(spec.data.val_files or spec.data.train_files, scratch)}",
+        f"trainer.default_local_dir={places.scratch}/checkpoints",
+        f"hydra.run.dir={places.side}/hydra",
+        f"actor_rollout_ref.model.path={_path(spec.model.path, places)}",
+        f"data.train_files={_files(spec.data.train_files, places)}",
+        f"data.val_files={_files(spec.data.val_files or spec.data.train_files, places)}",
         *_precision(spec),
     ]
     if spec.model.critic_path is not None:
-        overrides.append(f"critic.model.path={_path(spec.model.critic_path, scratch)}")
+        overrides.append(f"critic.model.path={_path(spec.model.critic_path, places)}")
     if spec.model.reference_path is not None:
         overrides.append(
-            f"+actor_rollout_ref.ref.model.path={_path(spec.model.reference_path, scratch)}"
+            f"+actor_rollout_ref.ref.model.path={_path(spec.model.reference_path, places)}"
         )
-    overrides += _reward(spec, scratch)
+    overrides += _reward(spec, places)
     if spec.replay_of is not None:
         overrides += [
             f"actor_rollout_ref.rollout.name={engines.REPLAY}",
@@ -200,10 +200,10 @@ def _enforced(spec: RunSpec, scratch: Path) -> list[str]:
     return overrides
 
 
-def _reward(spec: RunSpec, scratch: Path) -> list[str]:
+def _reward(spec: RunSpec, places: Places) -> list[str]:
     if spec.data.reward_function is not None:
         file, _, name = spec.data.reward_function.rpartition(":")
-        path = _path(file, scratch)
+        path = _path(file, places)
     elif spec.data.train_files[0].startswith(assets.BUILTIN):
         path, name = str(Path(assets.__file__).with_name("builtin_reward.py")), "compute_score"
     else:

@@ -1,14 +1,11 @@
-"""Which stages a verl configuration runs, and which of them a run really captured."""
+"""Which stages a verl configuration runs."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rlprobe import stages
-from rlprobe.capture.session import Session
 
 
 def stages_of(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -63,27 +60,3 @@ def from_overrides(overrides: list[str]) -> dict[str, Any]:
         except yaml.YAMLError:
             node[leaf] = text
     return root
-
-
-def uncaptured(session: Session) -> list[str]:
-    """Expected stages without a record, each with the steps where it is missing.
-
-    Reads ``parts/captured``, which every captured stage leaves when it completes.
-    """
-    seen: set[tuple[str, int]] = set()
-    for path in sorted(Path(session.side, "parts", "captured").glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            if record["records"] > 0:
-                seen.add((record["stage"], int(record["step"])))
-    options = session.capture
-    missing = []
-    for stage in session.expected_stages:
-        steps = [
-            step
-            for step in range(options.step_start, options.step_end + 1)
-            if (stage, step) not in seen
-        ]
-        if steps:
-            missing.append(f"{stage} (step {', '.join(map(str, steps))})")
-    return missing

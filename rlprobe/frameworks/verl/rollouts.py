@@ -79,7 +79,10 @@ def from_batch(
 
 
 def _plain(value: Any) -> Any:
-    return json.loads(json.dumps(value, default=lambda v: v.tolist() if hasattr(v, "tolist") else str(v)))
+    def convert(item: Any) -> Any:
+        return item.tolist() if hasattr(item, "tolist") else str(item)
+
+    return json.loads(json.dumps(value, default=convert))
 
 
 def _sampling(config: Any) -> dict[str, Any]:
@@ -95,19 +98,13 @@ def _sampling(config: Any) -> dict[str, Any]:
 
 def _to_numpy(value: torch.Tensor) -> tuple[np.ndarray | Ragged, str | None]:
     value = value.detach().cpu()
-    carrier = None
-    if value.dtype in _TORCH_CARRIERS:
-        carrier, bits = _TORCH_CARRIERS[value.dtype]
-        value = value.view(bits) if not value.is_nested else value
+    carrier, bits = _TORCH_CARRIERS.get(value.dtype, (None, value.dtype))
     if value.is_nested:
-        rows = [row.view(_TORCH_CARRIERS[row.dtype][1]) if carrier else row for row in value.unbind()]
-        return Ragged.from_rows([row.numpy() for row in rows]), carrier
-    return value.contiguous().numpy(), carrier
+        return Ragged.from_rows([row.view(bits).numpy() for row in value.unbind()]), carrier
+    return value.contiguous().view(bits).numpy(), carrier
 
 
-def _samples(
-    step: int, prompts: list[str], output: DataProto, tokenizer: Any
-) -> list[Sample]:
+def _samples(step: int, prompts: list[str], output: DataProto, tokenizer: Any) -> list[Sample]:
     batch = output.batch
     width = batch["prompts"].shape[1]
     mask = batch["attention_mask"].bool()

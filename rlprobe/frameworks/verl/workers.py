@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from rlprobe import stages
 from rlprobe.capture import determinism
 from rlprobe.capture.recorder import Recorder, StageScope
 from rlprobe.capture.session import Session
+from rlprobe.frameworks import progress
 from rlprobe.frameworks.verl import batch, control
 from rlprobe.selftest.declare import Site
 from rlprobe.selftest.plant import planted, reference_of
@@ -62,9 +64,7 @@ def _stage(worker: Any, method: str, data: Any) -> str | None:
     return None
 
 
-def _run(
-    session: Session, stage: str, worker: Any, data: Any, call: Callable[[], Any]
-) -> Any:
+def _run(session: Session, stage: str, worker: Any, data: Any, call: Callable[[], Any]) -> Any:
     adapterless = bool(batch.flag(data, "no_lora_adapter", False))
     engine = _engine(worker, stage, adapterless)
     role = "actor" if adapterless else stages.MODEL_ROLE[stage]
@@ -96,10 +96,15 @@ def _run(
         ) as scope,
     ):
         _running.append(scope)
+        began = time.monotonic()
+        if rank == 0:
+            progress.report(session, stage, step, trainer_step)
         try:
             return call()
         finally:
             _running.pop()
+            if rank == 0:
+                progress.report(session, stage, step, trainer_step, time.monotonic() - began)
 
 
 def _engine(worker: Any, stage: str, adapterless: bool) -> Any:
@@ -116,9 +121,7 @@ def _adapter(engine: Any, adapterless: bool) -> bool | None:
     return not adapterless if has_adapter else None
 
 
-def _recorder(
-    session: Session, role: str, rank: int, world_size: int, engine: Any
-) -> Recorder:
+def _recorder(session: Session, role: str, rank: int, world_size: int, engine: Any) -> Recorder:
     recorder = _recorders.get(role)
     if recorder is None:
         recorder = _recorders[role] = Recorder(
@@ -184,9 +187,7 @@ def _watch(engine: Any) -> None:
             return optimizer_step(*args, **kwargs)
         scope.gradients("grad_reduced")
         # verl clips inside this method; the optimizer's own pre-hook sees the clipped gradients
-        handle = engine.optimizer.register_step_pre_hook(
-            lambda *_: scope.gradients("grad_clipped")
-        )
+        handle = engine.optimizer.register_step_pre_hook(lambda *_: scope.gradients("grad_clipped"))
         try:
             return optimizer_step(*args, **kwargs)
         finally:

@@ -1,0 +1,48 @@
+"""``rlprobe run``: one role of an alignment, from start to commit."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rlprobe.cli.common import write_json
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "run",
+        help="run one role of an alignment and commit it to the store",
+        description="Run one role of an alignment: enter its image, start the framework with the "
+        "hooks on, wait, check that every expected stage was captured, and commit. A run that the "
+        "store holds already is not started again.",
+    )
+    parser.add_argument("--config", type=Path, required=True, help="the alignment's YAML file")
+    parser.add_argument(
+        "--role",
+        required=True,
+        choices=("benchmark", "target", "repeat", "repeat_target", "high_precision"),
+    )
+    parser.add_argument("--store", type=Path, help="instead of the store the file names")
+    parser.add_argument("--log", type=Path, help="the framework's output (default: in the store)")
+
+
+def run(args: argparse.Namespace) -> int:
+    from rlprobe.config import load
+    from rlprobe.errors import ConfigError
+    from rlprobe.runs.launch import launch
+    from rlprobe.runs.plan import plan
+
+    alignment = load(args.config)
+    runs = plan(alignment)
+    if args.role not in runs:
+        raise ConfigError(
+            f"{args.config} has no run for role {args.role}; it has: {', '.join(runs)} "
+            "(controls are switched on in its controls section)"
+        )
+    spec = runs[args.role]
+    manifest = launch(spec, args.store or Path(alignment.store), args.log)
+    if args.json:
+        write_json(args.json, {"role": spec.role, "key": spec.key, "manifest": str(manifest)})
+    print(spec.key)
+    return 0

@@ -1,0 +1,74 @@
+"""What a finished run must have left behind, whichever framework ran it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rlprobe.capture.session import Session
+from rlprobe.errors import HookError, ReplayError
+from rlprobe.rollouts import hdf5
+
+
+def require_captured(session: Session) -> None:
+    """Every expected stage left records in every captured step.
+
+    Raises:
+        HookError: names each stage and the steps where it is missing.
+    """
+    seen = {
+        (record["stage"], int(record["step"]))
+        for record in _parts(session, "captured")
+        if record["records"] > 0
+    }
+    options = session.capture
+    missing = []
+    for stage in session.expected_stages:
+        steps = [
+            step
+            for step in range(options.step_start, options.step_end + 1)
+            if (stage, step) not in seen
+        ]
+        if steps:
+            missing.append(f"{stage} (step {', '.join(map(str, steps))})")
+    if missing:
+        raise HookError(
+            f"expected stages were not captured: {'; '.join(missing)}. Check that the algorithm "
+            "runs them, that training reached these steps, and that nothing else took the hooks out"
+        )
+
+
+def require_replayed(session: Session, recorded: Path) -> None:
+    """Every captured step trained on exactly the samples recorded for it.
+
+    Args:
+        session: the session of a replay without a replay order of its own.
+        recorded: directory of the ``step{N}.h5`` files that were to be replayed.
+
+    Raises:
+        ReplayError: no sample digest was left, or samples were trained on that were not recorded.
+    """
+    files = hdf5.steps(recorded)
+    trained: dict[int, set[str]] = {}
+    for record in _parts(session, "samples"):
+        trained.setdefault(int(record["step"]), set()).update(record["samples"])
+    options = session.capture
+    for step in range(options.step_start, options.step_end + 1):
+        found = trained.get(step, set())
+        wanted = {sample.sample_digest for sample in hdf5.read(files[step]).samples}
+        if not found:
+            raise ReplayError(f"step {step}: no process recorded the samples it trained on")
+        if found != wanted:
+            raise ReplayError(
+                f"step {step}: {len(found - wanted)} of {len(found)} samples trained on are not "
+                f"among the {len(wanted)} recorded, and {len(wanted - found)} recorded ones were "
+                "not trained on: the replay did not replace generation as it should"
+            )
+
+
+def _parts(session: Session, kind: str) -> Iterator[dict[str, Any]]:
+    for path in sorted(Path(session.side, "parts", kind).glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            yield json.loads(line)

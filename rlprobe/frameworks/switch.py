@@ -1,0 +1,74 @@
+"""What ``RLPROBE_CONFIG`` names: a session, the vendor's collector YAML, or msprobe's config.json.
+
+Standard library only for the first and the last, because it is read at interpreter start.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlprobe.capture.session import ENV, Session
+from rlprobe.errors import ConfigError
+
+_LIMIT = 4 << 20
+
+
+@dataclass(frozen=True)
+class Switch:
+    """What was found at the path, and the framework whose hooks it needs."""
+
+    path: Path
+    #: session, collector (``precision_collector.yaml``) or msprobe (``config.json``, for slime).
+    kind: str
+    framework: str
+    session: Session | None = None
+
+
+def read(path: str | Path) -> Switch:
+    """Tell what the file at ``path`` is.
+
+    Raises:
+        ConfigError: the file is missing, too large, or none of the three.
+    """
+    path = Path(path).expanduser()
+    try:
+        if path.stat().st_size > _LIMIT:
+            raise ConfigError(f"{ENV} names {path}, which is too large for a configuration file")
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{ENV} names {path}: {error}") from error
+    if text.lstrip().startswith("{"):
+        return _json(path, text)
+    import yaml
+
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{ENV} names {path}, which is not YAML: {error}") from error
+    if isinstance(raw, dict) and "precision_collector" in raw:
+        return Switch(path, "collector", "verl")
+    raise _unknown(path)
+
+
+def _json(path: Path, text: str) -> Switch:
+    try:
+        raw = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{ENV} names {path}, which is not JSON: {error}") from error
+    if "role" in raw and "dump" in raw:
+        session = Session.from_json(text, str(path))
+        return Switch(path, "session", session.framework, session)
+    if "precision_collector" in raw:
+        return Switch(path, "collector", "verl")
+    if "dump_path" in raw:
+        return Switch(path, "msprobe", "slime")
+    raise _unknown(path)
+
+
+def _unknown(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{ENV} names {path}, which is neither a session that rlprobe wrote, nor a YAML file with "
+        f"the key precision_collector, nor msprobe's config.json (with dump_path)"
+    )

@@ -1,0 +1,215 @@
+"""One run from start to commit, on the host of the allocation, without torch or a framework."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlprobe import frameworks, stages
+from rlprobe.capture import determinism
+from rlprobe.capture.session import ENV, CaptureOptions, ReplayOptions, Session
+from rlprobe.errors import RunError, StoreError
+from rlprobe.frameworks import proof
+from rlprobe.runs import process, script
+from rlprobe.runs.follow import Progress
+from rlprobe.runs.spec import BENCHMARK, RunSpec
+from rlprobe.store.commit import commit
+
+_log = logging.getLogger("rlprobe")
+_TAIL_LINES = 25
+
+
+def launch(spec: RunSpec, store: Path, log: Path | None = None) -> Path:
+    """Run ``spec`` and commit it, unless the store holds it already.
+
+    Args:
+        spec: the run as declared.
+        store: the store's directory, on storage that every node of the run sees.
+        log: the framework's output; by default ``{store}/logs/{role}-{key}.log``.
+
+    Returns:
+        The run's manifest.
+
+    Raises:
+        RunError: the framework failed, or left out what was expected of it.
+        StoreError: a run it depends on is not in the store, or an imported one is missing.
+    """
+    store = store.absolute()
+    manifest = store / "runs" / spec.key / "manifest.json"
+    if spec.imported is not None and not manifest.exists():
+        raise StoreError(
+            f"{spec.role}: run {spec.key} is to be taken from {store}, but it is not there; import "
+            "it with `rlprobe store import FILE`"
+        )
+    with _only_one(store, spec.key):
+        if manifest.exists():
+            _log.info("%s: already in the store as %s", spec.role, spec.key[:12])
+            return manifest
+        log = (log or store / "logs" / f"{spec.role}-{spec.key[:12]}.log").absolute()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with _scratch(store, spec) as scratch:
+            _execute(spec, store, scratch, log)
+            commit(scratch, store, spec.key, spec.declared())
+    _log.info("%s: committed as %s", spec.role, spec.key[:12])
+    return manifest
+
+
+@contextlib.contextmanager
+def _only_one(store: Path, key: str) -> Iterator[None]:
+    """Two alignments may share a run: the second waits for the first and then finds it done."""
+    locks = store / "locks"
+    locks.mkdir(parents=True, exist_ok=True)
+    with (locks / f"{key}.lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.info("waiting: another process is making run %s", key[:12])
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _scratch(store: Path, spec: RunSpec) -> Iterator[Path]:
+    """A directory for the run's output, gone afterwards; what a killed run left goes first."""
+    parent = store / "scratch"
+    parent.mkdir(parents=True, exist_ok=True)
+    for left in parent.glob(f"{spec.key[:16]}-*"):
+        shutil.rmtree(left)
+    path = parent / f"{spec.key[:16]}-{os.environ.get('SLURM_JOB_ID') or os.getpid()}"
+    (path / "dump").mkdir(parents=True)
+    (path / "side").mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def session_of(spec: RunSpec, store: Path, scratch: Path) -> Session:
+    """What every process of the run is told."""
+    capture = spec.capture
+    generates = stages.GENERATE in spec.stages
+    replay = None
+    if spec.replay_of is not None:
+        replay = ReplayOptions(path=str(store / "runs" / spec.replay_of / "rollouts"))
+    return Session(
+        role=spec.role,
+        framework=spec.framework,
+        dump=str(scratch / "dump"),
+        side=str(scratch / "side"),
+        capture=CaptureOptions(
+            engine=capture.engine,
+            stages=spec.stages,
+            ranks=capture.ranks,
+            step_start=spec.steps.start,
+            step_end=spec.steps.end,
+            level=capture.level,
+            task=capture.task,
+            summary_mode=capture.summary_mode,
+            sketch=capture.sketch,
+            token_sketch=capture.token_sketch,
+            key_data=capture.key_data,
+            configurations=capture.configurations,
+            memory=capture.memory,
+            token_range=capture.token_range if generates else None,
+        ),
+        replay=replay,
+        collect_rollouts=spec.role == BENCHMARK,
+        recompute_rewards=spec.recompute_rewards,
+        deterministic=spec.deterministic,
+        seed=spec.seed,
+        device=spec.device,
+        fault=_absolute_fault(spec.fault),
+        expected_stages=spec.stages,
+    )
+
+
+def _absolute_fault(fault: str | None) -> str | None:
+    if fault is None:
+        return None
+    file, _, name = fault.rpartition(":")
+    return f"{Path(file).expanduser().absolute()}:{name}"
+
+
+def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path) -> None:
+    framework = frameworks.get(spec.framework)
+    places = frameworks.Places(scratch=scratch, assets=store / "assets")
+    session = session_of(spec, store, scratch)
+    if session.replay is not None and not Path(session.replay.path).is_dir():
+        raise StoreError(
+            f"{spec.role} replays run {spec.replay_of}, which is not in {store}; run the "
+            "benchmark first (`rlprobe run --role benchmark`) or import it"
+        )
+    (scratch / "session.json").write_text(session.to_json(), encoding="utf-8")
+    ray_directory = Path(tempfile.mkdtemp(prefix="rlp-", dir=_short_temporary()))
+    environment = {
+        **(determinism.environment(spec.device) if spec.deterministic else {}),
+        **framework.environment(spec, places),
+        **spec.environment,
+        ENV: str(scratch / "session.json"),
+        "RAY_TMPDIR": str(ray_directory),
+    }
+    commands = [*framework.prepare(spec, places), framework.command(spec, places)]
+    path = scratch / "run.sh"
+    inside = spec.container.runtime != "none"
+    path.write_text(
+        script.render(str(path), environment, commands, inside_image=inside), encoding="utf-8"
+    )
+    _log.info("%s: %s on %s, log %s", spec.role, spec.framework, spec.device, log)
+    progress = Progress(spec.role, scratch / "side", spec.steps.total)
+    started = time.time()
+    try:
+        status = process.run(
+            _enter(spec, path, scratch, environment), run_id=scratch.name, log=log, watch=progress
+        )
+    finally:
+        shutil.rmtree(ray_directory, ignore_errors=True)
+    if status != 0:
+        raise RunError(_failure(spec, status, log, progress))
+    proof.require_captured(session)
+    if session.replay is not None:
+        proof.require_replayed(session, Path(session.replay.path))
+    record = {
+        "role": spec.role,
+        "started": started,
+        "ended": time.time(),
+        "command": commands[-1],
+        "environment": environment,
+    }
+    (scratch / "side" / "run.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+
+def _enter(spec: RunSpec, path: Path, scratch: Path, environment: dict[str, str]) -> list[str]:
+    return ["bash", str(path)]
+
+
+def _short_temporary() -> str:
+    """Ray puts Unix sockets below its directory, whose paths may not exceed 107 bytes."""
+    directory = tempfile.gettempdir()
+    return directory if len(directory) < 30 else "/tmp"
+
+
+_OWN_ERROR = re.compile(r"rlprobe\.errors\.\w+: (.+)|^rlprobe: error: (.+)")
+
+
+def _failure(spec: RunSpec, status: int, log: Path, progress: Progress) -> str:
+    """What went wrong: rlprobe's own message where there is one, else the end of the log."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    for line in reversed(lines):
+        own = _OWN_ERROR.search(line)
+        if own:
+            return f"{spec.role}: {own.group(1) or own.group(2)}\n(log: {log})"
+    tail = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
+    how = f"exit status {status}" if status > 0 else f"signal {-status}"
+    return (
+        f"{spec.role}: {spec.framework} ended with {how} {progress.last}; the log is {log} and "
+        f"ends with\n{tail}"
+    )

@@ -1,0 +1,114 @@
+"""Start a framework's command, watch it, and leave none of its processes behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+#: Marks every process of one run, whatever it was forked from; Ray's daemons inherit it.
+MARK = "RLPROBE_RUN_ID"
+
+_PR_SET_PDEATHSIG = 1
+_GRACE_S = 10.0
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    run_id: str,
+    log: Path,
+    watch: Callable[[], None],
+    interval_s: float = 0.5,
+) -> int:
+    """Run ``argv`` with its output in ``log``, calling ``watch`` while it runs.
+
+    The child leads a process group of its own and is told to end when this process dies, however
+    it dies. Afterwards every process that carries this run's mark is ended, so that a cancelled or
+    crashed run leaves no Ray daemon.
+
+    Returns:
+        The child's exit status, negative for a signal.
+    """
+    environment = {**os.environ, MARK: run_id}
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+        with _forwarding_signals(child):
+            try:
+                while child.poll() is None:
+                    watch()
+                    time.sleep(interval_s)
+                watch()
+            finally:
+                end_marked(run_id)
+                child.wait()
+    return child.returncode
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _forwarding_signals(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """SIGTERM and SIGINT end the child and then this command, with the usual exit status."""
+
+    def end(number: int, frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGTERM)
+        sys.exit(128 + number)
+
+    previous = {s: signal.signal(s, end) for s in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def end_marked(run_id: str) -> None:
+    """End every process of this run on this machine: SIGTERM, then SIGKILL."""
+    deadline = time.monotonic() + _GRACE_S
+    number = signal.SIGTERM
+    while True:
+        found = [pid for pid in _marked(run_id) if pid != os.getpid()]
+        if not found:
+            return
+        if time.monotonic() > deadline:
+            number = signal.SIGKILL
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+        if number == signal.SIGKILL and time.monotonic() > deadline + _GRACE_S:
+            return
+        time.sleep(0.2)
+
+
+def _marked(run_id: str) -> list[int]:
+    wanted = f"{MARK}={run_id}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue  # it ended in between, or is another user's
+        if wanted in environment.split(b"\0") and state != "Z":
+            found.append(int(entry.name))
+    return found
