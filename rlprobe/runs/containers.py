@@ -284,7 +284,7 @@ def _distinct(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
     """The paths to bind, absolute under their own names, without those that lie in another."""
     found: list[Path] = []
     for path in paths:
-        absolute = Path.cwd() / Path(path).expanduser()
+        absolute = Path(os.path.normpath(Path.cwd() / Path(path).expanduser()))
         if not absolute.exists():
             raise ConfigError(
                 f"{absolute} does not exist on {os.uname().nodename}; a container can only be "

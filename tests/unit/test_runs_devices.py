@@ -40,10 +40,15 @@ def test_devices_come_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert devices.device_nodes("cpu", tmp_path) == []
 
 
-def visible(kind: str = "npu", environ: dict[str, str] | None = None, **given: object) -> object:
+def visible(
+    kind: str = "npu",
+    environ: dict[str, str] | None = None,
+    requested: int | None = None,
+    allocated: str | None = None,
+) -> str | None:
     return devices.visible_devices(
-        kind, environ or {}, **{"requested": None, "present": 8, **given}
-    )  # type: ignore[arg-type]
+        kind, environ or {}, requested=requested, present=8, allocated=allocated
+    )
 
 
 def test_a_whole_node_leaves_every_device_visible() -> None:
