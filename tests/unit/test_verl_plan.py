@@ -1,0 +1,145 @@
+"""Which stages does a verl configuration run, and what command line does a run get?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlprobe import frameworks, stages
+from rlprobe.config import Alignment
+from rlprobe.errors import ConfigError
+from rlprobe.frameworks import Places
+from rlprobe.frameworks.verl import plan
+from rlprobe.runs.plan import plan as plan_runs
+from rlprobe.runs.spec import RunSpec
+
+PPO = (
+    stages.GENERATE,
+    stages.LOG_PROB,
+    stages.VALUES,
+    stages.CRITIC_UPDATE,
+    stages.ACTOR_UPDATE,
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], PPO),
+        (["algorithm.adv_estimator=grpo"], (stages.GENERATE, stages.LOG_PROB, stages.ACTOR_UPDATE)),
+        (
+            ["algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_kl_loss=true"],
+            (stages.GENERATE, stages.REFERENCE, stages.LOG_PROB, stages.ACTOR_UPDATE),
+        ),
+        (["algorithm.use_kl_in_reward=True"], (stages.GENERATE, stages.REFERENCE, *PPO[1:])),
+        (["algorithm.adv_estimator=grpo", "critic.enable=true"], PPO),
+        (["critic.enable=false"], (stages.GENERATE, stages.LOG_PROB, stages.ACTOR_UPDATE)),
+        (
+            ["critic.enable=false", "+algorithm.rollout_correction.bypass_mode=true"],
+            (stages.GENERATE, stages.ACTOR_UPDATE),
+        ),
+    ],
+)
+def test_stages_follow_the_algorithm(overrides: list[str], expected: tuple[str, ...]) -> None:
+    assert plan.stages_of(plan.from_overrides(overrides)) == expected
+
+
+def test_the_last_override_of_a_key_counts() -> None:
+    config = plan.from_overrides(["a.b=1", "+a.b=2", "a.c=[x,y]", "~d", "e.f='text'"])
+    assert config == {"a": {"b": 2, "c": ["x", "y"]}, "e": {"f": "text"}}
+
+
+def _specs(**changes: Any) -> dict[str, RunSpec]:
+    raw: dict[str, Any] = {
+        "name": "t",
+        "framework": "verl",
+        "framework_version": "0.9.1",
+        "model": {"path": "builtin:tiny-qwen2", "critic_path": "builtin:tiny-qwen2-critic"},
+        "data": {"train_files": "builtin:arithmetic"},
+        "overrides": ["algorithm.adv_estimator=gae"],
+        **changes,
+    }
+    return plan_runs(Alignment.model_validate_json(json.dumps(raw)), {})
+
+
+def _command(spec: RunSpec) -> dict[str, str]:
+    words = frameworks.get("verl").command(spec, Places(Path("/s/scratch/x"), Path("/s/assets")))
+    assert words[:3] == ["python", "-m", "verl.trainer.main_ppo"]
+    pairs = [word.lstrip("+").partition("=")[::2] for word in words[3:]]
+    names = [name for name, _ in pairs]
+    assert len(names) == len(set(names)), "Hydra refuses a key given twice"
+    return dict(pairs)
+
+
+def test_only_the_benchmark_generates() -> None:
+    specs = _specs()
+    assert stages.GENERATE in specs["benchmark"].stages
+    for role in ("target", "repeat"):
+        assert specs[role].stages == PPO[1:]
+    assert _command(specs["benchmark"])["actor_rollout_ref.rollout.name"] != "rlprobe_replay"
+    assert _command(specs["target"])["actor_rollout_ref.rollout.name"] == "rlprobe_replay"
+
+
+def test_generation_layers_are_not_expected_of_an_engine_whose_layers_are_not_captured() -> None:
+    specs = _specs(
+        benchmark={
+            "device": "cuda",
+            "overrides": ["actor_rollout_ref.rollout.name=vllm"],
+        }
+    )
+    assert stages.GENERATE not in specs["benchmark"].stages
+
+
+def test_users_overrides_win_over_defaults_but_not_over_what_a_run_needs() -> None:
+    specs = _specs(
+        overrides=[
+            "algorithm.adv_estimator=gae",
+            "trainer.use_v1=true",
+            "trainer.total_training_steps=99",
+        ],
+        steps={"total": 2, "start": 0, "end": 1},
+    )
+    command = _command(specs["benchmark"])
+    assert command["trainer.use_v1"] == "true"
+    assert command["trainer.total_training_steps"] == "2"
+
+
+def test_precision_reaches_every_model() -> None:
+    command = _command(_specs(target={"precision": "bf16"})["target"])
+    for section in ("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config"):
+        assert "param_dtype:bf16" in command[f"{section}.mixed_precision"]
+        assert command[f"{section}.model_dtype"] == "fp32"
+    assert command["actor_rollout_ref.rollout.dtype"] == "bfloat16"
+
+
+def test_an_accelerator_gets_none_of_the_cpus_settings() -> None:
+    spec = _specs(target={"device": "npu", "world_size": 8})["target"]
+    command = _command(spec)
+    environment = frameworks.get("verl").environment(
+        spec, Places(Path("/s/scratch/x"), Path("/s/assets"))
+    )
+    assert not any(name.startswith("ray_kwargs") for name in command)
+    assert command["trainer.n_gpus_per_node"] == "8"
+    assert "VERL_ENGINE_DEVICE" not in environment
+    assert environment["VERL_USE_EXTERNAL_MODULES"] == "rlprobe.frameworks.verl"
+
+
+def test_ranks_that_do_not_fit_the_nodes_are_refused() -> None:
+    spec = _specs(target={"device": "npu", "world_size": 3, "resources": {"nodes": 2}})["target"]
+    with pytest.raises(ConfigError, match="world_size 3"):
+        _command(spec)
+
+
+def test_an_override_without_a_value_is_refused() -> None:
+    spec = _specs(overrides=["algorithm.adv_estimator"])["benchmark"]
+    with pytest.raises(ConfigError, match="KEY=VALUE"):
+        _command(spec)
+
+
+def test_an_unknown_builtin_is_refused_with_those_there_are() -> None:
+    spec = _specs(model={"path": "builtin:huge"})["benchmark"]
+    with pytest.raises(ConfigError, match="builtin:tiny-qwen2"):
+        _command(spec)
