@@ -9,7 +9,7 @@ from pathlib import Path
 from rlprobe import frameworks
 from rlprobe.config import BUILTIN, ContainerSection, DataSection, ModelSection
 from rlprobe.errors import ConfigError
-from rlprobe.runs import _keys as keys
+from rlprobe.store import keys
 
 #: The head of an image file that is hashed: it holds the identifier and the table of contents that
 #: every build of a SIF writes anew, so that images of many GB need not be read whole.

@@ -16,7 +16,7 @@ from rlprobe.config import (
     ResourcesSection,
     StepsSection,
 )
-from rlprobe.runs import _keys as keys
+from rlprobe.store import keys
 
 BENCHMARK = "benchmark"
 TARGET = "target"

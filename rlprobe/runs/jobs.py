@@ -1,0 +1,118 @@
+"""An alignment as a workflow sees it: files, comparisons and what each job asks the cluster for."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlprobe.config import Alignment, ResourcesSection, load
+from rlprobe.runs.plan import pairs, plan
+from rlprobe.runs.spec import BENCHMARK, TARGET, RunSpec
+from rlprobe.stages import GENERATE
+from rlprobe.store.keys import canonical_json
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """The runs and comparisons of one alignment."""
+
+    alignment: Alignment
+    runs: dict[str, RunSpec]
+    #: Comparison -> roles: the side compared against, the side in question.
+    pairs: dict[str, tuple[str, str]]
+
+    @classmethod
+    def load(cls, path: str | Path) -> Jobs:
+        """Read an alignment file and plan it.
+
+        Raises:
+            ConfigError: the file is wrong, or names something that does not exist.
+        """
+        alignment = load(path)
+        runs = plan(alignment)
+        return cls(alignment, runs, pairs(runs))
+
+    @property
+    def results(self) -> str:
+        """Directory of this alignment's tables, diagnosis and page."""
+        return f"{self.alignment.results}/{self.alignment.name}"
+
+    def manifest(self, role: str) -> str:
+        """The file that says that a role's run is in the store."""
+        return f"{self.alignment.store}/runs/{self.runs[role].key}/manifest.json"
+
+    def run(self, role: str) -> str:
+        """A role's run in the store."""
+        return str(Path(self.manifest(role)).parent)
+
+    def needs(self, role: str) -> list[str]:
+        """Manifests that must exist before a role's run can start."""
+        return [] if self.runs[role].replay_of is None else [self.manifest(BENCHMARK)]
+
+    def made_here(self) -> list[str]:
+        """Roles whose runs are started by this workflow; imported ones are not."""
+        return [role for role, spec in self.runs.items() if spec.imported is None]
+
+    def stages(self, pair: str) -> tuple[str, ...]:
+        """Stages compared in a pair: those that the replaying side runs itself."""
+        return tuple(s for s in self.runs[self.pairs[pair][1]].stages if s != GENERATE)
+
+    def official_pairs(self) -> list[str]:
+        """Pairs that msprobe's own table is written for: the target's, where it is wanted."""
+        return [TARGET] if self.alignment.analysis.official_table else []
+
+    def described(self) -> dict[str, Any]:
+        """What the results are results of, for diagnose and report."""
+        alignment = self.alignment
+        return {
+            "format": FORMAT,
+            "name": alignment.name,
+            "framework": alignment.framework,
+            "framework_version": alignment.framework_version,
+            "store": alignment.store,
+            "coverage": alignment.coverage,
+            "runs": {
+                role: {
+                    "key": spec.key,
+                    "device": spec.device,
+                    "precision": spec.precision,
+                    "stages": list(spec.stages),
+                    "imported": spec.imported is not None,
+                }
+                for role, spec in self.runs.items()
+            },
+            "pairs": {
+                pair: {"benchmark": left, "target": right, "stages": list(self.stages(pair))}
+                for pair, (left, right) in self.pairs.items()
+            },
+        }
+
+    @property
+    def plan_file(self) -> str:
+        """Where :meth:`described` is written; its digest is in the name, so that another plan is
+        another file and whatever was made from it is made again."""
+        digest = hashlib.sha256(canonical_json(self.described())).hexdigest()
+        return f"{self.results}/plan-{digest[:16]}.json"
+
+
+def slurm(resources: ResourcesSection) -> dict[str, Any]:
+    """Resources in the terms of Snakemake's Slurm executor; what is not given is left out."""
+    extra = [resources.extra] if resources.extra else []
+    if resources.exclusive:
+        extra.append("--exclusive")
+    terms: dict[str, Any] = {
+        "slurm_partition": resources.partition,
+        "gres": resources.gres,
+        "nodes": resources.nodes if resources.nodes > 1 else None,
+        "cpus_per_task": resources.cpus,
+        "mem_mb": resources.memory_mib,
+        "runtime": resources.minutes,
+        "slurm_account": resources.account,
+        "constraint": resources.constraint,
+        "slurm_extra": f"'{' '.join(extra)}'" if extra else None,
+    }
+    return {key: value for key, value in terms.items() if value is not None}
