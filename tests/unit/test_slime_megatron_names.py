@@ -1,0 +1,199 @@
+"""Do Megatron's modules get names that every rank and every framework agrees on?"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from rlprobe.capture.megatron_names import MegatronNames, is_megatron
+
+
+def _megatron_class(name: str) -> type[nn.Module]:
+    return type(name, (nn.Module,), {"__module__": "megatron.core.stand_in"})
+
+
+GPTModel = _megatron_class("GPTModel")
+TransformerBlock = _megatron_class("TransformerBlock")
+TransformerLayer = _megatron_class("TransformerLayer")
+MoELayer = _megatron_class("MoELayer")
+
+
+def _experts(indices: list[int]) -> nn.Module:
+    moe = MoELayer()
+    moe.router = nn.Linear(2, 4)
+    moe.local_expert_indices = indices
+    moe.experts = _megatron_class("SequentialMLP")()
+    experts = []
+    for _ in indices:
+        mlp = nn.Module()
+        mlp.linear_fc1, mlp.linear_fc2 = nn.Linear(2, 2), nn.Linear(2, 2)
+        experts.append(mlp)
+    moe.experts.local_experts = nn.ModuleList(experts)
+    return moe
+
+
+def chunk(
+    layers: list[int], *, experts: list[int] | None = None, values: bool = False
+) -> nn.Module:
+    """A model chunk that holds these global layers (counted from 0)."""
+    model = GPTModel()
+    model.decoder = TransformerBlock()
+    built = []
+    for number in layers:
+        layer = TransformerLayer()
+        layer.layer_number = number + 1
+        layer.self_attention = nn.Module()
+        layer.self_attention.linear_qkv = nn.Linear(2, 2)
+        layer.mlp = nn.Linear(2, 2) if experts is None else _experts(experts)
+        built.append(layer)
+    model.decoder.layers = nn.ModuleList(built)
+    model.output_layer = nn.Linear(2, 1 if values else 8, bias=False)
+    return model
+
+
+def test_a_layer_carries_its_global_number_on_every_pipeline_stage() -> None:
+    """Stage 1 of a virtual pipeline holds layers 2 and 6 of eight, both called 0 locally."""
+    names = MegatronNames([chunk([2, 3]), chunk([6, 7])])
+    assert names.module(0, "decoder.layers.0.mlp") == "model.layers.2.mlp"
+    assert names.module(1, "decoder.layers.0.mlp") == "model.layers.6.mlp"
+    assert names.module(1, "decoder.layers.1") == "model.layers.7"
+
+
+def test_an_expert_carries_its_global_index() -> None:
+    names = MegatronNames([chunk([0], experts=[4, 5])])
+    path = "decoder.layers.0.mlp.experts.local_experts.1.linear_fc2"
+    assert names.module(0, path) == "model.layers.0.mlp.experts.5.down_proj"
+    assert names.parameter(0, f"{path}.weight") == "model.layers.0.mlp.experts.5.down_proj.weight"
+
+
+def test_grouped_experts_have_one_parameter_per_expert() -> None:
+    names = MegatronNames([chunk([0], experts=[4, 5])])
+    grouped = "decoder.layers.0.mlp.experts.linear_fc1.weight1"
+    assert names.parameter(0, grouped) == "model.layers.0.mlp.experts.5.gate_up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("megatron", "hugging_face"),
+    [
+        ("embedding.word_embeddings", "model.embed_tokens"),
+        ("decoder.final_layernorm", "model.norm"),
+        ("output_layer", "lm_head"),
+        ("decoder.layers.0", "model.layers.0"),
+        ("decoder.layers.0.input_layernorm", "model.layers.0.input_layernorm"),
+        ("decoder.layers.0.pre_mlp_layernorm", "model.layers.0.post_attention_layernorm"),
+        ("decoder.layers.0.self_attention", "model.layers.0.self_attn"),
+        ("decoder.layers.0.self_attention.linear_proj", "model.layers.0.self_attn.o_proj"),
+        ("decoder.layers.0.self_attention.q_layernorm", "model.layers.0.self_attn.q_norm"),
+        ("decoder.layers.0.mlp.linear_fc2", "model.layers.0.mlp.down_proj"),
+        ("decoder.layers.0.mlp.router", "model.layers.0.mlp.gate"),
+        ("language_model.decoder.layers.0.mlp", "model.language_model.layers.0.mlp"),
+        ("vision_model.blocks.0", "vision_model.blocks.0"),
+    ],
+)
+def test_modules_that_mean_the_same_have_the_same_name(megatron: str, hugging_face: str) -> None:
+    assert MegatronNames([chunk([0])]).module(0, megatron) == hugging_face
+
+
+def test_a_norm_fused_into_a_projection_keeps_the_norms_name() -> None:
+    names = MegatronNames([chunk([3])])
+    fused = "decoder.layers.0.self_attention.linear_qkv.layer_norm_weight"
+    assert names.parameter(0, fused) == "model.layers.3.input_layernorm.weight"
+    fused = "decoder.layers.0.mlp.linear_fc1.layer_norm_weight"
+    assert names.parameter(0, fused) == "model.layers.3.post_attention_layernorm.weight"
+
+
+def test_a_critics_last_layer_is_no_language_head() -> None:
+    assert MegatronNames([chunk([0], values=True)]).module(0, "output_layer") == "score"
+
+
+def test_names_within_a_model_stay_distinct() -> None:
+    chunks = [chunk([0, 1], experts=[2, 3]), chunk([4, 5], experts=[2, 3])]
+    names = MegatronNames(chunks)
+    paths = [
+        (index, path) for index, model in enumerate(chunks) for path, _ in model.named_parameters()
+    ]
+    translated = [names.parameter(index, path) for index, path in paths]
+    heads = {name for name in translated if name.startswith("lm_head")}
+    assert len(set(translated)) == len(translated) - len(heads)
+
+
+def test_other_models_are_left_alone() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    assert not is_megatron(model)
+    assert MegatronNames.of([model]) is None
+    assert MegatronNames.of([]) is None
+
+
+@pytest.fixture
+def last_of_two_stages():
+    """megatron-core as it sees itself on rank 1 of a pipeline of two, two virtual stages each."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        state = pytest.importorskip("megatron.core.parallel_state")
+        importlib.import_module("megatron.core.models.gpt")
+    fake = importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    torch.distributed.init_process_group("fake", store=fake.FakeStore(), rank=1, world_size=2)
+    state.initialize_model_parallel(
+        pipeline_model_parallel_size=2,
+        virtual_pipeline_model_parallel_size=2,
+        create_gloo_process_groups=False,
+    )
+    yield
+    state.destroy_model_parallel()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_real_megatron_chunks_carry_their_global_layers(last_of_two_stages: None) -> None:
+    """megatron-core itself decides which layers a chunk holds; the names must follow it."""
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    config = TransformerConfig(
+        num_layers=8,
+        hidden_size=16,
+        num_attention_heads=2,
+        ffn_hidden_size=16,
+        pipeline_model_parallel_size=2,
+        virtual_pipeline_model_parallel_size=2,
+        pipeline_dtype=torch.float32,
+        params_dtype=torch.float32,
+        use_cpu_initialization=True,
+        gated_linear_unit=True,
+        add_bias_linear=False,
+        num_moe_experts=2,
+        moe_token_dispatcher_type="allgather",
+    )
+    chunks = []
+    for virtual in range(2):
+        spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, vp_stage=virtual)
+        chunks.append(
+            GPTModel(
+                config,
+                spec,
+                vocab_size=8,
+                max_sequence_length=8,
+                pre_process=False,
+                post_process=virtual == 1,
+                position_embedding_type="rope",
+                share_embeddings_and_output_weights=False,
+                vp_stage=virtual,
+            )
+        )
+    names = MegatronNames.of(chunks)
+    assert names is not None
+    held = {
+        names.module(index, path)
+        for index, model in enumerate(chunks)
+        for path, _ in model.named_modules()
+    }
+    layers = {int(name.split(".")[2]) for name in held if name.startswith("model.layers.")}
+    assert layers == {2, 3, 6, 7}
+    assert "model.layers.7.mlp.experts.1.down_proj" in held
+    assert {"model.norm", "lm_head"} <= held
