@@ -14,17 +14,17 @@ def write_text(path: Path, parts: Iterable[str]) -> int:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as handle:
+        with temporary.open("w", encoding="utf-8") as handle:
             handle.writelines(parts)
         size = temporary.stat().st_size
-        os.replace(temporary, path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     return size
 
 
 def write_json(path: Path, value: Any, indent: int | None = None) -> int:
-    """:func:`write_text` of a JSON document. NaN and Infinity stand bare, as msprobe writes them."""
+    """:func:`write_text` of a JSON document; NaN and Infinity stand bare, as in msprobe's."""
     return write_text(path, [json.dumps(value, indent=indent)])
 
 

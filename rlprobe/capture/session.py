@@ -50,6 +50,10 @@ class CaptureOptions:
     token_range: tuple[int, int] | None = None
     #: Only these modules (Hugging Face paths) when not empty; used by refine.
     modules: tuple[str, ...] = ()
+    #: Disk each process may fill, in MiB; a stage that has begun is finished. None: no limit.
+    budget_mib: int | None = None
+    #: Part of it that per-token sketches may take.
+    token_sketch_mib: int = 256
 
     def wants_step(self, step: int) -> bool:
         return self.step_start <= step <= self.step_end
@@ -117,7 +121,8 @@ class Session:
         raw["capture"] = _build(CaptureOptions, raw.get("capture") or {}, origin)
         if raw.get("replay") is not None:
             raw["replay"] = _build(ReplayOptions, raw["replay"], origin)
-        return _build(cls, raw, origin)
+        session: Session = _build(cls, raw, origin)
+        return session
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Session:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -19,8 +20,8 @@ from typing import Any
 Site = tuple[CodeType, int]
 Stack = tuple[Site, ...]
 
-_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_TORCH_CALL = os.path.join("torch", "nn", "modules", "module.py")
+_OWN = str(Path(__file__).resolve().parent) + os.sep
+_TORCH_CALL = str(Path("torch", "nn", "modules", "module.py"))
 
 _text: dict[Site, str | None] = {}
 _foreign: dict[CodeType, bool] = {}

@@ -1,0 +1,259 @@
+"""Module hooks of the light engine: they look, and give back nothing.
+
+A forward hook that returns None leaves the output alone, a tensor hook that returns None leaves
+the gradient alone, and neither adds a node to the graph: outputs, gradients and weights stay bit
+for bit what they are without capture.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlprobe.capture.backward import Edge, ModuleGradients, edge
+from rlprobe.capture.engine import Nest
+from rlprobe.capture.nesting import nest, with_gradient
+from rlprobe.capture.stack import Stacks, Trace, trace
+from rlprobe.capture.statistics import Statistics
+
+
+class _Call:
+    """A module call that has begun and not ended."""
+
+    __slots__ = ("backward", "edges", "entry", "name", "trace", "watch")
+
+    def __init__(self, watch: ModuleWatch, name: str, backward: str, where: Trace) -> None:
+        self.watch = watch
+        self.name = name
+        self.backward = backward
+        self.trace = where
+        self.entry: dict[str, Nest] = {}
+        self.edges: list[Edge] = []
+
+
+class Tape:
+    """What the hooks of one stage entry write to.
+
+    Args:
+        counts: calls so far of every record prefix in this step (continued across entries).
+        construct, stacks: the stage's, continued likewise.
+        statistics: where tensors become leaves.
+    """
+
+    def __init__(
+        self,
+        counts: dict[str, int],
+        construct: dict[str, str | None],
+        stacks: Stacks,
+        statistics: Statistics,
+    ) -> None:
+        self.counts = counts
+        self.construct = construct
+        self.stacks = stacks
+        self.statistics = statistics
+        self.data: dict[str, Any] = {}
+        #: False outside the token range of a generation, and after the stage.
+        self.active = True
+        self.handles: list[Any] = []
+        self.hooked_parameters: set[tuple[str, str, int]] = set()
+        self._open: dict[int, list[_Call]] = {}
+        # Autograd runs hooks in threads of its own where a model spans several devices.
+        self.lock = threading.RLock()
+
+    @property
+    def open(self) -> list[_Call]:
+        """Calls under way in this thread, outermost first."""
+        return self._open.setdefault(threading.get_ident(), [])
+
+    def count(self, key: str) -> int:
+        """The index of this use of ``key``, from 0."""
+        index = self.counts.get(key, -1) + 1
+        self.counts[key] = index
+        return index
+
+    def latest(self, prefix: str | None) -> str | None:
+        """The last forward record of a module, for calls whose caller is not on the stack."""
+        if prefix is None or prefix not in self.counts:
+            return None
+        return f"{prefix}.forward.{self.counts[prefix]}"
+
+    def move_to_end(self, name: str, entry: dict[str, Any]) -> None:
+        """Records stand in the order in which they are complete."""
+        self.data.pop(name, None)
+        self.data[name] = entry
+
+    def close(self) -> None:
+        """Take every hook out; hooks of a graph that lives on fall silent."""
+        self.active = False
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+        self._open.clear()
+        self.statistics.forget()
+
+
+@contextlib.contextmanager
+def _no_modes() -> Iterator[None]:
+    """Keep our operations out of dispatch modes (selective checkpointing caches what it sees)."""
+    with torch.utils._python_dispatch._disable_current_modes():
+        yield
+
+
+def _quiet() -> contextlib.AbstractContextManager[None]:
+    if torch._C._len_torch_dispatch_stack():
+        return _no_modes()
+    return contextlib.nullcontext()
+
+
+class ModuleWatch:
+    """The hooks of one module.
+
+    Args:
+        tape: where records go.
+        prefix: ``Module.{path}.{class}``.
+        enclosing: prefix of the module that holds this one, or None.
+        module: the module.
+    """
+
+    def __init__(self, tape: Tape, prefix: str, enclosing: str | None, module: nn.Module) -> None:
+        self.tape = tape
+        self.prefix = prefix
+        self.enclosing = enclosing
+        tape.handles.append(module.register_forward_pre_hook(self.before, with_kwargs=True))
+        # First among the forward hooks: FSDP2's own, which frees the parameters, comes after.
+        # Always called: an exception in the module must not leave its call open.
+        tape.handles.append(
+            module.register_forward_hook(
+                self.after, prepend=True, with_kwargs=True, always_call=True
+            )
+        )
+
+    def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        tape = self.tape
+        if not tape.active:
+            return
+        with tape.lock, _quiet():
+            calls = tape.open
+            parent = calls[-1] if calls else None
+            index = tape.count(self.prefix)
+            name = f"{self.prefix}.forward.{index}"
+            backward = f"{self.prefix}.backward.{index}"
+            where = trace(parent.trace if parent is not None else None)
+            call = _Call(self, name, backward, where)
+            calls.append(call)
+            above = parent.name if parent is not None else tape.latest(self.enclosing)
+            tape.construct[name] = above
+            tape.stacks.add(name, where.sites)
+            leaf = tape.statistics.leaf
+            call.entry["input_args"] = [nest(arg, leaf, 1) for arg in args]
+            call.entry["input_kwargs"] = {k: nest(v, leaf, 1) for k, v in kwargs.items()}
+            if torch.is_grad_enabled():
+                call.edges = [edge(tensor) for tensor in with_gradient((args, kwargs))]
+
+    def after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        tape = self.tape
+        calls = tape.open
+        position = next((i for i in reversed(range(len(calls))) if calls[i].watch is self), -1)
+        if position < 0:  # the call began before capture did, or outside the token range
+            return
+        call = calls[position]
+        del calls[position:]  # calls above it ended by an exception that was caught
+        if not tape.active:
+            return
+        with tape.lock, _quiet():
+            leaf = tape.statistics.leaf
+            failed = output is None and sys.exc_info()[0] is not None
+            outputs = output if isinstance(output, tuple) else (output,)
+            call.entry["output"] = [nest(item, leaf, 1) for item in outputs]
+            call.entry["parameters"] = self._parameters(module)
+            tape.move_to_end(call.name, call.entry)
+            if not failed and torch.is_grad_enabled():
+                self._watch_gradients(call, outputs)
+
+    def _parameters(self, module: nn.Module) -> dict[str, Any]:
+        leaves: dict[str, Any] = {}
+        for key, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            leaves[key] = self.tape.statistics.leaf(parameter, lasting=True)
+            if parameter.requires_grad:
+                self._watch_parameter(key, parameter)
+        return leaves
+
+    def _watch_parameter(self, key: str, parameter: nn.Parameter) -> None:
+        # Here rather than when the hooks are set: FSDP2 puts another tensor in a module's
+        # parameters for the time of its forward, and the gradient arrives at that one.
+        tape = self.tape
+        mark = (self.prefix, key, id(parameter))
+        if mark in tape.hooked_parameters or not parameter.is_leaf:
+            return
+        tape.hooked_parameters.add(mark)
+
+        def hook(owner: Tensor) -> None:
+            gradient = owner.grad if owner.grad is not None else getattr(owner, "main_grad", None)
+            if not tape.active or gradient is None:
+                return
+            with tape.lock, _quiet():
+                index = tape.count(f"{self.prefix}.{key}.grad")
+                name = f"{self.prefix}.parameters_grad.{index}"
+                entry = tape.data.setdefault(name, {})
+                entry[key] = [tape.statistics.leaf(gradient)]
+
+        tape.handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def _watch_gradients(self, call: _Call, outputs: tuple[Any, ...]) -> None:
+        tape = self.tape
+        tensors = list(with_gradient(outputs))
+        if not tensors:
+            return
+        name = call.backward
+        above = tape.construct.get(call.name)
+        parent = above.replace(".forward.", ".backward.") if above is not None else None
+
+        def measure(gradient: Tensor) -> dict[str, Any]:
+            with tape.lock, _quiet():
+                return tape.statistics.leaf(gradient)
+
+        def done(output_leaves: list[Any], input_leaves: list[Any]) -> None:
+            with tape.lock:
+                tape.construct[name] = parent
+                tape.move_to_end(name, {"input": output_leaves, "output": input_leaves})
+
+        ModuleGradients(
+            tensors, call.edges, measure, done, tape.handles.append, lambda: tape.active
+        )
+
+
+def attach(tape: Tape, modules: Iterator[tuple[str, str, nn.Module]], wanted: Wanted) -> int:
+    """Hook every wanted module; returns how many.
+
+    Args:
+        tape: where records go.
+        modules: ``(prefix, path, module)`` in the order of ``named_modules``.
+        wanted: whether the module at a path is captured.
+    """
+    prefixes: dict[str, str] = {}
+    hooked = 0
+    for prefix, path, module in modules:
+        prefixes[path] = prefix
+        if wanted(path):
+            ModuleWatch(tape, prefix, _enclosing(path, prefixes), module)
+            hooked += 1
+    return hooked
+
+
+Wanted = Callable[[str], bool]
+
+
+def _enclosing(path: str, prefixes: dict[str, str]) -> str | None:
+    while "." in path:
+        path = path.rsplit(".", 1)[0]
+        if path in prefixes:
+            return prefixes[path]
+    return None

@@ -1,0 +1,95 @@
+"""The light engine: L0 statistics without any effect on the run.
+
+Names, schema and numbers are msprobe's at level L0 with task ``statistics``; besides, it has the
+first and the last module (msprobe leaves them out once verl is imported), the gradients of
+keyword inputs, and sketches.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from rlprobe.capture.dumpfile import DumpFiles, mark_partial
+from rlprobe.capture.engine import Place, Tally
+from rlprobe.capture.hooks import Tape, attach
+from rlprobe.capture.names import named_modules
+from rlprobe.capture.session import CaptureOptions
+from rlprobe.capture.statistics import Statistics
+from rlprobe.errors import ConfigError
+
+
+def check(options: CaptureOptions) -> None:
+    """Refuse what only the msprobe engine can do.
+
+    Raises:
+        ConfigError: level, task or summary_mode is not L0 statistics.
+    """
+    wanted = {"level": "L0", "task": "statistics", "summary_mode": "statistics"}
+    for key, only in wanted.items():
+        found = getattr(options, key)
+        if found != only:
+            raise ConfigError(
+                f"capture.{key}: the light engine has {only!r} only, found {found!r}; "
+                "set capture.engine to 'msprobe' for it"
+            )
+
+
+class _StageState:
+    """What a stage keeps between two entries of one step."""
+
+    def __init__(self, place: Place) -> None:
+        self.files = DumpFiles(place.directory, "statistics", "L0")
+        self.counts: dict[str, int] = {}
+        self.failed = False
+
+
+class LightEngine:
+    """See :class:`rlprobe.capture.engine.Engine`.
+
+    Raises:
+        ConfigError: the options ask for more than L0 statistics.
+    """
+
+    name = "light"
+
+    def __init__(self, options: CaptureOptions) -> None:
+        check(options)
+        self._options = options
+        self._states: dict[str, tuple[int, _StageState]] = {}
+
+    def watch(self, place: Place, models: list[nn.Module]) -> LightWatch:
+        known = self._states.get(place.stage)
+        if known is None or known[0] != place.step:
+            known = (place.step, _StageState(place))
+            self._states[place.stage] = known
+        return LightWatch(place, known[1], models, self._options)
+
+
+class LightWatch:
+    """See :class:`rlprobe.capture.engine.Watch`."""
+
+    def __init__(
+        self, place: Place, state: _StageState, models: list[nn.Module], options: CaptureOptions
+    ) -> None:
+        self._place = place
+        self._state = state
+        files = state.files
+        self._tape = Tape(state.counts, files.construct, files.stacks, Statistics(options.sketch))
+        wanted = set(options.modules)
+        attach(self._tape, named_modules(models), lambda path: not wanted or path in wanted)
+
+    def micro_step(self, index: int) -> None:
+        """Module calls are counted by the hooks; a micro-batch needs nothing here."""
+
+    def finish(self) -> Tally:
+        tape = self._tape
+        tape.close()
+        records = tape.statistics.resolve()
+        if not self._state.failed:
+            self._state.files.publish(tape.data)
+        return Tally(records, len(tape.data))
+
+    def abort(self) -> None:
+        self._tape.close()
+        self._state.failed = True
+        mark_partial(self._place.directory)

@@ -1,0 +1,291 @@
+"""Recording the stages of one model role in one training process.
+
+A framework's hooks hold a :class:`Recorder` per role and wrap each stage in
+``with recorder.stage(...) as scope``. Outside the captured steps, ranks and stages the scope does
+nothing at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from rlprobe import stages
+from rlprobe.capture import key_data, memory, provenance, updates, weights
+from rlprobe.capture.budget import Budget
+from rlprobe.capture.dumpfile import DebugFile, mark_partial
+from rlprobe.capture.engine import Engine, Place, Tally, Watch
+from rlprobe.capture.parts import Parts
+from rlprobe.capture.session import CaptureOptions, Session
+from rlprobe.capture.updates import UpdateRecords
+from rlprobe.errors import ConfigError
+
+#: Roles whose weights never change: checked at every captured step.
+FROZEN_ROLES = frozenset({"ref", "teacher", "reward"})
+
+
+def make_engine(options: CaptureOptions) -> Engine:
+    """The engine an alignment or the vendor's YAML asks for.
+
+    Raises:
+        ConfigError: no engine of that name, or options it does not have.
+    """
+    if options.engine == "light":
+        from rlprobe.capture.light import LightEngine
+
+        return LightEngine(options)
+    if options.engine == "msprobe":
+        from rlprobe.capture.msprobe_engine import MsprobeEngine
+
+        return MsprobeEngine(options)
+    raise ConfigError(f"capture.engine: accepted are light and msprobe, found {options.engine!r}")
+
+
+class Recorder:
+    """Captures the stages of one role.
+
+    Args:
+        session: what is to be captured.
+        role: actor, ref or critic.
+        rank: of this process among the training processes; 0 without torch.distributed.
+        world_size: how many there are.
+        layout: parallel sizes (tp, pp, dp, cp, ep) and backend, as far as known.
+
+    Raises:
+        ConfigError: the capture options contradict each other.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        role: str,
+        rank: int,
+        world_size: int,
+        layout: dict[str, Any] | None = None,
+    ) -> None:
+        self.session = session
+        self.role = role
+        self.rank = rank
+        self.world_size = world_size
+        self._layout = layout
+        self._parts = Parts(session, role, rank)
+        self._engine = make_engine(session.capture)
+        self._budget = Budget(session)
+        self._introduced = False
+        self._debug: dict[str, tuple[int, DebugFile]] = {}
+
+    def wants(self, stage: str, step: int) -> bool:
+        """Whether the model layers of this stage and step are captured on this rank."""
+        options = self.session.capture
+        if not options.wants_step(step) or not options.wants_rank(self.rank):
+            return False
+        if stage == stages.GENERATE and options.token_range is None:
+            return False
+        return stage in options.stages
+
+    @contextlib.contextmanager
+    def stage(
+        self,
+        stage: str,
+        step: int,
+        trainer_step: int,
+        model: nn.Module | list[nn.Module],
+        *,
+        optimizer: Any = None,
+        adapter: bool | None = None,
+    ) -> Iterator[StageScope]:
+        """Capture the body of the ``with`` as one entry of a stage.
+
+        Args:
+            stage: canonical stage name.
+            step: counted from 0.
+            trainer_step: the trainer's own number of the step.
+            model: the module whose layers are captured, or its chunks.
+            optimizer: of an update stage, where there is one.
+            adapter: whether LoRA adapters are on; None where there are none.
+
+        Raises:
+            RunError: the disk budget is spent; everything captured so far is complete.
+
+        An exception of the body leaves the model clean, marks the stage partial and goes on.
+        """
+        models = list(model) if isinstance(model, (list, tuple)) else [model]
+        if not self.wants(stage, step):
+            yield StageScope(self, stage, step, models)
+            return
+        self._budget.require(stage, step)
+        self._introduce(step, trainer_step)
+        started = time.monotonic()
+        directory = self.place(stage, step)
+        scope = StageScope(self, stage, step, models, self._debug_file(stage, step, directory))
+        before = self._digest(stage, step, models)
+        watch = self._engine.watch(Place(stage, step, self.rank, directory), models)
+        scope._watch = watch
+        try:
+            with memory.recording(self.session, stage, step, self.rank):
+                yield scope
+        except BaseException:
+            watch.abort()
+            mark_partial(directory)
+            raise
+        tally = watch.finish()
+        scope._watch = None
+        records = tally.records + scope._publish(before)
+        self._budget.spend(directory)
+        self._parts.line(
+            "captured",
+            {
+                "step": step,
+                "trainer_step": trainer_step,
+                "stage": stage,
+                "rank": self.rank,
+                "role": self.role,
+                "engine": self._engine.name,
+                "records": records,
+                "calls": tally.calls,
+                "seconds": round(time.monotonic() - started, 6),
+                "adapter": adapter,
+            },
+        )
+
+    def place(self, stage: str, step: int) -> Path:
+        """``{dump}/{stage}/step{step}/rank{rank}``."""
+        return Path(self.session.dump) / stage / f"step{step}" / f"rank{self.rank}"
+
+    def _introduce(self, step: int, trainer_step: int) -> None:
+        """Layout and environment, at the first captured stage: by then everything is loaded."""
+        if self._introduced:
+            return
+        self._introduced = True
+        self._parts.first_step(trainer_step - step)
+        described = provenance.layout(self.role, self.rank, self.world_size, self._layout)
+        self._parts.once("layout", described)
+        self._parts.once("environment", provenance.environment(self.session))
+
+    def _debug_file(self, stage: str, step: int, directory: Path) -> DebugFile:
+        known = self._debug.get(stage)
+        if known is None or known[0] != step:
+            known = (step, DebugFile(directory, self.session.capture.task))
+            self._debug[stage] = known
+        return known[1]
+
+    def _digest(self, stage: str, step: int, models: list[nn.Module]) -> dict[str, Tensor]:
+        """Record the weights a stage begins with; copies of them when it will change them."""
+        options = self.session.capture
+        if not options.provenance:
+            return {}
+        if step == options.step_start or self.role in FROZEN_ROLES:
+            common = {"step": step, "stage": stage, "role": self.role, "rank": self.rank}
+            described = weights.describe(models, options.sketch)
+            self._parts.lines("weights", [{**common, **record} for record in described])
+        if stage in stages.UPDATE_STAGES:
+            return updates.snapshot(models, _wanted(options))
+        return {}
+
+
+class StageScope:
+    """One entry of a stage; what the framework's hooks tell it.
+
+    Attributes:
+        captured: whether model layers are being captured.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        stage: str,
+        step: int,
+        models: list[nn.Module],
+        debug: DebugFile | None = None,
+    ) -> None:
+        self.captured = debug is not None
+        self._recorder = recorder
+        self._stage = stage
+        self._step = step
+        self._models = models
+        self._debug = debug
+        self._micro_step = 0
+        self._watch: Watch | None = None
+        self._updates: UpdateRecords | None = None
+        if debug is not None:
+            options = recorder.session.capture
+            self._updates = UpdateRecords(debug.name, options.sketch, _wanted(options))
+
+    def micro_step(self, index: int) -> None:
+        """A micro-batch begins (in generation: a batch of sequences, whose tokens count from 0)."""
+        self._micro_step = index
+        if self._watch is not None:
+            self._watch.micro_step(index)
+
+    def key_data(
+        self, name: str, value: Tensor | npt.NDArray[np.generic], micro_step: int | None = None
+    ) -> None:
+        """Write one array of key data (see :mod:`rlprobe.capture.key_data`).
+
+        Written when the session collects key data and this step and rank are captured, also in
+        stages whose layers are not.
+
+        Args:
+            name: as users know it: ``responses``, ``old_log_probs``, …
+            value: tensor (nested allowed), array, or list of rows.
+            micro_step: the micro-batch; the current one when None.
+        """
+        options = self._recorder.session.capture
+        rank = self._recorder.rank
+        if not (options.key_data and options.wants_step(self._step) and options.wants_rank(rank)):
+            return
+        index = self._micro_step if micro_step is None else micro_step
+        root = Path(self._recorder.session.dump)
+        _, size = key_data.write(root, name, self._step, rank, index, value)
+        self._recorder._budget.add(size)
+
+    def loss(self, name: str, value: Any) -> None:
+        """A loss or a part of it (scalar tensor or number), into debug.json."""
+        if self._updates is not None:
+            self._updates.loss(name, value)
+
+    def gradients(self, kind: str) -> None:
+        """Statistics of every parameter's gradient now; kind: grad, grad_reduced, grad_clipped."""
+        if self._updates is not None:
+            self._updates.gradients(self._models, kind)
+
+    def samples(self, digests: list[str]) -> None:
+        """The samples this process works on, for the mock proof; on every rank and stage."""
+        options = self._recorder.session.capture
+        if options.provenance and options.wants_step(self._step):
+            self._recorder._parts.line(
+                "samples",
+                {
+                    "step": self._step,
+                    "stage": self._stage,
+                    "rank": self._recorder.rank,
+                    "samples": list(digests),
+                },
+            )
+
+    def _publish(self, before: dict[str, Tensor]) -> int:
+        """Write debug.json; returns how many records this entry added to it."""
+        if self._updates is None or self._debug is None:
+            return 0
+        if before:
+            self._updates.changes(self._models, before)
+        count = self._updates.resolve()
+        self._debug.publish(self._updates.data)
+        return count
+
+
+def _wanted(options: CaptureOptions) -> updates.Wanted:
+    """Whether the parameters of the module at a path are captured."""
+    modules = set(options.modules)
+    return lambda path: not modules or path in modules
+
+
+__all__ = ["Recorder", "StageScope", "Tally"]

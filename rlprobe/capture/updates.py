@@ -1,0 +1,129 @@
+"""What an update does that no module shows: gradients per parameter, changes, the loss.
+
+They go to debug.json: ``{parameter}.grad.{n}.debug``, ``.grad_reduced.``, ``.grad_clipped.``,
+``.change.`` (new minus old) and ``loss.{part}.{n}.debug``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlprobe import sketch as sketch_definition
+from rlprobe.capture.parameters import Held, held
+from rlprobe.capture.statistics import Statistics, has_values
+from rlprobe.errors import UsageError
+
+#: Kinds of gradient: as accumulated, after the reduction over ranks, after clipping.
+GRADIENT_KINDS = ("grad", "grad_reduced", "grad_clipped")
+
+Names = Callable[[str], str]
+Wanted = Callable[[str], bool]
+
+
+class UpdateRecords:
+    """Records of one entry of an update stage, on their way to debug.json.
+
+    Args:
+        name: gives the next full name for ``{parameter}.grad`` and the like.
+        with_sketch: add sketches.
+        wanted: whether a parameter's module is captured.
+    """
+
+    def __init__(self, name: Names, with_sketch: bool, wanted: Wanted) -> None:
+        self._name = name
+        self._with_sketch = with_sketch
+        self._wanted = wanted
+        # Sketches are made here, where a shard's place in the whole is known.
+        self._statistics = Statistics(False)
+        self._sketches: list[tuple[dict[str, Any], Tensor]] = []
+        self.data: dict[str, Any] = {}
+
+    def gradients(self, models: list[nn.Module], kind: str) -> None:
+        """Statistics of every parameter's ``.grad`` as it is now; none where there is none.
+
+        Raises:
+            UsageError: ``kind`` is not one of GRADIENT_KINDS.
+        """
+        if kind not in GRADIENT_KINDS:
+            raise UsageError(f"gradients({kind!r}): accepted are {', '.join(GRADIENT_KINDS)}")
+        for item in self._items(models):
+            gradient = _gradient(item)
+            if gradient is not None:
+                self._add(f"{item.name}.{kind}", item, gradient)
+
+    def changes(self, models: list[nn.Module], before: dict[str, Tensor]) -> None:
+        """Statistics of every parameter's new value minus ``before`` (see :func:`snapshot`)."""
+        for item in self._items(models):
+            old = before.get(item.name)
+            if old is None or old.shape != item.local.shape:
+                continue
+            wide = torch.float64 if item.local.dtype == torch.float64 else torch.float32
+            new = item.local.to(wide)
+            self._add(f"{item.name}.change", item, new - old.to(device=new.device, dtype=wide))
+
+    def loss(self, part: str, value: Any) -> None:
+        """A loss or a part of it: a scalar tensor or a number."""
+        if isinstance(value, Tensor):
+            leaf = self._statistics.leaf(value)
+        else:
+            leaf = {"type": type(value).__name__, "value": value}
+        self.data[self._name(f"loss.{part}")] = leaf
+
+    def resolve(self) -> int:
+        """Fill in all numbers; returns how many records there are."""
+        self._statistics.forget()
+        self._statistics.resolve()
+        for leaf, sketch in self._sketches:
+            values = sketch.cpu()
+            if bool(torch.isfinite(values).all()):
+                leaf["Sketch"] = sketch_definition.encode(values.numpy())
+        self._sketches.clear()
+        return len(self.data)
+
+    def _items(self, models: list[nn.Module]) -> list[Held]:
+        return [item for item in held(models) if self._wanted(item.name.rpartition(".")[0])]
+
+    def _add(self, what: str, item: Held, tensor: Tensor) -> None:
+        leaf = self._statistics.leaf(tensor)
+        leaf["requires_grad"] = item.parameter.requires_grad
+        if not item.complete:
+            leaf["GlobalShape"] = list(item.shape)
+            leaf["Offset"] = item.offsets()
+        if self._with_sketch:
+            sketch = item.sketch_of(tensor)
+            if sketch is not None:
+                self._sketches.append((leaf, sketch))
+        self.data[self._name(what)] = leaf
+
+
+def _gradient(item: Held) -> Tensor | None:
+    """The gradient laid out as ``item.local``; None where there is none or it does not fit."""
+    gradient = item.parameter.grad
+    if gradient is None:
+        gradient = getattr(item.parameter, "main_grad", None)
+    if gradient is None:
+        return None
+    gradient = getattr(gradient, "_local_tensor", gradient).detach()
+    if gradient.shape == item.local.shape:
+        return gradient
+    if item.local.data_ptr() and gradient.numel() == item.parameter.numel():
+        # A view into FSDP1's flat parameter: the gradient has the flat layout too.
+        size = item.parameter.element_size()
+        begin = (item.local.data_ptr() - item.parameter.data_ptr()) // size
+        count = math.prod(item.local.shape)
+        return gradient.reshape(-1)[begin : begin + count].view(item.local.shape)
+    return None
+
+
+def snapshot(models: list[nn.Module], wanted: Wanted) -> dict[str, Tensor]:
+    """Copies of all parameters on this rank, in host memory, by name."""
+    return {
+        item.name: item.local.to("cpu", copy=True)
+        for item in held(models)
+        if has_values(item.local) and wanted(item.name.rpartition(".")[0])
+    }
