@@ -1,0 +1,40 @@
+"""Making files and directory entries survive a power failure."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def sync(path: Path) -> None:
+    """Flush a file's content, or a directory's entries, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_tree(root: Path) -> None:
+    """Flush the entries of a directory and of all below it, innermost first."""
+    for directory, _, _ in os.walk(root, topdown=False):
+        sync(Path(directory))
+
+
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file that did not exist and flush it."""
+    with path.open("xb") as handle:
+        handle.write(data)
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """Put ``data`` at ``path`` whole or not at all, replacing what is there."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+    try:
+        write_new(temporary, data)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync(path.parent)

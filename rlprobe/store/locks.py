@@ -1,0 +1,72 @@
+"""Who may use a store at the same time.
+
+Whoever adds to a store, or reads all of a run, holds a shared lock; whoever deletes holds the
+exclusive one. The kernel releases both when a process dies, so a killed commit blocks nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlprobe.errors import StoreError
+
+_log = logging.getLogger("rlprobe.store")
+
+_FILE = "locks/store.lock"
+#: How a file system says that it has no locks (Lustre without the flock option, some FUSE mounts).
+_UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
+
+
+@contextlib.contextmanager
+def shared(store: Path) -> Iterator[None]:
+    """Keep what is in the store from being deleted; waits while something is.
+
+    A file system without locks is used all the same: there ``store gc`` refuses instead.
+    """
+    with _opened(store) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            _log.debug("%s: no file locks on this file system", store)
+        yield
+
+
+@contextlib.contextmanager
+def exclusive(store: Path) -> Iterator[None]:
+    """Be alone in the store.
+
+    Raises:
+        StoreError: somebody else uses it, or its file system has no locks.
+    """
+    with _opened(store) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StoreError(
+                f"{store} is in use: a commit, import or export is under way; try again when it "
+                "has ended"
+            ) from error
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            raise StoreError(
+                f"{store}: its file system has no file locks, so nobody can tell whether a commit "
+                "is under way; when you know that none is, pass --no-lock"
+            ) from error
+        yield
+
+
+@contextlib.contextmanager
+def _opened(store: Path) -> Iterator[int]:
+    path = store / _FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # "a": NFS grants an exclusive lock only on a file that is open for writing.
+    with path.open("a") as handle:
+        yield handle.fileno()

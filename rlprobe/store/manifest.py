@@ -1,0 +1,208 @@
+"""A run's manifest: what it declared, what it recorded, and every file it has."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import Field, field_validator, model_validator
+
+from rlprobe import stages
+from rlprobe.errors import StoreError
+from rlprobe.store.keys import run_key
+
+FORMAT = 1
+NAME = "manifest.json"
+#: A manifest is read whole; one with a million files is a third of this.
+MAX_BYTES = 512 << 20
+
+#: What a run's directory may hold beside the manifest.
+DIRECTORIES = ("dump", "records", "rollouts", "token_sketches")
+FILES = (
+    "environment.json",
+    "metrics.jsonl",
+    "mock_proof.json",
+    "tensors.parquet",
+    "weights.parquet",
+)
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
+
+
+class _Model(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class File(_Model):
+    """One file of the run's tree; its content is the object of that digest."""
+
+    path: str
+    sha256: Digest
+    size: Annotated[int, Field(ge=0)]
+
+    @field_validator("path")
+    @classmethod
+    def _inside(cls, path: str) -> str:
+        check_path(path)
+        return path
+
+
+class Stage(_Model):
+    """What was captured of one stage, or that generation was replaced."""
+
+    state: Literal["captured", "replayed"]
+    steps: list[int] = []
+    ranks: list[int] = []
+    #: Rows of ``records/{stage}.parquet``; 0 for a replayed stage.
+    records: int = 0
+
+
+class Process(_Model):
+    """Where one training process stood in the parallel layout."""
+
+    role: str
+    rank: int
+    world_size: int
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    cp: int = 1
+    ep: int = 1
+    backend: str | None = None
+
+
+class Recorded(_Model):
+    """Digests that say at a glance whether two runs had the same."""
+
+    #: Step to digest over (role, name, digest) of every parameter.
+    weights: dict[str, str] = {}
+    #: Step to digest over the samples trained on, in no order.
+    samples: dict[str, str] = {}
+    #: Step to digest of its rollout file.
+    rollouts: dict[str, str] = {}
+
+
+class Manifest(_Model):
+    """``{store}/runs/{key}/manifest.json``: a run exists where this file does."""
+
+    format: Literal[1] = 1
+    key: Digest
+    role: str
+    #: Everything the key is the digest of.
+    declared: dict[str, Any]
+    #: Runs this one depends on: the one whose rollouts it replayed.
+    parents: list[Digest] = []
+    #: The trainer's number of step 0; None when no process said so.
+    first_step: int | None = None
+    #: Captured steps, counted from 0.
+    steps: list[int] = []
+    stages: dict[str, Stage] = {}
+    layout: list[Process] = []
+    recorded: Recorded = Recorded()
+    files: list[File]
+    #: Facts that differ between equal runs: places, times, what was taken out of the dump.
+    volatile: dict[str, Any] = {}
+
+    @field_validator("stages")
+    @classmethod
+    def _canonical_stages(cls, value: dict[str, Stage]) -> dict[str, Stage]:
+        unknown = sorted(set(value) - set(stages.STAGES))
+        if unknown:
+            raise ValueError(f"unknown stage {unknown[0]!r}")
+        return {name: value[name] for name in stages.STAGES if name in value}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Manifest:
+        check_tree(file.path for file in self.files)
+        if run_key(self.declared) != self.key:
+            raise ValueError(f"what is declared does not give the key {self.key}")
+        return self
+
+    def to_bytes(self) -> bytes:
+        """The file's content; the same for the same manifest."""
+        value = self.model_dump(mode="json")
+        text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=True, allow_nan=False)
+        return text.encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Manifest:
+        """Parse :meth:`to_bytes`'s output.
+
+        Raises:
+            StoreError: not JSON, another format version, or a member of another type.
+        """
+        try:
+            raw = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise StoreError(f"{where} is not JSON: {error}") from error
+        found = raw.get("format") if isinstance(raw, dict) else None
+        if found != FORMAT:
+            raise StoreError(
+                f"{where} has format {found!r}; this rlprobe reads {FORMAT}. A newer rlprobe wrote "
+                "it, or it is no manifest"
+            )
+        try:
+            return cls.model_validate(raw)
+        except pydantic.ValidationError as error:
+            problem = error.errors(include_url=False, include_context=False)[0]
+            place = ".".join(map(str, problem["loc"])) or "manifest"
+            raise StoreError(f"{where}: {place}: {problem['msg']}") from error
+
+    @classmethod
+    def load(cls, run: Path) -> Manifest:
+        """The manifest of a run directory.
+
+        Raises:
+            StoreError: there is none, or :meth:`from_bytes` refuses it.
+        """
+        path = run / NAME
+        try:
+            if path.stat().st_size > MAX_BYTES:
+                raise StoreError(f"{path} is larger than {MAX_BYTES} bytes")
+            data = path.read_bytes()
+        except FileNotFoundError as error:
+            raise StoreError(f"{path} does not exist: the run was never completed here") from error
+        return cls.from_bytes(data, str(path))
+
+
+def check_path(path: str) -> None:
+    """Refuse a path that does not stay in a run's directory.
+
+    Raises:
+        ValueError: absolute, with ``..``, odd characters, or outside the known places.
+    """
+    parts = path.split("/")
+    if (
+        len(path) > 4000
+        or _CONTROL.search(path)
+        or any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts)
+    ):
+        raise ValueError(f"path {path!r} is not a plain relative path")
+    if path not in FILES and (len(parts) < 2 or parts[0] not in DIRECTORIES):
+        raise ValueError(
+            f"path {path!r} has no place in a run; known: {', '.join((*FILES, *DIRECTORIES))}"
+        )
+
+
+def check_tree(paths: Iterable[str]) -> None:
+    """Refuse paths that cannot all exist.
+
+    Raises:
+        ValueError: one occurs twice, or is the directory of another.
+    """
+    files: set[str] = set()
+    directories: set[str] = set()
+    for path in paths:
+        if path in files:
+            raise ValueError(f"path {path!r} occurs twice")
+        files.add(path)
+        parts = path.split("/")
+        directories.update("/".join(parts[:i]) for i in range(1, len(parts)))
+    both = files & directories
+    if both:
+        raise ValueError(f"path {min(both)!r} is a file and a directory")

@@ -1,0 +1,209 @@
+"""Content-addressed files: ``{store}/objects/sha256/ab/{digest}``, written once, never changed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from rlprobe.errors import StoreError
+from rlprobe.store.durable import sync
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_CHUNK = 1 << 20
+_READ_ONLY = 0o444
+#: Why a hard link may be refused: another file system, another owner (fs.protected_hardlinks), too
+#: many links, or a file system without them.
+_LINK_REFUSED = {
+    errno.EXDEV,
+    errno.EPERM,
+    errno.EACCES,
+    errno.EMLINK,
+    errno.EOPNOTSUPP,
+    errno.ENOSYS,
+}
+
+
+class Stored(NamedTuple):
+    """An object: its digest (64 hexadecimal digits) and its size in bytes."""
+
+    sha256: str
+    size: int
+
+
+class Objects:
+    """The objects of one store.
+
+    Safe for any number of processes at once: an object appears whole, under the name of its
+    content. New ones are flushed to the disk; :meth:`flush` does the same for their names and must
+    be called before anything refers to them.
+
+    Args:
+        store: the store's directory.
+        workspace: a directory on the same file system for what is being written; None for reading.
+    """
+
+    def __init__(self, store: Path, workspace: Path | None = None) -> None:
+        self.root = store / "objects" / "sha256"
+        self._workspace = workspace
+        self._touched: set[Path] = set()
+        self._count = 0
+        #: Bytes of objects that were not there before.
+        self.added = 0
+
+    def path(self, digest: str) -> Path:
+        """Where an object lies, or would lie.
+
+        Raises:
+            StoreError: the digest is not 64 hexadecimal digits.
+        """
+        if not _DIGEST.fullmatch(digest):
+            raise StoreError(f"{digest!r} is not a sha256 digest (64 hexadecimal digits)")
+        return self.root / digest[:2] / digest
+
+    def has(self, stored: Stored) -> bool:
+        """Whether the object is there with its size; ``store verify`` reads the content as well."""
+        try:
+            found = self.path(stored.sha256).stat()
+        except FileNotFoundError:
+            return False
+        return stat.S_ISREG(found.st_mode) and found.st_size == stored.size
+
+    def put_bytes(self, data: bytes) -> Stored:
+        """Store bytes."""
+        stored = Stored(hashlib.sha256(data).hexdigest(), len(data))
+        if not self.has(stored):
+            temporary = self._temporary()
+            with temporary.open("xb") as handle:
+                handle.write(data)
+            self._publish(temporary, stored)
+        return stored
+
+    def put_file(self, path: Path, *, adopt: bool = False) -> Stored:
+        """Store a file's content; the file stays.
+
+        Args:
+            path: a regular file that nobody writes to any more.
+            adopt: link the file itself into the store where that is possible, instead of copying
+                it. It becomes read-only, and writing to it later would damage the store: for files
+                in scratch space that is about to be deleted.
+
+        Raises:
+            StoreError: the file changes while it is read.
+        """
+        stored = digest_file(path)
+        if self.has(stored):
+            return stored
+        temporary = self._temporary()
+        # Only the owner may make it read-only, whatever the file system lets others link.
+        if adopt and path.stat().st_uid == os.geteuid() and _linked(path, temporary):
+            found = digest_file(temporary)
+        else:
+            with path.open("rb") as source, temporary.open("xb") as target:
+                found = _copy(source, target)
+        if found != stored:
+            temporary.unlink()
+            raise StoreError(f"{path} changed while it was stored; is a process still writing it?")
+        self._publish(temporary, stored)
+        return stored
+
+    def put_stream(self, source: BinaryIO, expected: Stored) -> None:
+        """Store exactly the next ``expected.size`` bytes of a stream.
+
+        Raises:
+            StoreError: the stream ends early, or the bytes have another digest; nothing is stored.
+        """
+        temporary = self._temporary()
+        with temporary.open("xb") as target:
+            found = _copy(source, target, expected.size)
+        if found != expected:
+            temporary.unlink()
+            what = "ends early" if found.size < expected.size else f"holds {found.sha256}"
+            raise StoreError(f"object {expected.sha256}: the source {what}")
+        if self.has(expected):
+            temporary.unlink()
+        else:
+            self._publish(temporary, expected)
+
+    def link(self, stored: Stored, destination: Path) -> None:
+        """Give an object a second name; a copy where the file system refuses hard links.
+
+        Raises:
+            StoreError: the object is missing or of another size.
+        """
+        if not self.has(stored):
+            raise StoreError(
+                f"object {stored.sha256} is missing or truncated in {self.root}; run "
+                "`rlprobe store verify`"
+            )
+        source = self.path(stored.sha256)
+        if not _linked(source, destination):
+            with source.open("rb") as reader, destination.open("xb") as writer:
+                _copy(reader, writer)
+            destination.chmod(_READ_ONLY)
+            sync(destination)
+
+    def flush(self) -> None:
+        """Flush the names of new objects to the disk."""
+        for directory in sorted(self._touched):
+            sync(directory)
+        self._touched.clear()
+
+    def __iter__(self) -> Iterator[Stored]:
+        """Every object there is, in order of its digest."""
+        for directory in sorted(self.root.iterdir()) if self.root.is_dir() else []:
+            for path in sorted(directory.iterdir()):
+                yield Stored(path.name, path.stat().st_size)
+
+    def _temporary(self) -> Path:
+        if self._workspace is None:
+            raise AssertionError("these objects were opened for reading")
+        self._count += 1
+        return self._workspace / f"object-{self._count}"
+
+    def _publish(self, temporary: Path, stored: Stored) -> None:
+        temporary.chmod(_READ_ONLY)
+        sync(temporary)
+        final = self.path(stored.sha256)
+        if not final.parent.is_dir():
+            final.parent.mkdir(parents=True, exist_ok=True)
+            self._touched.update((final.parent.parent, final.parent.parent.parent))
+        # Replacing is harmless: whoever was faster put the same bytes there.
+        temporary.replace(final)
+        self._touched.add(final.parent)
+        self.added += stored.size
+
+
+def digest_file(path: Path) -> Stored:
+    """Digest and size of a file's content."""
+    with path.open("rb") as handle:
+        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+        return Stored(digest, handle.tell())
+
+
+def _copy(source: BinaryIO, target: BinaryIO, limit: int | None = None) -> Stored:
+    state = hashlib.sha256()
+    size = 0
+    while limit is None or size < limit:
+        chunk = source.read(_CHUNK if limit is None else min(_CHUNK, limit - size))
+        if not chunk:
+            break
+        target.write(chunk)
+        state.update(chunk)
+        size += len(chunk)
+    return Stored(state.hexdigest(), size)
+
+
+def _linked(source: Path, destination: Path) -> bool:
+    try:
+        os.link(source, destination)
+    except OSError as error:
+        if error.errno not in _LINK_REFUSED:
+            raise
+        return False
+    return True

@@ -1,0 +1,182 @@
+"""What the processes of a run left in ``side/``, brought together into one table or file each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from rlprobe import stages
+from rlprobe.errors import StoreError
+from rlprobe.store.keys import canonical_json
+
+#: Columns of ``weights.parquet``: a row per parameter, step and process that holds a part of it.
+WEIGHTS: dict[str, Any] = {
+    "step": pl.Int32,
+    "stage": pl.String,
+    "role": pl.String,
+    "rank": pl.Int32,
+    "name": pl.String,
+    "dtype": pl.String,
+    "shape": pl.List(pl.Int64),
+    "local_shape": pl.List(pl.Int64),
+    "digest": pl.String,
+    "norm": pl.Float64,
+    "sketch": pl.List(pl.Float32),
+    "complete": pl.Boolean,
+}
+FORMAT = 1
+_FILE = re.compile(r"(?P<role>[a-z][a-z0-9_]*)-rank(?P<rank>\d{1,9})\.jsonl?")
+
+
+def weights(side: Path) -> pl.DataFrame | None:
+    """Every process's parameters in one table; None when none was digested.
+
+    Raises:
+        StoreError: a line is not what capture writes.
+    """
+    rows = []
+    for origin, row in _lines(side, "weights"):
+        if set(row) != set(WEIGHTS):
+            odd = set(row) ^ set(WEIGHTS)
+            raise StoreError(f"{origin}: {min(odd)!r} is missing or unknown in a weights record")
+        rows.append(row)
+    if not rows:
+        return None
+    try:
+        table = pl.DataFrame(rows, schema=WEIGHTS, strict=True)
+    except (pl.exceptions.PolarsError, TypeError, OverflowError) as error:
+        raise StoreError(f"{side}/parts/weights: {error}") from error
+    place = pl.col("stage").replace_strict(
+        list(stages.STAGES), list(range(len(stages.STAGES))), return_dtype=pl.Int32
+    )
+    return table.sort("step", place, "role", "rank", maintain_order=True)
+
+
+def mock_proof(side: Path) -> dict[str, Any] | None:
+    """``mock_proof.json``: which samples each process trained on, row by row.
+
+    Raises:
+        StoreError: a line is not what capture writes.
+    """
+    rows = []
+    for origin, row in _lines(side, "samples"):
+        match row:
+            case {"step": int(), "stage": str(), "rank": int(), "samples": list()}:
+                rows.append({"role": origin.role, **row})
+            case _:
+                raise StoreError(f"{origin} is not a record of samples")
+    if not rows:
+        return None
+    rows.sort(key=lambda row: (row["step"], row["role"], row["rank"]))
+    return {"format": FORMAT, "samples": rows}
+
+
+def environment(side: Path) -> dict[str, Any]:
+    """``environment.json``: versions and settings of each process, by ``{role}-rank{R}``."""
+    return {
+        "format": FORMAT,
+        "processes": {
+            f"{origin.role}-rank{origin.rank}": value
+            for origin, value in _documents(side, "environment")
+        },
+    }
+
+
+def layout(side: Path) -> list[dict[str, Any]]:
+    """Parallel layout, a mapping per process."""
+    return [value for _, value in _documents(side, "layout")]
+
+
+def captured(side: Path) -> list[dict[str, Any]]:
+    """What each process captured of each stage and step, as it said itself."""
+    return [row for _, row in _lines(side, "captured")]
+
+
+def first_step(side: Path) -> int | None:
+    """The trainer's number of the step that this run began with."""
+    path = side / "parts" / "first_step.json"
+    if not path.is_file():
+        return None
+    value = _parse(path.read_bytes(), str(path))
+    if not isinstance(value.get("first_step"), int):
+        raise StoreError(f"{path}: first_step is {value.get('first_step')!r}, not a number")
+    return int(value["first_step"])
+
+
+def run_facts(side: Path) -> dict[str, Any]:
+    """``run.json``: command, times and what else ``rlprobe run`` noted; empty without it."""
+    path = side / "run.json"
+    return _parse(path.read_bytes(), str(path)) if path.is_file() else {}
+
+
+def weights_by_step(table: pl.DataFrame) -> dict[str, str]:
+    """Step to a digest over every parameter's, where each is known."""
+    result = {}
+    for (step,), rows in table.group_by("step", maintain_order=True):
+        if rows["digest"].null_count() == 0:
+            keys = rows.select("role", "name", "digest").unique().sort("role", "name", "digest")
+            result[str(step)] = _digest(keys.rows())
+    return result
+
+
+def samples_by_step(proof: dict[str, Any]) -> dict[str, str]:
+    """Step to a digest over the set of its samples."""
+    steps: dict[int, set[str]] = {}
+    for row in proof["samples"]:
+        steps.setdefault(row["step"], set()).update(row["samples"])
+    return {str(step): _digest(sorted(samples)) for step, samples in sorted(steps.items())}
+
+
+def _digest(value: Iterable[Any]) -> str:
+    return "sha256:" + hashlib.sha256(canonical_json(list(value))).hexdigest()
+
+
+class _Origin(str):
+    """Where a value came from, for messages; a file named ``{role}-rank{R}``."""
+
+    role: str
+    rank: int
+
+
+def _files(side: Path, kind: str) -> Iterator[tuple[_Origin, Path]]:
+    directory = side / "parts" / kind
+    found = []
+    for path in directory.iterdir() if directory.is_dir() else []:
+        match = _FILE.fullmatch(path.name)
+        if match is None:
+            if path.name.startswith("."):
+                continue
+            raise StoreError(f"{path}: expected files named {{role}}-rank{{R}}.json or .jsonl")
+        origin = _Origin(path)
+        origin.role, origin.rank = match["role"], int(match["rank"])
+        found.append((origin, path))
+    yield from sorted(found, key=lambda item: (item[0].role, item[0].rank))
+
+
+def _lines(side: Path, kind: str) -> Iterator[tuple[_Origin, dict[str, Any]]]:
+    for origin, path in _files(side, kind):
+        for number, line in enumerate(path.read_bytes().splitlines(), 1):
+            here = _Origin(f"{path}, line {number}")
+            here.role, here.rank = origin.role, origin.rank
+            yield here, _parse(line, here)
+
+
+def _documents(side: Path, kind: str) -> Iterator[tuple[_Origin, dict[str, Any]]]:
+    for origin, path in _files(side, kind):
+        yield origin, _parse(path.read_bytes(), origin)
+
+
+def _parse(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StoreError(f"{where} is not JSON ({error}); was a process killed there?") from error
+    if not isinstance(value, dict):
+        raise StoreError(f"{where} holds a {type(value).__name__} where a mapping is expected")
+    return value
