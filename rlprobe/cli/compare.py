@@ -1,0 +1,74 @@
+"""``rlprobe compare BENCHMARK TARGET -o OUT``: every difference between two runs or dumps."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rlprobe.cli.common import write_json
+from rlprobe.compare import sides
+from rlprobe.compare.compare import COVERAGE, Options, compare, insufficient
+from rlprobe.errors import NotComparable, UsageError
+
+_SIDES = (
+    "a run of the store (its directory, or its key with --store), a dump tree, a stage, step, rank "
+    "or proc directory, a dump.json or debug.json"
+)
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "compare",
+        help="measure every difference between two runs or dumps",
+        description="Measure every difference between two runs or dumps. Exit code 0: compared, "
+        "whatever the differences; 4: nothing, or too little, could be compared.",
+    )
+    parser.add_argument("benchmark", metavar="BENCHMARK", help=_SIDES)
+    parser.add_argument("target", metavar="TARGET", help="likewise")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="OUT")
+    parser.add_argument(
+        "--stage",
+        action="append",
+        default=[],
+        metavar="STAGE",
+        help="only this stage (repeatable); names a stage directory that does not say its stage",
+    )
+    parser.add_argument("--store", type=Path, help="where run keys are looked up")
+    parser.add_argument("--pair", default="target", help="what the results call this pair")
+    parser.add_argument(
+        "--coverage",
+        type=float,
+        default=COVERAGE,
+        help="share of both sides' records that must have been compared (default %(default)s)",
+    )
+    parser.add_argument(
+        "--no-fail", action="store_true", help="exit 0 even if too little was compared"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    if not 0 <= args.coverage <= 1:
+        raise UsageError(f"--coverage is a share from 0 to 1, found {args.coverage}")
+    options = Options(args.pair, tuple(args.stage), args.coverage)
+    benchmark = sides.resolve(args.benchmark, args.store)
+    target = sides.resolve(args.target, args.store)
+    lack: NotComparable | None
+    try:
+        summaries = compare(benchmark, target, args.out, options)
+        lack = insufficient(summaries, options)
+    except NotComparable as error:
+        summaries, lack = [], error
+    if args.json is not None:
+        write_json(
+            args.json,
+            {
+                "comparable": lack is None,
+                "message": str(lack) if lack else None,
+                "stages": [s.as_dict() for s in summaries],
+            },
+        )
+    if lack is not None and not args.no_fail:
+        raise lack
+    return 0

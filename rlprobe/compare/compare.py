@@ -1,0 +1,126 @@
+"""The comparison of two sides: plan, then match, measure and write stage by stage."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from rlprobe.compare import matcher, measures, pairs, planner, writer
+from rlprobe.compare.planner import Pairing, StagePlan
+from rlprobe.compare.sides import Process, Side, StageSource
+from rlprobe.compare.writer import Summary
+from rlprobe.errors import NotComparable
+from rlprobe.stages import GENERATE
+from rlprobe.store import records
+
+_log = logging.getLogger(__name__)
+
+#: Share of both sides' records that must have been compared.
+COVERAGE = 0.9
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compare."""
+
+    #: What the pair is called in the results (target, repeat, …).
+    pair: str = "target"
+    stages: tuple[str, ...] = ()
+    coverage: float = COVERAGE
+
+
+def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[Summary]:
+    """Compare two sides and write ``out/{stage}/{records.parquet, summary.json}``.
+
+    Raises:
+        NotComparable: they have no stage in common. Too small a coverage is *not* raised here: the
+            results are wanted all the same, see :func:`insufficient`.
+        DumpError, StoreError: a side is damaged.
+    """
+    summaries = []
+    for stage in planner.plan(benchmark, target, options.stages):
+        summary = Summary(options.pair, stage.stage, list(stage.notes))
+        tables = _tables(stage)
+        writer.write_stage(out / stage.stage, tables, summary, len(stage.pairings))
+        _log.info(
+            "%s: %d records compared, %d identical, coverage %.1f %% / %.1f %%",
+            stage.stage,
+            summary.compared,
+            summary.identical,
+            100 * summary.coverage("benchmark"),
+            100 * summary.coverage("target"),
+        )
+        summaries.append(summary)
+    return summaries
+
+
+def insufficient(summaries: Sequence[Summary], options: Options) -> NotComparable | None:
+    """Why the comparison is not one, None when it is.
+
+    Generation on one side only is no lack: a replay does not generate.
+    """
+    judged = [
+        s
+        for s in summaries
+        if s.stage != GENERATE or GENERATE in options.stages or all(s.ranks.values())
+    ]
+    if not any(s.compared for s in summaries):
+        return NotComparable(_lack("nothing was compared", summaries))
+    poor = [
+        s
+        for s in judged
+        if not s.compared or min(map(s.coverage, ("benchmark", "target"))) < options.coverage
+    ]
+    if poor:
+        share = f"less than {100 * options.coverage:g} % of the records were compared"
+        return NotComparable(_lack(share, poor))
+    return None
+
+
+def _lack(what: str, summaries: Sequence[Summary]) -> str:
+    lines = [what]
+    for s in summaries:
+        line = (
+            f"{s.stage}: benchmark {s.measured['benchmark']} of {s.records['benchmark']}, "
+            f"target {s.measured['target']} of {s.records['target']}"
+        )
+        first = [f"{side} only: {names[0]}" for side, names in s.unmatched.items() if names]
+        lines.append("; ".join([line, *first]))
+    lines.append(
+        "check that both sides were dumped at the same level and with the same stages; "
+        "summary.json lists what is unmatched"
+    )
+    return "\n  ".join(lines)
+
+
+def _tables(stage: StagePlan) -> Iterator[pl.DataFrame]:
+    for pairing in stage.pairings:
+        yield _process_table(stage, pairing)
+
+
+def _process_table(stage: StagePlan, pairing: Pairing) -> pl.DataFrame:
+    """All rows of one process pair, columns of :data:`writer.SCHEMA`."""
+    benchmark = _load(stage.benchmark, pairing.benchmark)
+    target = _load(stage.target, pairing.target)
+    matches = None if matcher.same_names(benchmark, target) else matcher.match(benchmark, target)
+    table = measures.measure(pairs.side_by_side(benchmark, target, matches))
+    ranks = {
+        f"rank_{side}": pl.when(pl.col(f"order_{side}").is_not_null()).then(
+            pl.lit(process.rank if process else None, pl.Int32)
+        )
+        for side, process in (("benchmark", pairing.benchmark), ("target", pairing.target))
+    }
+    table = table.with_columns(
+        step=pl.lit(pairing.step, pl.Int32), rank=pl.lit(pairing.rank, pl.Int32), **ranks
+    )
+    return writer.completed(table)
+
+
+def _load(source: StageSource | None, process: Process | None) -> pl.DataFrame:
+    if source is None or process is None:
+        return pl.DataFrame(schema={name: records.SCHEMA[name] for name in pairs.LOADED})
+    return source.load(process, pairs.LOADED)

@@ -1,0 +1,248 @@
+"""What is compared: a run in the store, or any part of a dump tree as msprobe left it.
+
+Accepted: ``{store}/runs/{key}`` (or the key alone, with a store), a dump tree, a stage, step, rank or proc directory, a ``dump.json`` or ``debug.json``. All become stages that
+hold processes, each loaded when its turn comes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+
+from rlprobe import stages
+from rlprobe.errors import ConfigError, DumpError, UsageError
+from rlprobe.store import dumpjson, records
+
+MANIFEST, RECORDS, DUMP = "manifest.json", "records", "dump"
+#: Name of a single stage directory that does not say which stage it holds.
+UNNAMED = "unnamed"
+_KEY = re.compile(r"^[0-9a-f]{8,64}$")
+_RANK_DIR = re.compile(r"^(?:rank|proc)(\d*)$")
+_STEP_DIR = re.compile(r"^step(\d+)$")
+
+
+@dataclass(frozen=True, order=True)
+class Process:
+    """One process's records of one step."""
+
+    step: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class StageSource:
+    """The records of one stage on one side, process by process."""
+
+    processes: Sequence[Process]
+
+    def load(self, process: Process, columns: Sequence[str]) -> pl.DataFrame:
+        """Columns of :data:`rlprobe.store.records.SCHEMA` for one process, in execution order.
+
+        Raises:
+            DumpError: a dump file is damaged.
+            StoreError: the record table is damaged.
+        """
+        raise NotImplementedError
+
+    def tensor_directory(self, process: Process) -> Path | None:
+        """Where this process's tensor files lie, None when it has none."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class DumpStage(StageSource):
+    """A stage read from dump.json files on the fly."""
+
+    #: Directory, or single file, of each process.
+    paths: dict[Process, Path] = field(default_factory=dict)
+
+    def load(self, process: Process, columns: Sequence[str]) -> pl.DataFrame:
+        path = self.paths[process]
+        if path.is_file():
+            frame = records.finish(dumpjson.read(path), process.step, process.rank)
+        else:
+            where = records.RankDirectory(process.step, process.rank, path)
+            frame = records.build_rank(where, stacks=False)
+        return frame.select(columns)
+
+    def tensor_directory(self, process: Process) -> Path | None:
+        path = self.paths[process]
+        # Always beside dump.json: the absolute dump_data_dir inside the file is of another place.
+        tensors = (path.parent if path.is_file() else path) / records.TENSORS
+        return tensors if tensors.is_dir() else None
+
+
+@dataclass(frozen=True)
+class RunStage(StageSource):
+    """A stage of a stored run: its Parquet record table, and its tree for tensors."""
+
+    table: Path = Path()
+    tree: Path | None = None
+
+    def load(self, process: Process, columns: Sequence[str]) -> pl.DataFrame:
+        lazy = records.scan(self.table)
+        if len(self.processes) > 1:
+            lazy = lazy.filter((pl.col("step") == process.step) & (pl.col("rank") == process.rank))
+        return lazy.select(columns).collect()
+
+    def tensor_directory(self, process: Process) -> Path | None:
+        if self.tree is None:
+            return None
+        tensors = self.tree / f"step{process.step}" / f"rank{process.rank}" / records.TENSORS
+        return tensors if tensors.is_dir() else None
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a comparison."""
+
+    #: What the user called it.
+    name: str
+    path: Path
+    #: By stage: canonical names where known, directory names otherwise, :data:`UNNAMED` for a
+    #: single directory or file that does not say.
+    stages: dict[str, StageSource]
+
+    @property
+    def single(self) -> bool:
+        return len(self.stages) == 1
+
+
+def resolve(name: str, store: Path | None = None) -> Side:
+    """Find out what ``name`` is.
+
+    Raises:
+        UsageError: there is nothing of that name.
+        DumpError: it exists but holds no dump; the message says what was looked for.
+    """
+    path = Path(name)
+    if not path.exists():
+        if store is not None and _KEY.match(name):
+            path = _run_of_key(store, name)
+        else:
+            raise UsageError(
+                f"{name}: no such file or directory"
+                + ("" if store else " (a run's key needs --store)")
+            )
+    if path.is_file():
+        return Side(name, path, {_stage_above(path): _from_file(path)})
+    if (path / MANIFEST).is_file() or (path / RECORDS).is_dir():
+        return Side(name, path, _from_run(path))
+    found = _from_directory(path)
+    if not found and (path / DUMP).is_dir():
+        found = _from_directory(path / DUMP)
+    if not found:
+        raise DumpError(
+            f"{path} holds no dump: looked for a run ({MANIFEST}), dump.json or debug.json, "
+            "rank*/ or proc*/, step*/, and stage directories holding step*/"
+        )
+    return Side(name, path, found)
+
+
+def _run_of_key(store: Path, key: str) -> Path:
+    runs = store / "runs"
+    matches = sorted(runs.glob(f"{key}*")) if runs.is_dir() else []
+    if len(matches) != 1:
+        raise UsageError(f"{key}: {len(matches)} runs of this key in {runs}; expected one")
+    return matches[0]
+
+
+def _from_run(path: Path) -> dict[str, StageSource]:
+    tables = sorted((path / RECORDS).glob("*.parquet"))
+    if not tables:
+        raise DumpError(f"run {path} holds no {RECORDS}/*.parquet: nothing was captured in it")
+    found: dict[str, StageSource] = {}
+    for table in tables:
+        pairs = records.scan(table).select("step", "rank").unique().collect()
+        processes = sorted(Process(step, rank) for step, rank in pairs.iter_rows())
+        found[table.stem] = RunStage(processes, table, _stage_tree(path / DUMP, table.stem))
+    return _in_order(found)
+
+
+def _stage_tree(dump: Path, stage: str) -> Path | None:
+    """A run's stage directory: under its canonical name, or slime's."""
+    names = [stage, *(alias for alias, name in stages.ALIASES.items() if name == stage)]
+    return next((dump / name for name in names if (dump / name).is_dir()), None)
+
+
+def _from_file(path: Path) -> StageSource:
+    if path.name not in (records.DUMP, records.DEBUG):
+        raise DumpError(f"{path} is neither {records.DUMP} nor {records.DEBUG}")
+    process = Process(_number(_STEP_DIR, path.parent.parent.name), _rank(path.parent.name))
+    return DumpStage([process], {process: path})
+
+
+def _from_directory(path: Path) -> dict[str, StageSource]:
+    if any((path / name).is_file() for name in (records.DUMP, records.DEBUG)):
+        process = Process(_number(_STEP_DIR, path.parent.name), _rank(path.name))
+        return {_stage_above(path / "."): DumpStage([process], {process: path})}
+    ranks = records.rank_directories(path, _number(_STEP_DIR, path.name))
+    if ranks:
+        return {_known(path.resolve().parent.name): _dump_stage(ranks)}
+    if records.step_directories(path):
+        return {_known(path.resolve().name): _dump_stage(_ranks_below(path))}
+    found: dict[str, StageSource] = {}
+    for child in sorted(p for p in path.iterdir() if p.is_dir()):
+        ranks = _ranks_below(child) if records.step_directories(child) else []
+        if not ranks:
+            continue
+        name = stages.ALIASES.get(child.name, child.name)
+        if name in found:
+            raise DumpError(
+                f"{path} holds stage {name} under two names ({child.name} is one of them); "
+                "compare the stage directories one by one"
+            )
+        found[name] = _dump_stage(ranks)
+    return _in_order(found)
+
+
+def _ranks_below(stage_dir: Path) -> list[records.RankDirectory]:
+    steps = records.step_directories(stage_dir)
+    ranks = [r for step, path in steps for r in records.rank_directories(path, step)]
+    return [
+        rank
+        for rank in ranks
+        if any((rank.path / name).is_file() for name in (records.DUMP, records.DEBUG))
+    ]
+
+
+def _dump_stage(ranks: Sequence[records.RankDirectory]) -> DumpStage:
+    paths = {Process(rank.step, rank.rank): rank.path for rank in ranks}
+    return DumpStage(sorted(paths), paths)
+
+
+def _in_order(found: dict[str, StageSource]) -> dict[str, StageSource]:
+    known = {name: number for number, name in enumerate(stages.STAGES)}
+    return dict(sorted(found.items(), key=lambda item: (known.get(item[0], len(known)), item[0])))
+
+
+def _number(pattern: re.Pattern[str], name: str) -> int:
+    match = pattern.match(name)
+    return int(match[1]) if match and match[1] else 0
+
+
+def _rank(name: str) -> int:
+    """The rank of a directory compared alone; a pid means nothing, so ``proc{pid}`` is rank 0."""
+    return 0 if name.startswith("proc") else _number(_RANK_DIR, name)
+
+
+def _stage_above(path: Path) -> str:
+    """The stage of a file in ``{stage}/step{N}/rank{R}/``."""
+    parents = path.resolve().parents if path.name else [path.resolve(), *path.resolve().parents]
+    names = [parent.name for parent in parents]
+    for number, name in enumerate(names[:3]):
+        if _STEP_DIR.match(name) and number + 1 < len(names):
+            return _known(names[number + 1])
+    return UNNAMED
+
+
+def _known(directory: str) -> str:
+    """The stage a directory's name says, :data:`UNNAMED` for any other name."""
+    try:
+        return stages.canonical(directory)
+    except ConfigError:
+        return UNNAMED

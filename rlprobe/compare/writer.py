@@ -1,0 +1,224 @@
+"""records.parquet and summary.json of one stage."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+from polars.io.plugins import register_io_source
+
+from rlprobe.compare import measures
+
+FORMAT = 1
+RECORDS, SUMMARY = "records.parquet", "summary.json"
+#: Names of unmatched records listed in the summary, per side; all are in the records.
+LISTED = 50
+
+#: Columns of records.parquet, in this order.
+SCHEMA: dict[str, Any] = {
+    "step": pl.Int32,
+    "rank": pl.Int32,
+    "order": pl.Int32,
+    "name": pl.String,
+    "module": pl.String,
+    "op": pl.String,
+    "call": pl.Int32,
+    "direction": pl.String,
+    "slot": pl.String,
+    "index": pl.String,
+    "status": pl.String,
+    "reason": pl.String,
+    "rule": pl.String,
+    **{
+        f"{name}_{side}": kind
+        for name, kind in (
+            ("name", pl.String),
+            ("rank", pl.Int32),
+            ("order", pl.Int32),
+            ("dtype", pl.String),
+            ("shape", pl.List(pl.Int64)),
+            ("requires_grad", pl.Boolean),
+            ("max", pl.Float64),
+            ("min", pl.Float64),
+            ("mean", pl.Float64),
+            ("norm", pl.Float64),
+            ("value", pl.String),
+            ("digest", pl.String),
+            ("data", pl.String),
+            ("data_name", pl.String),
+        )
+        for side in ("benchmark", "target")
+    },
+    "max_diff": pl.Float64,
+    "min_diff": pl.Float64,
+    "mean_diff": pl.Float64,
+    "norm_diff": pl.Float64,
+    "identical": pl.Boolean,
+    "error": pl.Float64,
+    "error_kind": pl.String,
+    "error_uncertainty": pl.Float64,
+    "cosine": pl.Float64,
+    "max_abs_err": pl.Float64,
+    "max_abs_index": pl.Int64,
+    "max_rel_err": pl.Float64,
+    "ulp_max": pl.Float64,
+    "within_1e3": pl.Float64,
+    "within_5e3": pl.Float64,
+    "saturated": pl.Int64,
+    "noise": pl.Float64,
+    "ratio": pl.Float64,
+}
+
+
+def completed(table: pl.DataFrame) -> pl.DataFrame:
+    """The table with exactly the columns of :data:`SCHEMA`; what was not measured is null."""
+    missing = [
+        pl.lit(None, kind).alias(name) for name, kind in SCHEMA.items() if name not in table.columns
+    ]
+    return table.with_columns(missing).select(
+        pl.col(name).cast(kind) for name, kind in SCHEMA.items()
+    )
+
+
+@dataclass
+class Summary:
+    """What summary.json says, gathered process by process."""
+
+    pair: str
+    stage: str
+    notes: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    rules: Counter[str] = field(default_factory=Counter)
+    #: Records with content on each side, and those of them that were measured.
+    records: Counter[str] = field(default_factory=Counter)
+    measured: Counter[str] = field(default_factory=Counter)
+    compared: int = 0
+    identical: int = 0
+    max_error: float | None = None
+    steps: set[int] = field(default_factory=set)
+    ranks: dict[str, set[int]] = field(
+        default_factory=lambda: {"benchmark": set(), "target": set()}
+    )
+    unmatched: dict[str, list[str]] = field(default_factory=lambda: {"benchmark": [], "target": []})
+    nonfinite: dict[str, dict[str, Any] | None] = field(
+        default_factory=lambda: {"benchmark": None, "target": None}
+    )
+
+    def add(self, table: pl.DataFrame) -> None:
+        """Count one process's rows (columns of :data:`SCHEMA`)."""
+        for status, count in table.get_column("status").value_counts().iter_rows():
+            self.counts[status] += count
+        used = table.get_column("rule").drop_nulls()
+        for rule, count in used.value_counts().iter_rows():
+            self.rules[rule] += count
+        measured = pl.col("error_kind").is_not_null() | (pl.col("status") == measures.NONFINITE)
+        numbers = table.select(
+            measured.sum().alias("compared"),
+            (pl.col("identical") & measured).sum().alias("identical"),
+            pl.col("error").max().alias("max_error"),
+            *(
+                # a null argument has nothing to compare
+                pl.col(f"dtype_{side}").is_not_null().sum().alias(f"records_{side}")
+                for side in ("benchmark", "target")
+            ),
+        ).row(0, named=True)
+        self.compared += numbers["compared"]
+        self.identical += numbers["identical"]
+        for side in ("benchmark", "target"):
+            self.records[side] += numbers[f"records_{side}"]
+            self.measured[side] += numbers["compared"]
+            self._list(table, side)
+        if numbers["max_error"] is not None:
+            self.max_error = max(self.max_error or 0.0, numbers["max_error"])
+        self.steps.update(table.get_column("step").unique())
+
+    def _list(self, table: pl.DataFrame, side: str) -> None:
+        self.ranks[side].update(table.get_column(f"rank_{side}").drop_nulls().unique())
+        room = LISTED - len(self.unmatched[side])
+        if room > 0 and self.counts[f"{side}_only"]:
+            only = table.filter(pl.col("status") == f"{side}_only").get_column("name")
+            self.unmatched[side].extend(only.head(room))
+        if self.nonfinite[side] is None and self.counts[measures.NONFINITE]:
+            first = table.filter(
+                (pl.col("status") == measures.NONFINITE) & pl.col("reason").is_in([side, "both"])
+            ).head(1)
+            if first.height:
+                self.nonfinite[side] = first.select("step", "rank", "order", "name").row(
+                    0, named=True
+                )
+
+    def coverage(self, side: str) -> float:
+        """Share of a side's records with content that were measured; 0 when it has none."""
+        total = self.records[side]
+        return min(1.0, self.measured[side] / total) if total else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "pair": self.pair,
+            "stage": self.stage,
+            "counts": {status: self.counts[status] for status in measures.STATUSES},
+            "coverage": {side: self.coverage(side) for side in ("benchmark", "target")},
+            "compared": self.compared,
+            "identical": self.identical,
+            "steps": sorted(self.steps),
+            "ranks": {side: sorted(ranks) for side, ranks in self.ranks.items()},
+            "unmatched": self.unmatched,
+            "nonfinite": self.nonfinite,
+            "rules": dict(sorted(self.rules.items())),
+            "max_error": self.max_error,
+            "notes": self.notes,
+        }
+
+
+def write_stage(
+    directory: Path, tables: Iterable[pl.DataFrame], summary: Summary, processes: int
+) -> None:
+    """Write both files, whole or not at all; several processes are streamed.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    records = directory / f".{RECORDS}.{os.getpid()}.tmp"
+    try:
+        if processes == 1:
+            (table,) = tables
+            summary.add(table)
+            table.write_parquet(records, **_PARQUET)
+        else:
+            _source(tables, summary).sink_parquet(records, engine="streaming", **_PARQUET)
+        text = json.dumps(summary.as_dict(), indent=1, allow_nan=False) + "\n"
+        temporary = directory / f".{SUMMARY}.{os.getpid()}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        records.replace(directory / RECORDS)
+        # last: where the summary stands, the records it sums up stand too
+        temporary.replace(directory / SUMMARY)
+    finally:
+        records.unlink(missing_ok=True)
+
+
+#: Quick to write, and small enough: the values of both sides hardly compress.
+_PARQUET: dict[str, Any] = {"compression": "lz4", "row_group_size": 1 << 17}
+
+
+def _source(tables: Iterable[pl.DataFrame], summary: Summary) -> pl.LazyFrame:
+    """The tables as one lazy frame of which only one is in memory at a time."""
+
+    def batches(
+        with_columns: list[str] | None,
+        predicate: pl.Expr | None,
+        n_rows: int | None,
+        batch_size: int | None,
+    ) -> Iterator[pl.DataFrame]:
+        for table in tables:
+            summary.add(table)
+            yield table
+
+    return register_io_source(batches, schema=SCHEMA)
