@@ -22,7 +22,7 @@ from pathlib import Path
 import rlprobe
 from rlprobe.config import ContainerSection
 from rlprobe.errors import ConfigError, RunError
-from rlprobe.runs import devices, nodelocal
+from rlprobe.runs import devices, nodelocal, slurm
 
 #: Where the host's rlprobe lies inside a container.
 _PACKAGE_ROOT = Path("/opt/rlprobe/host")
@@ -62,6 +62,7 @@ def wrap(
     scratch: str | os.PathLike[str],
     *,
     node: str | None = None,
+    step_name: str | None = None,
 ) -> list[str]:
     """The command line that runs ``argv`` in its container.
 
@@ -79,6 +80,7 @@ def wrap(
         job_id: :func:`rlprobe.runs.nodelocal.job_id`; keys caches, /tmp and docker's label.
         scratch: the run's scratch directory; Ascend's logs go to ``scratch/logs/ascend``.
         node: the node of the allocation to run on; None for this one.
+        step_name: name of the Slurm step where one is made (another node, or pyxis).
 
     Raises:
         ConfigError: a path cannot be bound or is too long.
@@ -87,6 +89,7 @@ def wrap(
     row = devices.get(device)
     local = nodelocal.of_job(job_id)
     scratch = Path(scratch).resolve()
+    outside = slurm.srun([node], name=step_name) if node else []
     if container.runtime == "none":
         nodelocal.check_ray_path(local.tmp)
         inside = {
@@ -94,10 +97,13 @@ def wrap(
             **_logs(row, scratch),
             **env,
         }
-        return [*_on_node(node), *_entry(argv, inside, row, contained=False)]
+        return [*outside, *_entry(argv, inside, row, contained=False)]
     paths = [Bind(path, path) for path in _distinct([Path.cwd(), scratch, *binds])]
+    package = Path(rlprobe.__file__).parent
     paths += [
-        Bind(Path(rlprobe.__file__).parent, _PACKAGE_ROOT / "rlprobe", read_only=True),
+        Bind(package, _PACKAGE_ROOT / "rlprobe", read_only=True),
+        # also under its own name: command lines made on the host name files in it
+        Bind(package, package, read_only=True),
         *(Bind(Path(p), Path(p), read_only=True) for p in row.host_paths if Path(p).exists()),
     ]
     inside = {
@@ -111,8 +117,12 @@ def wrap(
         **env,
     }
     entry = _entry(argv, inside, row, contained=True)
-    build = {"apptainer": _apptainer, "docker": _docker, "pyxis": _pyxis}[container.runtime]
-    return build(entry, container, row, paths, local, job_id, node)
+    if container.runtime == "pyxis":
+        step = slurm.srun([node] if node else [], name=step_name)
+        return [*step, *_pyxis(container, row, paths, local), *entry]
+    if container.runtime == "docker":
+        return [*outside, *_docker(entry, container, row, paths, local, job_id)]
+    return [*outside, *_apptainer(container, row, paths, local), *entry]
 
 
 def stop(container: ContainerSection, job_id: str) -> None:
@@ -138,13 +148,10 @@ def _docker_client(*arguments: str) -> str:
 
 
 def _apptainer(
-    entry: list[str],
     container: ContainerSection,
     row: devices.Device,
     binds: list[Bind],
     local: nodelocal.NodeLocal,
-    job_id: str,
-    node: str | None,
 ) -> list[str]:
     # --cleanenv: a thread count in the user's shell would change numbers that nobody declared.
     # --pid: a killed run takes its Ray agents with it. --ipc: a /dev/shm of its own.
@@ -156,7 +163,7 @@ def _apptainer(
         command += ["--bind", bind.text()]
     for path in _nodes(row):
         command += ["--bind", path]
-    return [*_on_node(node), *command, *container.args, str(container.image), *entry]
+    return [*command, *container.args, str(container.image)]
 
 
 def _docker(
@@ -166,7 +173,6 @@ def _docker(
     binds: list[Bind],
     local: nodelocal.NodeLocal,
     job_id: str,
-    node: str | None,
 ) -> list[str]:
     command = ["docker", "run", "--rm", "--init", "--label", f"{_LABEL}={job_id}"]
     # Shared file systems map root to nobody: files are written by the user who started the run.
@@ -184,47 +190,20 @@ def _docker(
     tmp = Bind(local.tmp, _TMP)
     for bind in [tmp, Bind(local.home, _HOME), *binds]:
         command += ["--volume", bind.text()]
-    command += [*container.args, "--entrypoint", entry[0], str(container.image), *entry[1:]]
-    return [*_on_node(node), *command]
+    return [*command, *container.args, "--entrypoint", entry[0], str(container.image), *entry[1:]]
 
 
 def _pyxis(
-    entry: list[str],
     container: ContainerSection,
     row: devices.Device,
     binds: list[Bind],
     local: nodelocal.NodeLocal,
-    job_id: str,
-    node: str | None,
 ) -> list[str]:
     mounts = [Bind(local.tmp, _TMP), Bind(local.home, _HOME), *binds]
     texts = [bind.text() for bind in mounts] + [f"{path}:{path}" for path in _nodes(row)]
-    command = srun(node)
-    command += [f"--container-image={container.image}", f"--container-workdir={Path.cwd()}"]
+    command = [f"--container-image={container.image}", f"--container-workdir={Path.cwd()}"]
     command += ["--no-container-mount-home", "--no-container-entrypoint"]
-    command += [f"--container-mounts={','.join(texts)}", *container.args]
-    return [*command, *entry]
-
-
-def srun(node: str | None) -> list[str]:
-    """One process on one node of the allocation, beside whatever already runs there.
-
-    Args:
-        node: its name; None for the node this process is on.
-    """
-    command = ["srun", "--overlap", "--nodes=1", "--ntasks=1", "--cpu-bind=none", "--mem=0"]
-    name = node or os.environ.get("SLURMD_NODENAME")
-    if name:
-        command.append(f"--nodelist={name}")
-    cpus = os.environ.get("SLURM_CPUS_PER_TASK") or os.environ.get("SLURM_CPUS_ON_NODE")
-    if cpus:
-        # Since 22.05 a step no longer takes this from its job, and would get one core.
-        command.append(f"--cpus-per-task={cpus}")
-    return command
-
-
-def _on_node(node: str | None) -> list[str]:
-    return [] if node is None else srun(node)
+    return [*command, f"--container-mounts={','.join(texts)}", *container.args]
 
 
 def _entry(

@@ -45,7 +45,7 @@ def run(
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
-            preexec_fn=_end_with_parent,
+            preexec_fn=end_with_parent,
         )
         with _forwarding_signals(child):
             try:
@@ -59,7 +59,8 @@ def run(
     return child.returncode
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """For ``preexec_fn``: this child gets SIGTERM when its parent dies, however it dies."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

@@ -189,9 +189,12 @@ def test_pyxis_is_one_srun_on_the_wanted_node(ascend: devices.Device) -> None:
 
 def test_other_runtimes_reach_another_node_through_srun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "16")
-    argv = wrap(APPTAINER, node="n2")
-    assert argv[0] == "srun"
-    assert "--cpus-per-task=16" in argv[: argv.index("apptainer")]
+    outside = wrap(APPTAINER, node="n2")
+    outside = outside[: outside.index("apptainer")]
+    assert outside.count("srun") == 1
+    assert {"--nodelist=n2", "--cpus-per-task=16"} <= set(outside)
+    # What Slurm set for the whole job must not become this one step's request.
+    assert "SLURM_MEM_PER_CPU" in values(outside, "-u")
 
 
 def test_inside_a_container_rlprobe_is_the_host_s_and_the_image_s_path_is_kept() -> None:

@@ -1,0 +1,284 @@
+"""A Ray cluster over the nodes of one allocation, for one run and no longer.
+
+``ray symmetric-run`` does not serve: it cannot call ``srun`` from inside an image, trusts the
+loser of a race to be a worker, and ends in ``ray stop``, which kills every Ray of the user on the
+node. Here each node gets one step, ``srun … {container} ray start --block``, with ports and a
+temporary directory of its own; ending exactly these steps ends exactly this cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlprobe.config import ContainerSection
+from rlprobe.errors import RunError
+from rlprobe.runs import containers, devices, slurm
+from rlprobe.runs.process import end_with_parent
+
+_GRACE_S = 15.0
+_TAIL_LINES = 15
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of the cluster, as it described itself."""
+
+    name: str
+    address: str
+    ports: dict[str, int]
+
+
+@dataclass(frozen=True)
+class _Step:
+    node: Node
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the nodes of one run's cluster have in common."""
+
+    container: ContainerSection
+    device: str
+    #: Environment of the run; Ray's workers inherit it from their node.
+    env: Mapping[str, str]
+    binds: tuple[str, ...]
+    job_id: str
+    scratch: Path
+    #: Ray's resources per node, as {"GPU": 8, "CPU": 64}.
+    resources: Mapping[str, float]
+    interface: str | None = None
+    #: Longest time from the first ``srun`` until every node has joined.
+    timeout_s: float = 600.0
+
+    @property
+    def step_name(self) -> str:
+        """Name of every step of this cluster in Slurm."""
+        return f"rlprobe-ray-{self.job_id}"
+
+    @property
+    def python(self) -> str:
+        """The interpreter that has Ray: the image's, or the one that runs rlprobe."""
+        return sys.executable if self.container.runtime == "none" else "python"
+
+
+class Cluster:
+    """A running cluster; made by :func:`running`."""
+
+    def __init__(self, plan: Plan, nodes: Sequence[Node]) -> None:
+        self._plan = plan
+        self._steps: list[_Step] = []
+        self.nodes = tuple(nodes)
+
+    @property
+    def address(self) -> str:
+        """The head's, as RAY_ADDRESS takes it."""
+        return f"{self.nodes[0].address}:{self.nodes[0].ports['head']}"
+
+    def environment(self, node: Node | None = None) -> dict[str, str]:
+        """Variables of processes on a node of the cluster, by default on the head.
+
+        Declared variables come last: a site may know its network better than this table.
+        """
+        node = node or self.nodes[0]
+        network = devices.communication(self._plan.device, self._plan.interface, node.address)
+        return {
+            **self._plan.env,
+            **network,
+            "RAY_ADDRESS": self.address,
+            # A worker whose head is gone would linger for a minute.
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+        }
+
+    def check(self) -> None:
+        """Raise when a node is gone; the framework alone would wait for it forever.
+
+        Raises:
+            RunError: with the end of that node's log.
+        """
+        for step in self._steps:
+            status = step.process.poll()
+            if status is not None:
+                raise RunError(
+                    f"Ray on node {step.node.name} ended with exit status {status}; its log is "
+                    f"{step.log} and ends with\n{_tail(step.log)}"
+                )
+
+    def start(self, node: Node) -> None:
+        """Start Ray on one node; returns at once."""
+        head = not self._steps
+        log = self._plan.scratch / "logs" / f"ray-{node.name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment = self.environment(node)
+        environment.pop("RAY_ADDRESS")  # "ray start" would take it for where to join
+        command = containers.wrap(
+            [self._plan.python, "-m", "ray.scripts.scripts", *self._ray_start(node, head)],
+            environment,
+            self._plan.container,
+            self._plan.device,
+            self._plan.binds,
+            self._plan.job_id,
+            self._plan.scratch,
+            node=node.name,
+            step_name=self._plan.step_name,
+        )
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+        self._steps.append(_Step(node, process, log))
+
+    def _ray_start(self, node: Node, head: bool) -> list[str]:
+        arguments = ["start", "--block", "--disable-usage-stats"]
+        arguments += [f"--node-ip-address={node.address}"]
+        if head:
+            arguments += ["--head", f"--port={node.ports['head']}", "--include-dashboard=false"]
+            arguments += [f"--ray-client-server-port={node.ports['client']}"]
+        else:
+            arguments += [f"--address={self.address}"]
+        arguments += [f"--dashboard-agent-listen-port={node.ports['agent']}"]
+        wanted = dict(self._plan.resources)
+        for resource, option in (("CPU", "--num-cpus"), ("GPU", "--num-gpus")):
+            if resource in wanted:
+                arguments.append(f"{option}={wanted.pop(resource):g}")
+        if wanted:
+            arguments.append(f"--resources={json.dumps(wanted)}")
+        return arguments
+
+    def wait(self) -> None:
+        """Wait until every node has joined.
+
+        Raises:
+            RunError: a node ended, or did not join in time.
+        """
+        command = containers.wrap(
+            [
+                self._plan.python,
+                "-m",
+                "rlprobe.frameworks.raynodes",
+                str(len(self.nodes)),
+                f"--timeout={self._plan.timeout_s:g}",
+            ],
+            self.environment(),
+            self._plan.container,
+            self._plan.device,
+            self._plan.binds,
+            self._plan.job_id,
+            self._plan.scratch,
+        )
+        log = self._plan.scratch / "logs" / "ray-nodes.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+            try:
+                while process.poll() is None:
+                    self.check()
+                    time.sleep(0.2)
+            finally:
+                process.kill()
+                process.wait()
+        if process.returncode:
+            raise RunError(
+                f"fewer than {len(self.nodes)} nodes joined Ray within "
+                f"{self._plan.timeout_s:g} s; logs are in {log.parent}:\n{_tail(log)}"
+            )
+
+    def stop(self) -> None:
+        """End these steps, the head last, and no other process."""
+        for step in reversed(self._steps):
+            if step.process.poll() is None:
+                step.process.terminate()
+        deadline = time.monotonic() + _GRACE_S
+        for step in self._steps:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                step.process.wait(max(0.1, deadline - time.monotonic()))
+        if any(step.process.poll() is None for step in self._steps):
+            # srun passes a signal on; a task that ignores it is Slurm's to end.
+            slurm.cancel_steps(self._plan.step_name, os.environ["SLURM_JOB_ID"])
+            for step in self._steps:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    step.process.wait(_GRACE_S)
+                step.process.kill()
+                step.process.wait()
+
+
+@contextlib.contextmanager
+def running(plan: Plan, count: int) -> Iterator[Cluster]:
+    """A cluster over ``count`` nodes of this allocation, its head on this node.
+
+    Raises:
+        ConfigError: there is no allocation of that many nodes.
+        RunError: a node has no address on the interface, ended, or did not join.
+    """
+    names = slurm.allocated_nodes(count)
+    cluster = Cluster(plan, _prepare(plan, names))
+    try:
+        cluster.start(cluster.nodes[0])
+        _await_head(cluster)
+        for node in cluster.nodes[1:]:
+            cluster.start(node)
+        cluster.wait()
+        yield cluster
+    finally:
+        cluster.stop()
+        _on_every_node(names, "remove", plan.job_id)
+
+
+def _await_head(cluster: Cluster) -> None:
+    """Wait until the head answers: a node that joins too early gives up."""
+    head = cluster.nodes[0]
+    while True:
+        cluster.check()
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((head.address, head.ports["head"]), timeout=2),
+        ):
+            return
+        time.sleep(0.2)
+
+
+def _prepare(plan: Plan, names: Sequence[str]) -> list[Node]:
+    interface = [] if plan.interface is None else ["--interface", plan.interface]
+    # The head looks for its address towards the second node, every other towards the head.
+    described: dict[str, Node] = {}
+    for group, peer in (([names[0]], names[-1]), (names[1:], names[0])):
+        if not group:
+            continue
+        output = _on_every_node(group, "prepare", plan.job_id, "--peer", peer, *interface)
+        for line in output.splitlines():
+            found = json.loads(line)
+            described[found["node"]] = Node(found["node"], found["address"], found["ports"])
+    missing = [name for name in names if name not in described]
+    if missing:
+        raise RunError(f"no answer from {', '.join(missing)} of the allocation")
+    return [described[name] for name in names]
+
+
+def _on_every_node(names: Sequence[str], *arguments: str) -> str:
+    return slurm.query(*slurm.srun(names), sys.executable, "-m", "rlprobe.runs.node", *arguments)
+
+
+def _tail(log: Path) -> str:
+    lines: Iterable[str] = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "\n".join(f"  {line}" for line in list(lines)[-_TAIL_LINES:])
