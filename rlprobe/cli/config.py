@@ -1,4 +1,4 @@
-"""``rlprobe config check FILE`` and ``rlprobe config schema``."""
+"""``rlprobe config check|plan|results|schema``: alignment files before anything runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,22 @@ def add_parser(subparsers: Any) -> None:
         "check", help="validate an alignment file and list the runs it needs, with their keys"
     )
     check.add_argument("file", type=Path, metavar="FILE")
+    plan = actions.add_parser("plan", help="write the runs and comparisons that a file asks for")
+    plan.add_argument("file", type=Path, metavar="FILE")
+    plan.add_argument("-o", "--output", type=Path, required=True, metavar="PLAN.json")
+    results = actions.add_parser("results", help="print the directory that results go to")
+    results.add_argument("file", type=Path, metavar="FILE")
     actions.add_parser("schema", help="print the JSON schema of alignment files")
 
 
 def run(args: argparse.Namespace) -> int:
-    return _schema() if args.action == "schema" else _check(args.file, args.json)
+    if args.action == "schema":
+        return _schema()
+    if args.action == "plan":
+        return _plan(args.file, args.output)
+    if args.action == "results":
+        return _results(args.file)
+    return _check(args.file, args.json)
 
 
 def _schema() -> int:
@@ -30,27 +41,35 @@ def _schema() -> int:
     return 0
 
 
-def _check(path: Path, output: Path | None) -> int:
+def _plan(path: Path, output: Path) -> int:
+    """Write the plan; one of another time beside it no longer tells what the results are of."""
+    from rlprobe.runs.jobs import Jobs
+
+    described = Jobs.load(path).described()
+    for older in output.parent.glob("plan-*.json"):
+        older.unlink()
+    write_json(output, described)
+    return 0
+
+
+def _results(path: Path) -> int:
     from rlprobe.config import load
-    from rlprobe.runs.plan import pairs, plan
 
     alignment = load(path)
-    runs = plan(alignment)
+    print(f"{alignment.results}/{alignment.name}")
+    return 0
+
+
+def _check(path: Path, output: Path | None) -> int:
+    from rlprobe.runs.jobs import Jobs
+
+    jobs = Jobs.load(path)
     if output is not None:
-        write_json(
-            output,
-            {
-                "name": alignment.name,
-                "runs": {
-                    role: {"key": spec.key, "stages": spec.stages, "declared": spec.declared()}
-                    for role, spec in runs.items()
-                },
-                "pairs": {name: list(sides) for name, sides in pairs(runs).items()},
-            },
-        )
-    print(f"{alignment.name}: {len(runs)} runs, {len(pairs(runs))} comparisons")
-    for role, spec in runs.items():
+        write_json(output, jobs.described())
+    print(f"{jobs.alignment.name}: {len(jobs.runs)} runs, {len(jobs.pairs)} comparisons")
+    print(f"results: {jobs.results}")
+    for role, spec in jobs.runs.items():
         print(
-            f"{role:<15} {spec.key[:16]}  {spec.device} {spec.precision}  {', '.join(spec.stages)}"
+            f"{role:<15} {spec.key[:12]}  {spec.device} {spec.precision}  {', '.join(spec.stages)}"
         )
     return 0

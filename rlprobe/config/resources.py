@@ -11,6 +11,11 @@ from rlprobe.config.section import Section
 
 #: What Slurm's executor plugin takes: no hyphens, dots or comma lists.
 _GRES = r"^[A-Za-z0-9_]+(:[A-Za-z0-9_]+)?:[1-9][0-9]*$"
+#: Options of sbatch that the other keys, or Snakemake's Slurm executor, set.
+_OWN_OPTION = re.compile(
+    r"(?:^|\s)(?:--(?:partition|account|nodes|ntasks[a-z-]*|time|constraint|qos|gres|gpus[a-z-]*"
+    r"|mem[a-z-]*|cpus-per-[a-z]+|exclusive|job-name|output|error|clusters)\b|-[pANntCJoecMG]\b)"
+)
 _MIB = {"M": 1, "G": 1024, "T": 1024 * 1024}
 _MINUTES = {"m": 1, "h": 60, "d": 24 * 60}
 
@@ -57,19 +62,21 @@ class ResourcesSection(Section):
     constraint: str | None = Field(
         default=None, min_length=1, description="Node feature.", examples=["ascend910b"]
     )
+    qos: str | None = Field(default=None, min_length=1, description="Slurm quality of service.")
     extra: str | None = Field(
         default=None,
         min_length=1,
         description="Further options of sbatch, as on its command line.",
-        examples=["--qos=high"],
+        examples=["--reservation=alignment"],
     )
 
     @model_validator(mode="after")
-    def _slurm_only_once(self) -> ResourcesSection:
-        if self.extra is not None and re.search(r"--(gres|partition|account)\b", self.extra):
+    def _each_option_once(self) -> ResourcesSection:
+        taken = _OWN_OPTION.search(self.extra or "")
+        if taken is not None:
             raise ValueError(
-                f"extra: found {self.extra!r}; accepted: options that have no key of their own "
-                "(gres, partition and account have one)"
+                f"extra: found {taken.group().strip()}; accepted: options that have no key of "
+                f"their own ({', '.join(k for k in type(self).model_fields if k != 'extra')})"
             )
         return self
 

@@ -45,9 +45,9 @@ class Jobs:
         """The file that says that a role's run is in the store."""
         return f"{self.alignment.store}/runs/{self.runs[role].key}/manifest.json"
 
-    def run(self, role: str) -> str:
-        """A role's run in the store."""
-        return str(Path(self.manifest(role)).parent)
+    def manifests(self, pair: str) -> list[str]:
+        """Both sides' manifests of a comparison, the side compared against first."""
+        return [self.manifest(role) for role in self.pairs[pair]]
 
     def needs(self, role: str) -> list[str]:
         """Manifests that must exist before a role's run can start."""
@@ -113,6 +113,7 @@ def slurm(resources: ResourcesSection) -> dict[str, Any]:
         "runtime": resources.minutes,
         "slurm_account": resources.account,
         "constraint": resources.constraint,
-        "slurm_extra": f"'{' '.join(extra)}'" if extra else None,
+        "qos": resources.qos,
+        "slurm_extra": " ".join(extra) or None,
     }
     return {key: value for key, value in terms.items() if value is not None}

@@ -1,0 +1,42 @@
+# make align    run the alignment of CONFIG on this machine and say where its page is
+# make test     the whole test suite, fast tests first
+# make lint     formatting, types, workflow
+#
+# The first call installs the pinned environment into .venv; later ones see that nothing changed.
+
+CONFIG ?= config/config.yaml
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+LOCK   := requirements/lock.txt
+# Another lock or another pyproject is another file, so that what is installed is never stale.
+STAMP  := $(VENV)/installed-$(shell cat $(LOCK) pyproject.toml hatch_build.py rlprobe.pth | sha256sum | cut -c1-16)
+
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.PHONY: align test lint install
+.DEFAULT_GOAL := align
+
+align: $(STAMP)
+	@workflow/align "$(CONFIG)"
+
+test: $(STAMP)
+	pytest $(PYTEST_ARGS)
+
+lint: $(STAMP)
+	ruff check .
+	ruff format --check .
+	mypy
+	snakefmt --check Snakefile workflow
+	snakemake --lint
+
+install: $(STAMP)
+
+$(STAMP):
+	@echo "Installing $(LOCK) into $(VENV) with $(PYTHON); a few minutes the first time." >&2
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps -r $(LOCK)
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@$(VENV)/bin/python -c 'import torch' || { \
+	  echo "torch cannot be imported: let pip find a CPU build of it (see README, Installing), remove $(VENV) and try again" >&2; exit 1; }
+	@rm -f $(VENV)/installed-*
+	@touch $@

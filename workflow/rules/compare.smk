@@ -1,0 +1,55 @@
+# Differences: ours for every pair and stage, msprobe's own table beside them.
+
+
+wildcard_constraints:
+    pair="|".join(jobs.pairs),
+    stage="[a-z_]+",
+
+
+rule compare:
+    input:
+        lambda wildcards: jobs.manifests(wildcards.pair),
+    output:
+        records=f"{RESULTS}/compare/{{pair}}/{{stage}}/records.parquet",
+        summary=f"{RESULTS}/compare/{{pair}}/{{stage}}/summary.json",
+    log:
+        f"{LOGS}/compare/{{pair}}/{{stage}}.log",
+    resources:
+        **slurm(ALIGNMENT.analysis.resources),
+    params:
+        sides=lambda wildcards, input: [Path(manifest).parent for manifest in input],
+        out=lambda wildcards, output: Path(output.summary).parent,
+    message:
+        "compare {wildcards.pair}: {wildcards.stage}"
+    shell:
+        "rlprobe compare {params.sides} --stage {wildcards.stage} -o {params.out} --no-fail"
+        " 2>&1 | tee {log}"
+
+
+for pair in jobs.official_pairs():
+
+    rule:
+        name:
+            f"official_table_{pair}"
+        input:
+            jobs.manifests(pair),
+        output:
+            [
+                f"{RESULTS}/compare/{pair}/{stage}/official.{kind}"
+                for stage in jobs.stages(pair)
+                for kind in ("csv", "xlsx")
+            ],
+        log:
+            f"{LOGS}/compare/{pair}/official.log",
+        priority: -1
+        container:
+            lambda wildcards: ALIGNMENT.analysis.torch_image
+        resources:
+            **slurm(ALIGNMENT.analysis.resources),
+        params:
+            sides=lambda wildcards, input: [Path(manifest).parent for manifest in input],
+            out=lambda wildcards, output: Path(output[0]).parents[1],
+        message:
+            f"msprobe's own table of {pair}"
+        shell:
+            "rlprobe official-table {params.sides} -o {params.out} 2>&1 | tee {log}"

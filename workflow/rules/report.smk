@@ -1,0 +1,78 @@
+# From differences to a verdict and a page that says why.
+
+
+rule plan:
+    output:
+        jobs.plan_file,
+    log:
+        f"{LOGS}/plan.log",
+    # On the scheduling host, which can read the models that the keys are made from.
+    container:
+        lambda wildcards: None
+    params:
+        config=CONFIG,
+    message:
+        "plan: {output}"
+    shell:
+        "rlprobe config plan {params.config} -o {output} 2>&1 | tee {log}"
+
+
+rule diagnose:
+    input:
+        [
+            f"{RESULTS}/compare/{pair}/{stage}/summary.json"
+            for pair in jobs.pairs
+            for stage in jobs.stages(pair)
+        ],
+        plan=jobs.plan_file,
+    output:
+        f"{RESULTS}/diagnosis.json",
+    log:
+        f"{LOGS}/diagnose.log",
+    resources:
+        **slurm(ALIGNMENT.analysis.resources),
+    params:
+        results=lambda wildcards: RESULTS,
+    message:
+        "diagnose {params.results}"
+    shell:
+        "rlprobe diagnose {params.results} --no-fail 2>&1 | tee {log}"
+
+
+rule report:
+    input:
+        f"{RESULTS}/diagnosis.json",
+    output:
+        report(
+            f"{RESULTS}/report.html",
+            caption="../report/page.rst",
+            category="Alignment",
+        ),
+    log:
+        f"{LOGS}/report.log",
+    resources:
+        **slurm(ALIGNMENT.analysis.resources),
+    params:
+        results=lambda wildcards: RESULTS,
+    message:
+        "page: {output}"
+    shell:
+        "rlprobe report {params.results} 2>&1 | tee {log}"
+
+
+# Last, when the page that says why is there: a target that could not be judged fails the workflow,
+# one that diverged only where the alignment asks for it.
+rule verdict:
+    input:
+        diagnosis=f"{RESULTS}/diagnosis.json",
+        page=f"{RESULTS}/report.html",
+    output:
+        f"{RESULTS}/verdict.txt",
+    log:
+        f"{LOGS}/verdict.log",
+    params:
+        diverged=0 if ALIGNMENT.fail_on_divergence else 3,
+    message:
+        "verdict, page {input.page}"
+    shell:
+        "rlprobe verdict {input.diagnosis} 2> {log} | tee {output} || [ $? -eq {params.diverged} ]"
