@@ -42,12 +42,14 @@ class Ingested:
 
     files: dict[str, Stored] = field(default_factory=dict)
     tensors: list[Tensor] = field(default_factory=list)
-    #: What canonical form took out: kind, then the value as text to the files it was in.
+    #: What canonical form took out: kind, then the value to the directories it was found in.
     removed: dict[str, dict[str, list[str]]] = field(default_factory=dict)
 
-    def note(self, kind: str, value: str, path: str) -> None:
+    def note(self, kind: str, value: str, directory: str) -> None:
         """Remember a removed fact."""
-        self.removed.setdefault(kind, {}).setdefault(value, []).append(path)
+        places = self.removed.setdefault(kind, {}).setdefault(value, [])
+        if directory not in places[-1:]:  # files come directory by directory
+            places.append(directory)
 
     def add(self, path: str, stored: Stored) -> None:
         """Add a file.
@@ -75,25 +77,26 @@ def ingest(dump: Path, objects: Objects, workspace: Path) -> Ingested:
     for path in _files(dump):
         original = path.relative_to(dump).as_posix()
         place = canonical.dump_path(original)
-        if place != original:
-            result.note("directory", original.rpartition("/")[0], place)
+        directory = place.rpartition("/")[0]
+        if place != original and path.parent.name != TENSORS:
+            result.note("directory", original.rpartition("/")[0], directory)
         edit = _EDITED.get(path.name)
         size = path.stat().st_size
         if edit is not None:
             text, removed = edit(_text(path), str(path))
             for key, value in removed.items():
                 if value is not None:
-                    result.note(key, value, place)
+                    result.note(key, value, directory)
             result.add(place, objects.put_bytes(text.encode()))
         elif path.parent.name == TENSORS and path.suffix == ".pt" and size < packing.SMALL:
-            small.setdefault(place.rpartition("/")[0], []).append(path)
+            small.setdefault(directory, []).append(path)
         else:
             stored = objects.put_file(path, adopt=size >= packing.SMALL)
             result.add(place, stored)
             if path.parent.name == TENSORS:
                 result.tensors.append(Tensor(place, stored))
-    for directory, paths in small.items():
-        _pack(directory, paths, result, objects, workspace)
+    for tensors, paths in small.items():
+        _pack(tensors, paths, result, objects, workspace)
     result.tensors.sort(key=lambda tensor: tensor.path)
     return result
 
