@@ -25,6 +25,8 @@ WEIGHTS: dict[str, Any] = {
     "dtype": pl.String,
     "shape": pl.List(pl.Int64),
     "local_shape": pl.List(pl.Int64),
+    # where a shard lies in the whole parameter, as JSON; null where it is the whole or unknown
+    "offset": pl.String,
     "digest": pl.String,
     "norm": pl.Float64,
     "sketch": pl.List(pl.Float32),
@@ -42,10 +44,11 @@ def weights(side: Path) -> pl.DataFrame | None:
     """
     rows = []
     for origin, row in _lines(side, "weights"):
+        offset = row.setdefault("offset", None)
         if set(row) != set(WEIGHTS):
             odd = set(row) ^ set(WEIGHTS)
             raise StoreError(f"{origin}: {min(odd)!r} is missing or unknown in a weights record")
-        rows.append(row)
+        rows.append({**row, "offset": None if offset is None else canonical_json(offset).decode()})
     if not rows:
         return None
     try:
