@@ -89,3 +89,11 @@ def key_outputs(stage: str, output: Any) -> Iterator[tuple[str, torch.Tensor]]:
         value = output.get(name) if isinstance(output, dict) else tensor(output, name)
         if isinstance(value, torch.Tensor):
             yield contract, value
+
+
+def loss_parts(metrics: Any) -> Iterator[tuple[str, float]]:
+    """The scalars a loss function reports of a micro batch, by verl's names."""
+    for name, value in (metrics or {}).items():
+        scalar = value.aggregate() if hasattr(value, "aggregate") else value
+        if isinstance(scalar, (int, float)) or getattr(scalar, "ndim", None) == 0:
+            yield str(name), float(scalar)

@@ -18,10 +18,21 @@ from rlprobe.frameworks import switch
 _NAMESPACE = b"rlprobe"
 _session: Session | None = None
 _resolved = False
+#: Stands in for Ray's store where training runs without Ray (see ``inprocess.py``).
+_local: dict[str, Any] | None = None
+
+
+def use_local(values: dict[str, Any]) -> None:
+    """Publish to and read from ``values`` instead of Ray's key-value store."""
+    global _local
+    _local = values
 
 
 def publish(key: str, value: Any) -> None:
     """Store a JSON value under ``key`` for every process of this Ray cluster."""
+    if _local is not None:
+        _local[key] = value
+        return
     from ray.experimental.internal_kv import _internal_kv_put
 
     _internal_kv_put(key.encode(), json.dumps(value).encode(), overwrite=True, namespace=_NAMESPACE)
@@ -29,6 +40,8 @@ def publish(key: str, value: Any) -> None:
 
 def read(key: str) -> Any:
     """The value published under ``key``, or None (also where Ray is not running)."""
+    if _local is not None:
+        return _local.get(key)
     import ray
     from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_initialized
 

@@ -7,6 +7,7 @@ newer trainer the outer methods get a reference to the batch and not the batch.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import time
@@ -23,8 +24,20 @@ from rlprobe.selftest.declare import Site
 from rlprobe.selftest.plant import planted, reference_of
 
 _recorders: dict[str, Recorder] = {}
-#: The stage running in this process; None inside a call that is no stage.
-_running: list[StageScope | None] = []
+
+
+@dataclasses.dataclass
+class _Stage:
+    """The stage running in this process."""
+
+    name: str
+    scope: StageScope
+    #: Whether this step's key data and samples are wanted.
+    wanted: bool
+    micro_steps: int = 0
+
+
+_running: list[_Stage] = []
 
 _STAGE_OF_METHOD = {
     "compute_log_prob": stages.LOG_PROB,
@@ -95,7 +108,7 @@ def _run(session: Session, stage: str, worker: Any, data: Any, call: Callable[[]
             adapter=_adapter(engine, adapterless),
         ) as scope,
     ):
-        _running.append(scope)
+        _running.append(_Stage(stage, scope, session.capture.wants_step(step)))
         began = time.monotonic()
         if rank == 0:
             progress.report(session, stage, step, trainer_step)
@@ -163,28 +176,29 @@ def _watch(engine: Any) -> None:
 
     @functools.wraps(forward_step)
     def watched_forward_step(*args: Any, **kwargs: Any) -> Any:
-        scope = _scope()
-        if scope is None:
+        stage = _wanted_stage()
+        if stage is None:
             return forward_step(*args, **kwargs)
         micro_batch = kwargs.get("micro_batch", args[0] if args else None)
-        index = scope.next_micro_step()
-        stage = scope.stage
-        for name, value in batch.key_inputs(stage, micro_batch):
-            scope.key_data(name, value, index)
+        stage.scope.micro_step(stage.micro_steps)
+        stage.micro_steps += 1
+        for name, value in batch.key_inputs(stage.name, micro_batch):
+            stage.scope.key_data(name, value)
         loss, output = forward_step(*args, **kwargs)
-        for name, value in batch.key_outputs(stage, output.get("model_output")):
-            scope.key_data(name, value, index)
-        if stage in stages.UPDATE_STAGES:
-            scope.loss("loss", loss)
-            for name, value in (output.get("metrics") or {}).items():
-                scope.loss(str(name), getattr(value, "value", value))
+        for name, value in batch.key_outputs(stage.name, output.get("model_output")):
+            stage.scope.key_data(name, value)
+        if stage.name in stages.UPDATE_STAGES:
+            stage.scope.loss("loss", loss)
+            for name, value in batch.loss_parts(output.get("metrics")):
+                stage.scope.loss(name, value)
         return loss, output
 
     @functools.wraps(optimizer_step)
     def watched_optimizer_step(*args: Any, **kwargs: Any) -> Any:
-        scope = _scope()
-        if scope is None:
+        stage = _wanted_stage()
+        if stage is None:
             return optimizer_step(*args, **kwargs)
+        scope = stage.scope
         scope.gradients("grad_reduced")
         # verl clips inside this method; the optimizer's own pre-hook sees the clipped gradients
         handle = engine.optimizer.register_step_pre_hook(lambda *_: scope.gradients("grad_clipped"))
@@ -196,9 +210,9 @@ def _watch(engine: Any) -> None:
     def watched_batch(call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def wrapper(data: Any, *args: Any, **kwargs: Any) -> Any:
-            scope = _scope()
-            if scope is not None:
-                scope.samples(batch.sample_digests(data))
+            stage = _wanted_stage()
+            if stage is not None:
+                stage.scope.samples(batch.sample_digests(data))
             return call(data, *args, **kwargs)
 
         return wrapper
@@ -209,6 +223,7 @@ def _watch(engine: Any) -> None:
     engine.infer_batch = watched_batch(infer_batch)
 
 
-def _scope() -> StageScope | None:
-    scope = _running[-1] if _running else None
-    return scope if scope is not None and scope.captured else None
+def _wanted_stage() -> _Stage | None:
+    """The running stage, in a step that is captured."""
+    stage = _running[-1] if _running else None
+    return stage if stage is not None and stage.wanted else None

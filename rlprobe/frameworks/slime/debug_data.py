@@ -1,0 +1,267 @@
+"""slime's debug rollout files: read safely, turned into rollouts, and written again.
+
+``--save-debug-rollout-data`` writes ``torch.save({"rollout_id", "samples": [dict]})``, one dict per
+``Sample.to_dict()``, and ``--load-debug-rollout-data`` reads it back with a full unpickler. Here a
+file is read with torch's restricted unpickler, which makes tensors, numpy arrays of numbers and
+plain containers and nothing else; a file that holds more (images of a multimodal prompt) is
+refused by name.
+
+Columns that hold one number per token become ragged tensors, everything else stays JSON.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pickle
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlprobe.errors import ReplayError
+from rlprobe.rollouts import Ragged, Rollouts, Sample, prompt_identity, sample_ids
+
+#: Per-token columns and the element type they are kept in. Floats come as Python floats.
+TOKEN_COLUMNS: dict[str, str] = {
+    "tokens": "int64",
+    "loss_mask": "int64",
+    "rollout_log_probs": "float64",
+    "teacher_log_probs": "float64",
+    "rollout_top_p_token_ids": "int32",
+    "rollout_top_p_token_offsets": "int32",
+    "rollout_routed_experts": "int32",
+}
+#: Columns that slime reads back as arrays; the others must be lists (slime adds to them).
+_ARRAYS = frozenset({"rollout_routed_experts"})
+#: Rows that lack a per-token column, while others have it, are listed here.
+_ABSENT = "_absent"
+_MAX_SAMPLES = 1 << 22
+
+
+def read(path: str | os.PathLike[str]) -> tuple[int, list[dict[str, Any]]]:
+    """The rollout's number and its samples, as slime saved them.
+
+    Raises:
+        ReplayError: the file is missing, damaged, of another format, or holds objects that only a
+            full unpickler could make.
+    """
+    try:
+        with torch.serialization.safe_globals(_numpy_globals()):
+            raw = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise ReplayError(f"debug rollout file {path} does not exist") from error
+    except pickle.UnpicklingError as error:
+        raise ReplayError(
+            f"{path} holds objects that cannot be loaded safely ({_first_line(error)}); rlprobe "
+            "records text-only rollouts: leave images and objects of your own out of the samples"
+        ) from error
+    # a damaged archive is reported as any of these, depending on where it is met
+    except (
+        RuntimeError, OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, MemoryError
+    ) as error:  # fmt: skip
+        raise ReplayError(
+            f"{path} is not a readable debug rollout file ({_first_line(error)})"
+        ) from error
+    return _checked(raw, os.fspath(path))
+
+
+def _checked(raw: Any, path: str) -> tuple[int, list[dict[str, Any]]]:
+    samples = raw.get("samples") if isinstance(raw, dict) else None
+    if not isinstance(samples, list) or not all(isinstance(s, dict) for s in samples):
+        raise ReplayError(
+            f"{path} is not a debug rollout file of slime: expected a mapping with a list of "
+            "samples"
+        )
+    if not samples or len(samples) > _MAX_SAMPLES:
+        raise ReplayError(f"{path} holds {len(samples)} samples")
+    size = Path(path).stat().st_size
+    for index, sample in enumerate(samples):
+        unknown = [key for key in sample if not isinstance(key, str)]
+        if unknown:
+            raise ReplayError(f"{path}: sample {index} has a key {unknown[0]!r} that is no text")
+        for name in TOKEN_COLUMNS:
+            value = sample.get(name)
+            # an expanded tensor, and an array never filled, may claim more than the file has bytes
+            count = value.numel() if isinstance(value, torch.Tensor) else getattr(value, "size", 0)
+            if count > size:
+                raise ReplayError(f"{path}: sample {index}: {name} claims {count} numbers")
+    return int(raw.get("rollout_id") or 0), samples
+
+
+def _numpy_globals() -> list[Any]:
+    """What a pickled numpy array of numbers needs; numpy 1 and 2 name one of it differently."""
+    core = importlib.import_module(
+        "numpy._core.multiarray" if np.__version__[0] != "1" else "numpy.core.multiarray"
+    )
+    make = core._reconstruct
+    dtypes = dict.fromkeys(type(np.dtype(code)) for code in "?bBhHiIlLqQefd")
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    # before 2.6 torch knows an object by its own name only
+    both = [(make, f"numpy.{name}.multiarray._reconstruct") for name in ("core", "_core")]
+    return [np.ndarray, np.dtype, *(both if version >= (2, 6) else [make]), *dtypes]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def to_rollouts(
+    samples: Sequence[dict[str, Any]], *, step: int, trainer_step: int, sampling: dict[str, Any]
+) -> Rollouts:
+    """The samples of one rollout as one step's recorded rollouts.
+
+    Multi-turn samples keep their loss masks and log-probs; a sample's response is everything
+    after its prompt, whoever wrote it.
+
+    Raises:
+        ReplayError: a sample has no tokens, lengths that contradict each other, or a value that
+            has no JSON form.
+    """
+    recorded = Rollouts(step=step, trainer_step=trainer_step, sampling=sampling)
+    absent: dict[str, list[int]] = {}
+    for name, dtype in TOKEN_COLUMNS.items():
+        rows = [sample.get(name) for sample in samples]
+        present = [_array(row, name, dtype, i) for i, row in enumerate(rows) if row is not None]
+        if not present:
+            continue
+        empty = np.zeros((0, *present[0].shape[1:]), dtype=dtype)
+        filled = iter(present)
+        recorded.tensors[name] = Ragged.from_rows(
+            [empty if row is None else next(filled) for row in rows]
+        )
+        missing = [i for i, row in enumerate(rows) if row is None]
+        if missing:
+            absent[name] = missing
+    for name in sorted({key for sample in samples for key in sample} - TOKEN_COLUMNS.keys()):
+        column = [_plain(sample.get(name), name, i) for i, sample in enumerate(samples)]
+        if any(value is not None for value in column):
+            recorded.values[name] = column
+    recorded.meta = {"source": "slime", _ABSENT: absent}
+    recorded.samples = _samples(step, samples)
+    recorded.check()
+    return recorded
+
+
+def _array(value: Any, name: str, dtype: str, row: int) -> np.ndarray:
+    try:
+        array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
+        if array.size == 0:
+            return np.zeros((0, *array.shape[1:]), dtype=dtype)
+        if array.ndim < 1 or array.dtype.kind not in "iufb":
+            raise ValueError(f"{array.dtype} of shape {list(array.shape)}")
+        return np.ascontiguousarray(array, dtype=dtype)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ReplayError(f"sample {row}: {name} is no array of numbers ({error})") from error
+
+
+def _plain(value: Any, name: str, row: int) -> Any:
+    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
+        value = value.tolist()
+    try:
+        _require_text_keys(value)
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ReplayError(
+            f"sample {row}: {name} cannot be recorded ({error}); rlprobe records text-only rollouts"
+        ) from error
+
+
+def _require_text_keys(value: Any) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"key {key!r} is not text")
+            _require_text_keys(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _require_text_keys(item)
+
+
+def _samples(step: int, samples: Sequence[dict[str, Any]]) -> list[Sample]:
+    identities = [_identity(sample) for sample in samples]
+    built = []
+    for row, (id, sample) in enumerate(zip(sample_ids(step, identities), samples, strict=True)):
+        prompt, response = split(sample, row)
+        reward = sample.get("reward")
+        built.append(
+            Sample.build(
+                id,
+                identities[row],
+                prompt,
+                response,
+                prompt_text=_text(sample.get("prompt")),
+                response_text=_text(sample.get("response")),
+                reward=float(reward) if isinstance(reward, (int, float)) else None,
+            )
+        )
+    return built
+
+
+def split(sample: dict[str, Any], row: int) -> tuple[list[int], list[int]]:
+    """Token ids of a sample's prompt and of its response.
+
+    Raises:
+        ReplayError: the response is longer than the whole, or masks and log-probs have another
+            length than the response.
+    """
+    tokens = [int(token) for token in sample.get("tokens") or ()]
+    length = int(sample.get("response_length") or 0)
+    if not tokens or not 0 <= length <= len(tokens):
+        raise ReplayError(
+            f"sample {row}: {len(tokens)} tokens with a response of {length}; expected a finished "
+            "rollout"
+        )
+    for name in ("loss_mask", "rollout_log_probs", "teacher_log_probs"):
+        value = sample.get(name)
+        if value is not None and len(value) not in (0, length):
+            raise ReplayError(
+                f"sample {row}: {name} has {len(value)} entries, the response {length} tokens"
+            )
+    return tokens[: len(tokens) - length], tokens[len(tokens) - length :]
+
+
+def identities(prompts: Iterable[Any]) -> list[str]:
+    """One digest per prompt, as :func:`to_rollouts` gives them to samples."""
+    return [prompt_identity(prompt) for prompt in prompts]
+
+
+def _identity(sample: dict[str, Any]) -> str:
+    return prompt_identity(sample.get("prompt"))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def from_rollouts(recorded: Rollouts) -> list[dict[str, Any]]:
+    """The samples as slime's ``Sample.from_dict`` takes them, in any version.
+
+    Keys whose value is None are left out: v0.2.2 takes the mere presence of ``teacher_log_probs``
+    for log-probs, and dies of the None that newer versions write. Keys that a version does not know
+    are set as attributes by ``from_dict`` and do no harm.
+    """
+    absent = recorded.meta.get(_ABSENT, {})
+    samples = []
+    for row in range(len(recorded)):
+        sample = {name: values[row] for name, values in recorded.values.items()}
+        for name, tensor in recorded.tensors.items():
+            if row not in absent.get(name, ()):
+                values = tensor.row(row) if isinstance(tensor, Ragged) else tensor[row]
+                sample[name] = values.copy() if name in _ARRAYS else values.tolist()
+        samples.append({name: value for name, value in sample.items() if value is not None})
+    return samples
+
+
+def write(path: Path, rollout_id: int, samples: list[dict[str, Any]]) -> None:
+    """Write a debug rollout file; it appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        torch.save({"rollout_id": rollout_id, "samples": samples}, temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,75 @@
+"""Which slime this is, and what is known of it. Imports nothing of slime.
+
+slime is installed from a checkout, and the package of that name on the public index is another
+project: the version is read from the checkout's ``setup.py`` where there is one.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+#: Tags whose hook points were read and are contract-tested; ``main`` stands for the newest.
+KNOWN: tuple[str, ...] = ("0.2.2", "0.2.3", "0.2.4", "0.3.0", "0.3.1", "main")
+OLDEST = (0, 2, 2)
+
+_SETUP_VERSION = re.compile(r"""^\s*version\s*=\s*["']([0-9][^"']*)["']""", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What differs between the versions as far as rlprobe cares."""
+
+    #: ``old_log_prob`` is left out where the training forward gives the same numbers.
+    reuses_log_probs: bool
+    #: On-policy distillation with a Megatron teacher exists.
+    has_teacher: bool
+
+
+def parse(version: str) -> tuple[int, ...] | None:
+    """``v0.2.2`` and ``0.2.2.post1`` as (0, 2, 2); None for ``main``, ``HEAD`` and the like."""
+    match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
+    return tuple(int(part or 0) for part in match.groups()) if match else None
+
+
+def traits(version: str) -> Traits:
+    """What is known of a version; one without a number is taken for the newest."""
+    number = parse(version)
+    newest = (10**6,)
+    return Traits(
+        reuses_log_probs=(number or newest) >= (0, 3, 0),
+        has_teacher=(number or newest) >= (0, 2, 3),
+    )
+
+
+def is_known(version: str) -> bool:
+    """Whether the version's hook points were read."""
+    number = parse(version)
+    return number is None or any(parse(known) == number for known in KNOWN)
+
+
+def checkout() -> Path | None:
+    """The directory that holds the importable ``slime`` package, or None."""
+    spec = find_spec("slime")
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    return Path(places[0]).parent if places else None
+
+
+def installed() -> str:
+    """The version of the importable slime, for messages."""
+    root = checkout()
+    if root is None:
+        return "(not installed)"
+    try:
+        found = _SETUP_VERSION.search((root / "setup.py").read_text(encoding="utf-8"))
+    except OSError:
+        found = None
+    if found is not None:
+        return found.group(1)
+    try:
+        return metadata.version("slime")
+    except metadata.PackageNotFoundError:
+        return "(of unknown version)"
