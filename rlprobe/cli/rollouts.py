@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from rlprobe.cli.common import write_json
 from rlprobe.rollouts import Ragged, Rollouts, Sample, hdf5
 
 
@@ -17,15 +18,12 @@ def add_parser(subparsers: Any) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = actions.add_parser("show", help="verify a step{N}.h5 file and list its samples")
     show.add_argument("file", type=Path, metavar="FILE")
-    show.add_argument("--json", type=Path, metavar="FILE", help="write the listing as JSON")
-    parser.set_defaults(run=run)
-    show.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     rollouts = hdf5.read(args.file)
     if args.json is not None:
-        args.json.write_text(json.dumps(describe(rollouts), indent=1) + "\n", encoding="utf-8")
+        write_json(args.json, describe(rollouts))
     print(
         f"step {rollouts.step} (trainer's {rollouts.trainer_step}), {len(rollouts)} samples, "
         f"tensors: {', '.join(rollouts.tensors) or 'none'}"

@@ -53,7 +53,7 @@ def commit(scratch: Path, store: Path, key: str, declared: Mapping[str, Any]) ->
         objects = Objects(store, work)
         tree = Tree(work / "run", objects)
         manifest = _Commit(scratch, work, objects, tree).manifest(key, declared)
-        path = tree.publish(manifest, store)
+        path = tree.publish(key, manifest.to_bytes(), store)
     _log.info("run %s: %d files, %.1f MB new", key[:12], len(manifest.files), objects.added / 1e6)
     return path
 

@@ -63,6 +63,21 @@ def exclusive(store: Path) -> Iterator[None]:
         yield
 
 
+def claim(descriptor: int, what: str) -> None:
+    """Be the only writer of an open file, until it is closed.
+
+    Raises:
+        StoreError: another process writes it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise StoreError(f"{what} is being written by another process") from error
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+
+
 @contextlib.contextmanager
 def _opened(store: Path) -> Iterator[int]:
     path = store / _FILE

@@ -101,7 +101,7 @@ class Objects:
             return stored
         temporary = self._temporary()
         # Only the owner may make it read-only, whatever the file system lets others link.
-        if adopt and path.stat().st_uid == os.geteuid() and _linked(path, temporary):
+        if adopt and path.stat().st_uid == os.geteuid() and linked(path, temporary):
             found = digest_file(temporary)
         else:
             with path.open("rb") as source, temporary.open("xb") as target:
@@ -142,7 +142,7 @@ class Objects:
                 "`rlprobe store verify`"
             )
         source = self.path(stored.sha256)
-        if not _linked(source, destination):
+        if not linked(source, destination):
             with source.open("rb") as reader, destination.open("xb") as writer:
                 _copy(reader, writer)
             destination.chmod(_READ_ONLY)
@@ -199,7 +199,8 @@ def _copy(source: BinaryIO, target: BinaryIO, limit: int | None = None) -> Store
     return Stored(state.hexdigest(), size)
 
 
-def _linked(source: Path, destination: Path) -> bool:
+def linked(source: Path, destination: Path) -> bool:
+    """Make a hard link; False where the file system, or its owner rules, refuse it."""
     try:
         os.link(source, destination)
     except OSError as error:

@@ -57,7 +57,11 @@ def unpack(archive: Path) -> Iterator[tuple[str, bytes]]:
     """
     try:
         with zipfile.ZipFile(archive) as source:
-            for entry in source.infolist():
+            entries = source.infolist()
+            # Members that share bytes would unpack to far more than the file holds.
+            if sum(entry.file_size for entry in entries) > archive.stat().st_size:
+                raise StoreError(f"{archive}: its members claim more bytes than it holds")
+            for entry in entries:
                 if "/" in entry.filename or entry.filename in ("", ".", ".."):
                     raise StoreError(f"{archive}: member {entry.filename!r} is no plain file name")
                 if entry.compress_type != zipfile.ZIP_STORED or entry.file_size >= SMALL:

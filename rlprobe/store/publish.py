@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 
 from rlprobe.store.durable import sync, sync_tree, write_new
-from rlprobe.store.manifest import NAME, Manifest
+from rlprobe.store.manifest import NAME
 from rlprobe.store.objects import Objects, Stored
 
 _TAKEN = {errno.ENOTEMPTY, errno.EEXIST}
@@ -37,15 +37,15 @@ class Tree:
         self._objects.link(stored, destination)
         self.files[path] = stored
 
-    def publish(self, manifest: Manifest, store: Path) -> Path:
-        """Show the run, in place of one with the same key; returns its manifest.
+    def publish(self, key: str, manifest: bytes, store: Path) -> Path:
+        """Show the run, in place of one with the same key; returns its manifest's path.
 
         A run already there is taken away first: between the two renames there is none.
         """
-        write_new(self.root / NAME, manifest.to_bytes())
+        write_new(self.root / NAME, manifest)
         self._objects.flush()
         sync_tree(self.root)
-        destination = store / "runs" / manifest.key
+        destination = store / "runs" / key
         destination.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(_ATTEMPTS):
             try:

@@ -1,0 +1,215 @@
+"""``rlprobe store``: list, show, verify, clean, export, import and lay out runs."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlprobe.cli.common import write_json
+from rlprobe.errors import UsageError
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser("store", help="look into, check and clean the store")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    def action(name: str, text: str) -> argparse.ArgumentParser:
+        added: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
+        added.add_argument(
+            "--store", type=Path, default=Path("store"), help="the store's directory (./store)"
+        )
+        return added
+
+    action("ls", "list the runs of a store")
+    show = action("show", "what a run is: declared, recorded, captured")
+    show.add_argument("run", metavar="KEY", help="a run's key, or the beginning of it")
+    verify = action("verify", "read every byte and compare digests; exit 1 when one is wrong")
+    verify.add_argument("runs", metavar="KEY", nargs="*", help="only these runs")
+    clean = action("gc", "delete every run and object that no recorded alignment reaches")
+    clean.add_argument("--dry-run", action="store_true", help="only say what would go")
+    clean.add_argument("--forget", metavar="NAME", help="drop this alignment's record first")
+    clean.add_argument(
+        "--all", action="store_true", help="go on where no alignment is recorded: all runs go"
+    )
+    clean.add_argument(
+        "--no-lock",
+        action="store_true",
+        help="where the file system has no locks, and nothing else uses the store",
+    )
+    export = action("export", "write runs into one file to be carried elsewhere; can be resumed")
+    export.add_argument("runs", metavar="KEY", nargs="*", help="runs' keys")
+    export.add_argument("--alignment", metavar="NAME", help="the runs of this alignment")
+    export.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    bring = action("import", "bring the runs of an exported file into the store, all checked")
+    bring.add_argument("file", type=Path, metavar="FILE")
+    bring.add_argument("--digest", help="sha256:… of the file, as export printed it")
+    bring.add_argument(
+        "--replace", action="store_true", help="instead of other runs with the same keys"
+    )
+    tree = action("tree", "lay a run's dump out as plain files, for msprobe by hand")
+    tree.add_argument("run", metavar="KEY")
+    tree.add_argument("output", type=Path, metavar="DIR", help="a directory that does not exist")
+    tree.add_argument(
+        "--copy", action="store_true", help="copies; by default links, which are read-only"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    actions: dict[str, Callable[[argparse.Namespace], tuple[int, Any]]] = {
+        "ls": _ls,
+        "show": _show,
+        "verify": _verify,
+        "gc": _gc,
+        "export": _export,
+        "import": _import,
+        "tree": _tree,
+    }
+    code, result = actions[args.action](args)
+    if args.json is not None:
+        write_json(args.json, result)
+    return code
+
+
+def _ls(args: argparse.Namespace) -> tuple[int, Any]:
+    from rlprobe.store import alignments, read
+
+    named: dict[str, list[str]] = {}
+    for name, keys in alignments.alignments(args.store).items():
+        for key in keys:
+            named.setdefault(key, []).append(name)
+    rows = []
+    for run in read.runs(args.store):
+        manifest = run.manifest
+        row: dict[str, Any] = {
+            "key": run.key,
+            "role": manifest.role,
+            "framework": manifest.declared.get("framework"),
+            "device": manifest.declared.get("device"),
+            "steps": manifest.steps,
+            "stages": {name: stage.state for name, stage in manifest.stages.items()},
+            "bytes": sum(file.size for file in manifest.files),
+            "alignments": named.get(run.key, []),
+        }
+        rows.append(row)
+        captured = sum(stage.state == "captured" for stage in manifest.stages.values())
+        print(
+            f"{run.key[:16]}  {manifest.role:<14}  {row['framework'] or '-'} on "
+            f"{row['device'] or '-'}  steps {_range(manifest.steps)}  {captured} stages  "
+            f"{_size(row['bytes'])}  {', '.join(row['alignments']) or 'kept by no alignment'}"
+        )
+    return 0, rows
+
+
+def _show(args: argparse.Namespace) -> tuple[int, Any]:
+    from rlprobe.store.read import Run
+
+    manifest = Run.open(args.store, args.run).manifest
+    print(f"{manifest.key}\nrole {manifest.role}, trainer's first step {manifest.first_step}")
+    for parent in manifest.parents:
+        print(f"replays {parent}")
+    for name, stage in manifest.stages.items():
+        detail = f"{stage.records} records, ranks {_range(stage.ranks)}, " * bool(stage.records)
+        print(f"{name:<28} {stage.state:<9} {detail}steps {_range(stage.steps)}")
+    print("declared:")
+    for key, value in sorted(manifest.declared.items()):
+        print(f"  {key}: {value}")
+    print(f"{len(manifest.files)} files, {_size(sum(file.size for file in manifest.files))}")
+    return 0, manifest.model_dump(mode="json")
+
+
+def _verify(args: argparse.Namespace) -> tuple[int, Any]:
+    from rlprobe.store.verify import verify
+
+    found = verify(args.store, args.runs)
+    for problem in found.problems:
+        print(problem)
+    state = f"{len(found.problems)} problems" if found.problems else "all as they should be"
+    print(f"{found.runs} runs, {found.objects} objects, {_size(found.bytes)}: {state}")
+    problems = [{"path": str(p.path), "what": p.what} for p in found.problems]
+    return int(bool(problems)), {**dataclasses.asdict(found), "problems": problems}
+
+
+def _gc(args: argparse.Namespace) -> tuple[int, Any]:
+    from rlprobe.store.alignments import forget_alignment
+    from rlprobe.store.gc import collect
+
+    if args.forget is not None:
+        if args.dry_run:
+            raise UsageError("--forget changes the store; it makes no sense with --dry-run")
+        forget_alignment(args.store, args.forget)
+    found = collect(args.store, dry_run=args.dry_run, everything=args.all, lock=not args.no_lock)
+    for key in found.runs:
+        print(key)
+    print(
+        f"{'would delete' if args.dry_run else 'deleted'} {len(found.runs)} runs, "
+        f"{found.objects} objects, {_size(found.bytes)}; kept {found.kept_runs} runs"
+    )
+    return 0, dataclasses.asdict(found)
+
+
+def _export(args: argparse.Namespace) -> tuple[int, Any]:
+    from rlprobe.store import exporting, read
+    from rlprobe.store.alignments import alignments
+
+    runs = list(args.runs)
+    if args.alignment is not None:
+        recorded = alignments(args.store)
+        if args.alignment not in recorded:
+            raise UsageError(
+                f"{args.store} records no alignment {args.alignment!r}; it has "
+                f"{', '.join(sorted(recorded)) or 'none'}"
+            )
+        have = set(read.keys(args.store))
+        runs += [key for key in recorded[args.alignment] if key in have]
+    if not runs:
+        raise UsageError("say which runs: their keys, or --alignment NAME with runs in the store")
+    done = exporting.export(args.store, runs, args.output)
+    print(f"{done.path}  {len(done.index.runs)} runs, {_size(done.size)}")
+    print(f"sha256:{done.sha256}")
+    return 0, exporting.describe(done)
+
+
+def _import(args: argparse.Namespace) -> tuple[int, Any]:
+    from rlprobe.store.importing import import_bundle
+
+    done = import_bundle(args.store, args.file, digest=args.digest, replace=args.replace)
+    for key in done.keys:
+        print(key)
+    print(
+        f"{done.new_runs} of {len(done.keys)} runs are new, {_size(done.new_bytes)}; kept as "
+        f"{done.alignment} (`rlprobe store gc --forget {done.alignment}` lets them go)"
+    )
+    return 0, dataclasses.asdict(done)
+
+
+def _tree(args: argparse.Namespace) -> tuple[int, Any]:
+    from rlprobe.store.read import Run
+    from rlprobe.store.tree import lay_out
+
+    found = Run.open(args.store, args.run)
+    count = lay_out(found, args.output, copy=args.copy)
+    print(f"{args.output}: {count} files of run {found.key[:16]}")
+    return 0, {"key": found.key, "directory": str(args.output), "files": count}
+
+
+def _range(numbers: list[int]) -> str:
+    """``0-3,7``, for numbers in order."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "-"
+
+
+def _size(count: int) -> str:
+    amount = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} TB"

@@ -1,0 +1,50 @@
+"""Is a file what its name says? Asked of files that come from elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlprobe.errors import StoreError
+
+#: How binary files of each kind begin.
+_MAGIC: dict[str, bytes] = {
+    ".parquet": b"PAR1",
+    ".h5": b"\x89HDF\r\n\x1a\n",
+    ".npy": b"\x93NUMPY",
+    ".pt": b"PK\x03\x04",
+    ".zip": b"PK",
+}
+_JSON = (".json", ".jsonl")
+_TEXT = (".csv", ".log", ".txt")
+#: Profilers' own files, which rlprobe never opens.
+_OPAQUE = "dump/memory_snapshot/"
+_HEAD = 4096
+
+
+def check_type(path: str, content: Path) -> None:
+    """Refuse a file whose beginning is not of the kind its name says.
+
+    Args:
+        path: the file's place in its run.
+        content: where its bytes are.
+
+    Raises:
+        StoreError: the kind is unknown, or the content is of another.
+    """
+    if path.startswith(_OPAQUE):
+        return
+    suffix = Path(path).suffix
+    if suffix not in (*_MAGIC, *_JSON, *_TEXT):
+        raise StoreError(
+            f"{path}: files of this kind do not belong in a run; known: "
+            f"{', '.join((*_MAGIC, *_JSON, *_TEXT))}"
+        )
+    with content.open("rb") as file:
+        head = file.read(_HEAD)
+    if suffix in _MAGIC:
+        good = head.startswith(_MAGIC[suffix])
+    else:
+        opens = head.lstrip()[:1] in (b"{", b"[", b"")
+        good = b"\0" not in head and (opens or suffix in _TEXT)
+    if not good:
+        raise StoreError(f"{path} is not the {suffix} file that its name says")

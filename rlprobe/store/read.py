@@ -1,0 +1,166 @@
+"""Runs of a store, opened for reading."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from rlprobe.errors import StoreError
+from rlprobe.store.manifest import NAME, Manifest
+
+_KEY = re.compile(r"[0-9a-f]{64}")
+_PREFIX = re.compile(r"[0-9a-f]{4,64}")
+_ROLLOUT = re.compile(r"rollouts/step(\d{1,9})\.h5")
+#: Sizes printed in a message before "and N more".
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Run:
+    """One complete run."""
+
+    store: Path
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, store: Path, key: str) -> Run:
+        """A run by its key or an unambiguous beginning of it (at least 4 digits).
+
+        Raises:
+            StoreError: there is none, there are several, or its manifest is damaged.
+        """
+        path = store / "runs" / resolve(store, key)
+        manifest = Manifest.load(path)
+        if manifest.key != path.name:
+            raise StoreError(f"{path} holds the manifest of another run, {manifest.key}")
+        return cls(store, path, manifest)
+
+    @property
+    def key(self) -> str:
+        return self.manifest.key
+
+    @property
+    def dump(self) -> Path:
+        """The contract's tree; tensors below 1 MiB are packed in it (see ``tensors``)."""
+        return self.path / "dump"
+
+    @property
+    def rollouts(self) -> dict[int, Path]:
+        """Recorded rollouts by step."""
+        matches = [_ROLLOUT.fullmatch(file.path) for file in self.manifest.files]
+        found = {int(match[1]): self.path / match[0] for match in matches if match}
+        return dict(sorted(found.items()))
+
+    def records(self, stage: str) -> Path:
+        """The record table of a stage (canonical name).
+
+        Raises:
+            StoreError: the stage was not captured; the message lists those that were.
+        """
+        found = self.manifest.stages.get(stage)
+        if found is None or found.state != "captured":
+            captured = [n for n, s in self.manifest.stages.items() if s.state == "captured"]
+            state = "was not captured" if found is None else f"was {found.state}"
+            raise StoreError(
+                f"run {self.key[:12]} ({self.manifest.role}): stage {stage} {state}; captured: "
+                f"{', '.join(captured) or 'none'}"
+            )
+        return self.path / "records" / f"{stage}.parquet"
+
+    def weights(self) -> pl.DataFrame | None:
+        """``weights.parquet`` (columns: ``parts.WEIGHTS``), None when weights were not digested."""
+        return self._table("weights.parquet")
+
+    def mock_proof(self) -> list[dict[str, Any]] | None:
+        """Rows of ``mock_proof.json``: role, rank, step, stage, samples; None without one."""
+        found = self._json("mock_proof.json")
+        return None if found is None else list(found["samples"])
+
+    def environment(self) -> dict[str, dict[str, Any]]:
+        """Versions and settings by process, ``{role}-rank{R}``."""
+        found = self._json("environment.json")
+        return {} if found is None else dict(found["processes"])
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The trainer's metrics: step, trainer_step, metrics {name: number}."""
+        path = self.path / "metrics.jsonl"
+        if not self.has("metrics.jsonl"):
+            return []
+        try:
+            return [json.loads(line) for line in path.read_bytes().splitlines()]
+        except (OSError, ValueError, RecursionError) as error:
+            raise StoreError(f"{path} is not readable: {error}") from error
+
+    def has(self, path: str) -> bool:
+        """Whether the manifest lists a file."""
+        return any(file.path == path for file in self.manifest.files)
+
+    def _json(self, name: str) -> dict[str, Any] | None:
+        if not self.has(name):
+            return None
+        path = self.path / name
+        try:
+            value = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            raise StoreError(f"{path} is not readable: {error}") from error
+        if not isinstance(value, dict) or value.get("format") != 1:
+            raise StoreError(f"{path} is not of format 1, the only one this rlprobe reads")
+        return value
+
+    def _table(self, name: str) -> pl.DataFrame | None:
+        if not self.has(name):
+            return None
+        path = self.path / name
+        try:
+            return pl.read_parquet(path)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise StoreError(f"{path} is not a readable table: {error}") from error
+
+
+def keys(store: Path) -> list[str]:
+    """Keys of the complete runs of a store, in order."""
+    root = store / "runs"
+    found = root.iterdir() if root.is_dir() else []
+    return sorted(p.name for p in found if _KEY.fullmatch(p.name) and (p / NAME).is_file())
+
+
+def runs(store: Path) -> Iterator[Run]:
+    """Every complete run of a store.
+
+    Raises:
+        StoreError: a manifest is damaged.
+    """
+    for key in keys(store):
+        yield Run.open(store, key)
+
+
+def resolve(store: Path, prefix: str) -> str:
+    """The full key of the run whose key begins so.
+
+    Raises:
+        StoreError: none does, or several do.
+    """
+    have = keys(store)
+    if prefix in have:
+        return prefix
+    if not _PREFIX.fullmatch(prefix):
+        raise StoreError(f"{prefix!r} is no run key: 4 to 64 of the digits 0-9a-f")
+    found = [key for key in have if key.startswith(prefix)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise StoreError(f"{prefix} begins {len(found)} run keys in {store}: {_some(found)}")
+    raise StoreError(f"no run {prefix} in {store}; it has {_some(have) if have else 'none'}")
+
+
+def _some(found: list[str]) -> str:
+    shown = ", ".join(key[:12] for key in found[:_SHOWN])
+    more = len(found) - _SHOWN
+    return f"{shown} and {more} more" if more > 0 else shown
