@@ -1,4 +1,4 @@
-"""``rlprobe config check|plan|results|schema``: alignment files before anything runs."""
+"""``rlprobe config check|plan|results|schema|reference``: alignment files before anything runs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ def add_parser(subparsers: Any) -> None:
     results = actions.add_parser("results", help="print the directory that results go to")
     results.add_argument("file", type=Path, metavar="FILE")
     actions.add_parser("schema", help="print the JSON schema of alignment files")
+    actions.add_parser("reference", help="print the page that describes every key (Markdown)")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.action == "schema":
-        return _schema()
+    if args.action in ("schema", "reference"):
+        return _generated(args.action)
     if args.action == "plan":
         return _plan(args.file, args.output)
     if args.action == "results":
@@ -34,10 +35,10 @@ def run(args: argparse.Namespace) -> int:
     return _check(args.file, args.json)
 
 
-def _schema() -> int:
-    from rlprobe.config import schema_text
+def _generated(what: str) -> int:
+    from rlprobe.config import reference_text, schema_text
 
-    print(schema_text(), end="")
+    print(schema_text() if what == "schema" else reference_text(), end="")
     return 0
 
 

@@ -14,6 +14,7 @@ from rlprobe.config.device import (
 )
 from rlprobe.config.inputs import BUILTIN, DataSection, ModelSection, StepsSection
 from rlprobe.config.loading import load, parse, read_yaml
+from rlprobe.config.reference import reference_text
 from rlprobe.config.resources import ResourcesSection
 from rlprobe.config.schema import schema_text
 
@@ -34,5 +35,6 @@ __all__ = [
     "load",
     "parse",
     "read_yaml",
+    "reference_text",
     "schema_text",
 ]

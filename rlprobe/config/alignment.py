@@ -31,8 +31,7 @@ class Alignment(Section):
     framework: Literal["verl", "slime"] = Field(description="The training framework.")
     framework_version: str = Field(
         min_length=1,
-        description="Version of the framework in the environment or image; a run under another "
-        "version fails.",
+        description="Version of the framework in the environment or image.",
         examples=["0.9.1"],
     )
     model: ModelSection = Field(description="The models.")

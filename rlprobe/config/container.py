@@ -24,7 +24,8 @@ class ContainerSection(Section):
     )
     args: tuple[str, ...] = Field(
         default=(),
-        description="Further arguments for the runtime, one word each.",
+        description="Further arguments for the runtime, one word each. Environment variables that "
+        "change numbers belong in environment.",
         examples=[["--bind", "/data"]],
     )
 

@@ -36,7 +36,7 @@ class DeviceSection(Section):
     world_size: int = Field(default=1, ge=1, description="Training processes (devices) in all.")
     environment: dict[EnvironmentName, EnvironmentValue] = Field(
         default_factory=dict,
-        description="Environment variables of every process. Part of the run's identity.",
+        description="Environment variables of every process.",
         examples=[{"ATEN_CPU_CAPABILITY": "default"}],
     )
     container: ContainerSection = Field(
@@ -46,7 +46,7 @@ class DeviceSection(Section):
         default=None,
         min_length=1,
         description="Without an image: the pinned requirements that the environment was installed "
-        "from. Its content is part of the run's identity.",
+        "from, of which the content counts.",
         examples=["requirements/lock.txt"],
     )
     overrides: tuple[str, ...] = Field(

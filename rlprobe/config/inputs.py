@@ -93,11 +93,11 @@ class StepsSection(Section):
     def _in_order(self) -> StepsSection:
         if self.start > self.end:
             raise ValueError(
-                f"start ({self.start}) lies after end ({self.end}); accepted: start <= end"
+                f"start: {self.start} lies after end: {self.end}; accepted: start <= end"
             )
         if self.end >= self.total:
             raise ValueError(
-                f"end ({self.end}) lies outside the {self.total} steps run (total); "
+                f"end: {self.end} lies outside the {self.total} steps run (total); "
                 f"accepted: at most {self.total - 1}, as steps count from 0"
             )
         return self

@@ -26,25 +26,32 @@ class _Loader(yaml.SafeLoader):
     """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: dict[Any, yaml.Mark] = {}
+        seen: set[str] = set()
         for key_node, _ in node.value:
+            if key_node.tag == _TAG + "merge":
+                continue
             key = self.construct_object(key_node, deep=True)
             if not isinstance(key, str):
                 raise yaml.constructor.ConstructorError(
                     None, None, f"found the key {key!r}; keys are text", key_node.start_mark
                 )
-            if key in seen and key != "<<":
+            if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    f"the key {key!r} was given before", seen[key], "and again", key_node.start_mark
+                    None, None, f"the key {key!r} was given before", key_node.start_mark
                 )
-            seen[key] = key_node.start_mark
+            seen.add(key)
         return super().construct_mapping(node, deep)
+
+
+def _decimal(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    return int(loader.construct_scalar(node))
 
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, regexp) for tag, regexp in resolvers if tag not in _YAML_1_1]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
+_Loader.add_constructor(_TAG + "int", _decimal)
 _Loader.add_implicit_resolver(_TAG + "int", re.compile(r"^[-+]?[0-9]+$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     _TAG + "float",
@@ -69,13 +76,20 @@ def read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         raw = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+        raise ConfigError(_place(path, error)) from error
     if not isinstance(raw, dict):
         raise ConfigError(
             f"{path}: found {type(raw).__name__ if raw is not None else 'an empty file'}; "
             "accepted: a mapping with the keys " + ", ".join(Alignment.model_fields)
         )
     return raw
+
+
+def _place(path: str | os.PathLike[str], error: yaml.YAMLError) -> str:
+    if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
+        return f"{path}: not YAML: {error}"
+    mark = error.problem_mark
+    return f"{path}, line {mark.line + 1}, column {mark.column + 1}: not YAML: {error.problem}"
 
 
 def parse(raw: dict[str, Any], origin: str) -> Alignment:

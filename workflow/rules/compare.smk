@@ -18,12 +18,13 @@ rule compare:
         **slurm(ALIGNMENT.analysis.resources),
     params:
         sides=lambda wildcards, input: [Path(manifest).parent for manifest in input],
-        out=lambda wildcards, output: Path(output.summary).parent,
+        out=lambda wildcards, output: Path(output.summary).parents[1],
+        coverage=ALIGNMENT.coverage,
     message:
         "compare {wildcards.pair}: {wildcards.stage}"
     shell:
-        "rlprobe compare {params.sides} --stage {wildcards.stage} -o {params.out} --no-fail"
-        " 2>&1 | tee {log}"
+        "rlprobe compare {params.sides} -o {params.out} --pair {wildcards.pair}"
+        " --stage {wildcards.stage} --coverage {params.coverage} --no-fail 2>&1 | tee {log}"
 
 
 for pair in jobs.official_pairs():

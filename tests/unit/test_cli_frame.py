@@ -1,0 +1,138 @@
+"""The command line as a whole: what every command has in common."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlprobe import __version__
+from rlprobe.cli import COMMANDS, common, main
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"rlprobe {__version__}\n"
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    listed = capsys.readouterr().out
+    assert all(f"\n    {name}" in listed for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_explains_itself_and_takes_the_common_options(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert f"usage: rlprobe {command}" in text
+    assert all(option in text for option in ("--json FILE", "--quiet", "--verbose"))
+
+
+@pytest.mark.parametrize("words", [[], ["nonsense"], ["config"], ["config", "check"]])
+def test_wrong_usage_exits_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    assert "rlprobe" in capsys.readouterr().err
+
+
+def test_a_mistake_is_one_message_on_stderr_and_no_traceback(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["config", "check", "nowhere.yaml"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        "rlprobe: error: nowhere.yaml: cannot be read: No such file or directory; "
+        "give the path of a YAML file\n"
+    )
+
+
+def test_with_v_the_place_in_the_code_is_told_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", "nowhere.yaml", "-v"]) == 2
+    assert "read_yaml" in capsys.readouterr().err
+
+
+def test_a_directory_that_cannot_be_written_is_told_plainly(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    output = tmp_path / "file" / "out.json"
+    assert main(["config", "check", "config/config.yaml", "--json", str(output)]) == 1
+    assert f"rlprobe: error: {tmp_path / 'file'}: " in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_early_gets_no_traceback() -> None:
+    command = f"{sys.executable} -m rlprobe config schema | head -c 10"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+def test_options_may_not_be_abbreviated(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["config", "check", "a.yaml", "--verb"])
+    assert "unrecognized arguments: --verb" in capsys.readouterr().err
+
+
+def test_check_lists_the_runs_with_their_keys(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(root)
+    output = tmp_path / "check.json"
+    assert main(["config", "check", "config/config.yaml", "--json", str(output)]) == 0
+    described = json.loads(output.read_text(encoding="utf-8"))
+    text = capsys.readouterr().out
+    assert set(described["runs"]) == {"benchmark", "target", "repeat"}
+    assert all(run["key"][:12] in text for run in described["runs"].values())
+
+
+def test_a_new_plan_takes_the_place_of_an_older_one(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    for name in ("plan-1.json", "plan-2.json"):
+        assert main(["config", "plan", "config/config.yaml", "-o", str(tmp_path / name)]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["plan-2.json"]
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "result.json"
+    common.write_json(path, {"x": [1, None, "ü"]})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"x": [1, None, "ü"]}
+    with pytest.raises(ValueError, match="JSON compliant"):
+        common.write_json(path, {"x": float("nan")})
+    assert json.loads(path.read_text(encoding="utf-8"))["x"] == [1, None, "ü"]
+    assert [p.name for p in path.parent.iterdir()] == ["result.json"]
+
+
+@pytest.mark.parametrize("command", ["compare", "config", "verdict"])
+def test_commands_load_neither_torch_nor_a_framework(command: str) -> None:
+    code = (
+        "import sys; from rlprobe.cli import main\n"
+        f"try: main([{command!r}, '--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'msprobe', 'ray', 'verl'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")
+
+
+def test_the_frame_itself_loads_nothing_heavy() -> None:
+    code = (
+        "import sys; import rlprobe.cli\n"
+        "print(sorted({'numpy', 'polars', 'pydantic', 'yaml', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,211 @@
+"""Which runs does an alignment need, and when is a run the same run?"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlprobe.config import parse
+from rlprobe.errors import ConfigError
+from rlprobe.runs.plan import FAULT_ENV, pairs, plan
+from rlprobe.runs.spec import ROLES, RunSpec
+
+RAW: dict[str, Any] = {
+    "name": "a",
+    "framework": "verl",
+    "framework_version": "0.9.1",
+    "model": {"path": "builtin:tiny-qwen2", "critic_path": "builtin:tiny-qwen2-critic"},
+    "data": {"train_files": "builtin:arithmetic"},
+    "steps": {"total": 2, "start": 0, "end": 1},
+    "overrides": ["algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_kl_loss=true"],
+    "controls": {"repeat": True, "repeat_target": True, "high_precision": True},
+}
+#: A key as an imported run has it.
+KEY = "ab" * 32
+
+
+def planned(environ: dict[str, str] | None = None, **changes: Any) -> dict[str, RunSpec]:
+    return plan(parse({**copy.deepcopy(RAW), **changes}, "a.yaml"), environ or {})
+
+
+def keys(runs: dict[str, RunSpec]) -> dict[str, str]:
+    return {role: spec.key for role, spec in runs.items()}
+
+
+def changed(before: dict[str, RunSpec], after: dict[str, RunSpec]) -> set[str]:
+    return {role for role in ROLES if keys(before).get(role) != keys(after).get(role)}
+
+
+def test_every_role_is_planned_and_replays_the_benchmark() -> None:
+    runs = planned()
+    assert tuple(runs) == ("benchmark", "target", "repeat", "high_precision", "repeat_target")
+    assert runs["benchmark"].replay_of is None
+    assert {spec.replay_of for role, spec in runs.items() if role != "benchmark"} == {
+        runs["benchmark"].key
+    }
+    assert len(set(keys(runs).values())) == 5
+
+
+def test_only_the_enabled_controls_are_planned_and_compared() -> None:
+    runs = planned(controls={"repeat": False})
+    assert tuple(runs) == ("benchmark", "target")
+    assert pairs(runs) == {"target": ("benchmark", "target")}
+
+
+def test_the_target_is_compared_with_its_own_repeat() -> None:
+    assert pairs(planned())["repeat_target"] == ("target", "repeat_target")
+
+
+def test_the_benchmark_generates_and_the_others_do_not() -> None:
+    runs = planned()
+    assert runs["benchmark"].stages == ("actor_generate_sequences", *runs["target"].stages)
+    assert len(runs["target"].stages) == 5
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "high"), [("fp32", "fp64"), ("bf16", "fp32"), ("fp16", "fp32")]
+)
+def test_high_precision_is_one_step_above_the_benchmark(benchmark: str, high: str) -> None:
+    runs = planned(benchmark={"precision": benchmark})
+    assert runs["high_precision"].precision == high
+    assert runs["repeat"].precision == benchmark
+
+
+@pytest.mark.parametrize(
+    ("changes", "roles"),
+    [
+        ({"seed": 2}, set(ROLES)),
+        ({"deterministic": False}, set(ROLES)),
+        ({"steps": {"total": 3, "end": 1}}, set(ROLES)),
+        ({"framework_version": "0.9.2"}, set(ROLES)),
+        ({"model": {"path": "builtin:other"}}, set(ROLES)),
+        ({"data": {"train_files": "builtin:other"}}, set(ROLES)),
+        ({"overrides": [*RAW["overrides"], "critic.optim.lr=1"]}, set(ROLES)),
+        ({"capture": {"sketch": False}}, set(ROLES)),
+        ({"benchmark": {"environment": {"A": "1"}}}, set(ROLES)),
+        ({"recompute_rewards": True}, set(ROLES) - {"benchmark"}),
+        ({"target": {"precision": "bf16"}}, {"target", "repeat_target"}),
+        ({"target": {"environment": {"A": "1"}}}, {"target", "repeat_target"}),
+        ({"target": {"overrides": ["a=b"]}}, {"target", "repeat_target"}),
+        ({"name": "b"}, set()),
+        ({"store": "elsewhere"}, set()),
+        ({"results": "elsewhere"}, set()),
+        ({"coverage": 0.5}, set()),
+        ({"fail_on_divergence": True}, set()),
+        ({"target": {"resources": {"partition": "npu", "nodes": 1}}}, set()),
+        ({"controls": {**RAW["controls"], "high_precision": False}}, {"high_precision"}),
+    ],
+)
+def test_a_change_makes_exactly_the_runs_new_whose_numbers_it_can_change(
+    changes: dict[str, Any], roles: set[str]
+) -> None:
+    assert changed(planned(), planned(**changes)) == roles
+
+
+def test_common_overrides_come_before_the_sides_own() -> None:
+    runs = planned(overrides=["a=1"], target={"overrides": ["a=2"]})
+    assert runs["target"].overrides == ("a=1", "a=2")
+    assert runs["benchmark"].overrides == ("a=1",)
+
+
+FAULT = "def f():\n    pass\n"
+
+
+@pytest.fixture
+def faults(tmp_path: Path) -> Callable[[str], str]:
+    def write(text: str) -> str:
+        path = tmp_path / "faults.py"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_a_fault_is_in_the_target_and_its_repeat_only(faults: Callable[[str], str]) -> None:
+    reference = f"{faults(FAULT)}:f"
+    runs = planned(target={"fault": reference})
+    assert changed(planned(), runs) == {"target", "repeat_target"}
+    assert runs["target"].fault == runs["repeat_target"].fault == reference
+    assert runs["benchmark"].fault is runs["repeat"].fault is None
+
+
+def test_a_fault_is_known_by_its_content_and_name(
+    faults: Callable[[str], str], tmp_path: Path
+) -> None:
+    first = planned(target={"fault": f"{faults(FAULT)}:f"})
+    other_name = planned(target={"fault": f"{faults(FAULT)}:g"})
+    edited = planned(target={"fault": f"{faults(FAULT + '#')}:f"})
+    moved = tmp_path / "moved.py"
+    moved.write_text(FAULT, encoding="utf-8")
+    assert changed(first, other_name) == {"target", "repeat_target"}
+    assert changed(first, edited) == {"target", "repeat_target"}
+    assert changed(first, planned(target={"fault": f"{moved}:f"})) == set()
+
+
+def test_a_fault_from_the_environment_counts_like_a_configured_one(
+    faults: Callable[[str], str],
+) -> None:
+    reference = f"{faults(FAULT)}:f"
+    configured = planned(target={"fault": reference})
+    assert keys(planned({FAULT_ENV: reference})) == keys(configured)
+    assert planned({FAULT_ENV: ""})["target"].fault is None
+
+
+def test_an_imported_benchmark_needs_nothing_of_its_site() -> None:
+    runs = planned(benchmark={"run": KEY, "device": "cuda", "lock": "not/here.txt"})
+    assert runs["benchmark"].key == KEY
+    assert runs["target"].replay_of == KEY
+    assert set(runs) == {"benchmark", "target", "repeat_target"}
+
+
+def test_controls_of_an_imported_benchmark_may_be_imported_too() -> None:
+    runs = planned(benchmark={"run": KEY}, controls={"repeat": "cd" * 32})
+    assert runs["repeat"].key == "cd" * 32
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model": {"path": "nowhere"}}, r"model\.path: nowhere does not exist"),
+        (
+            {"model": {"path": "builtin:tiny-qwen2", "critic_path": "nowhere"}},
+            r"model\.critic_path: nowhere does not exist",
+        ),
+        ({"data": {"train_files": "no.parquet"}}, r"data\.train_files: no\.parquet does not exist"),
+        ({"target": {"fault": "no.py:f"}}, r"target\.fault: no\.py does not exist"),
+        ({"target": {"lock": "no.txt"}}, r"target\.lock: no\.txt does not exist"),
+        (
+            {"target": {"container": {"runtime": "apptainer", "image": "no.sif"}}},
+            r"target\.container\.image: no\.sif does not exist",
+        ),
+    ],
+)
+def test_what_does_not_exist_is_named_before_anything_runs(
+    changes: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        planned(**changes)
+
+
+def test_another_image_or_lock_is_another_run(tmp_path: Path) -> None:
+    lock = tmp_path / "lock.txt"
+    lock.write_text("torch==2.13.0\n", encoding="utf-8")
+    before = planned(target={"lock": str(lock)})
+    lock.write_text("torch==2.14.0\n", encoding="utf-8")
+    assert changed(before, planned(target={"lock": str(lock)})) == {"target", "repeat_target"}
+
+    image = tmp_path / "a.sif"
+    side = {"container": {"runtime": "apptainer", "image": str(image)}}
+    image.write_bytes(b"one build")
+    before = planned(target=side)
+    image.write_bytes(b"one built")
+    assert changed(before, planned(target=side)) == {"target", "repeat_target"}
+
+
+def test_a_reference_with_a_digest_is_its_own_identity() -> None:
+    side = {"container": {"runtime": "docker", "image": "verl@sha256:0123"}}
+    assert planned(target=side)["target"].identities.environment == "verl@sha256:0123"
