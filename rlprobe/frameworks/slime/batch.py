@@ -1,8 +1,8 @@
 """Reading slime's ``rollout_data``: who the samples are, and key data by micro-batch.
 
 ``rollout_data`` is one rank's share of a rollout: a mapping of per-sample lists. slime adds to it
-while a step runs (``ref_log_probs``, ``log_probs``, ``values``, ``advantages``, ``returns``), so that
-at the end it holds what its ``--save-debug-train-data`` would write.
+while a step runs (``ref_log_probs``, ``log_probs``, ``values``, ``advantages``, ``returns``), so
+that at the end it holds what its ``--save-debug-train-data`` would write.
 """
 
 from __future__ import annotations

@@ -40,6 +40,17 @@ _ARRAYS = frozenset({"rollout_routed_experts"})
 #: Rows that lack a per-token column, while others have it, are listed here.
 _ABSENT = "_absent"
 _MAX_SAMPLES = 1 << 22
+#: A damaged archive is reported as any of these, depending on where it is met.
+_DAMAGED = (
+    RuntimeError,
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    MemoryError,
+)
 
 
 def read(path: str | os.PathLike[str]) -> tuple[int, list[dict[str, Any]]]:
@@ -59,10 +70,7 @@ def read(path: str | os.PathLike[str]) -> tuple[int, list[dict[str, Any]]]:
             f"{path} holds objects that cannot be loaded safely ({_first_line(error)}); rlprobe "
             "records text-only rollouts: leave images and objects of your own out of the samples"
         ) from error
-    # a damaged archive is reported as any of these, depending on where it is met
-    except (
-        RuntimeError, OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, MemoryError
-    ) as error:  # fmt: skip
+    except _DAMAGED as error:
         raise ReplayError(
             f"{path} is not a readable debug rollout file ({_first_line(error)})"
         ) from error

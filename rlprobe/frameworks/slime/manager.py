@@ -17,19 +17,11 @@ from rlprobe.capture.session import ReplayOptions, Session
 from rlprobe.errors import HookError, ReplayError
 from rlprobe.frameworks import progress, proof
 from rlprobe.frameworks.slime import control, debug_data, metrics, plan, versions
+from rlprobe.frameworks.slime.manager_paths import RECORDED, REPLAYED, template
 from rlprobe.rollouts import Rollouts, hdf5, sample_digest
 from rlprobe.rollouts.order import ReplayOrder
 
-#: Where a run's debug rollout files lie, below ``side``.
-RECORDED = "debug_rollouts"
-REPLAYED = "replayed"
-
 _generated = 0
-
-
-def template(side: Path, kind: str) -> str:
-    """The path that slime's flags are given; slime puts the rollout's number into it."""
-    return str(side / kind / "{rollout_id}.pt")
 
 
 def around_generate(
@@ -177,7 +169,9 @@ def _check_tokens(options: ReplayOptions, step: int, samples: list[Any]) -> None
         cut = len(tokens) - length
         found.append(sample_digest(tokens[:cut], tokens[cut:]))
     if found != wanted:
-        differing = [i for i, pair in enumerate(zip(found, wanted, strict=False)) if len({*pair}) > 1]
+        differing = [
+            i for i, pair in enumerate(zip(found, wanted, strict=False)) if len({*pair}) > 1
+        ]
         raise ReplayError(
             f"slime loaded {len(found)} samples, of which {len(differing)} have other tokens than "
             f"the {len(wanted)} recorded in {source} (first: row {(differing or [len(wanted)])[0]})"
@@ -212,8 +206,9 @@ def around_dispose(
 
 
 def _hint(session: Session) -> str:
-    if stages.LOG_PROB in session.expected_stages and versions.traits(
-        versions.installed()
-    ).reuses_log_probs:
+    if (
+        stages.LOG_PROB in session.expected_stages
+        and versions.traits(versions.installed()).reuses_log_probs
+    ):
         return f". For old_log_prob: slime runs it only with {plan.FORCES_OLD_LOG_PROB}"
     return ""

@@ -64,18 +64,3 @@ def find(template: str | None, rollout_id: int, rank: int) -> Path | None:
         return None
     path = Path(template.format(rollout_id=rollout_id, rank=rank))
     return path if path.is_file() else None
-
-
-def is_gathered(path: Path) -> bool:
-    """Whether a file is of format 2, without loading its tensors.
-
-    Told by the archive's own pickle, which names the key; its tensors stay unread.
-    """
-    import zipfile
-
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-            return bool(names) and b"format_version" in archive.read(names[0])
-    except (OSError, zipfile.BadZipFile):
-        return False

@@ -45,6 +45,12 @@ def traits(version: str) -> Traits:
     )
 
 
+def gathers_train_data(version: str) -> bool:
+    """Whether ``--save-debug-train-data`` writes all shards at once: after v0.3.1, in main."""
+    number = parse(version)
+    return number is None or number > (0, 3, 1)
+
+
 def is_known(version: str) -> bool:
     """Whether the version's hook points were read."""
     number = parse(version)

@@ -1,0 +1,162 @@
+"""slime's command line and environment for one run. Imports nothing of slime.
+
+slime has no index package and its ``train.py`` is no module: ``RLPROBE_SLIME`` in the side's
+``environment`` names the checkout (by default the one the importable ``slime`` lies in), and
+:mod:`rlprobe.frameworks.slime.start` runs its ``train.py`` unmodified.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlprobe import stages
+from rlprobe.errors import ConfigError
+from rlprobe.frameworks import Places
+from rlprobe.frameworks.slime import flags as command
+from rlprobe.frameworks.slime import manager_paths, plan, precision, versions
+from rlprobe.frameworks.slime.flags import Flags
+
+if TYPE_CHECKING:
+    from rlprobe.runs.spec import RunSpec
+
+#: Flags that a run sets itself; giving them in overrides would contradict the alignment.
+RESERVED: dict[str, str] = {
+    "num-rollout": "steps.total",
+    "num-epoch": "steps.total",
+    "hf-checkpoint": "model.path",
+    "prompt-data": "data.train_files",
+    "actor-num-nodes": "resources.nodes",
+    "actor-num-gpus-per-node": "world_size",
+    "save-debug-rollout-data": "the run's own recording",
+    "load-debug-rollout-data": "the run's own replay",
+    "dump-details": "the run's own recording",
+    "debug-rollout-only": "nothing: such a run trains nothing",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SlimeFramework:
+    """What the host side of a run asks of slime."""
+
+    name: str = "slime"
+    builtin_version: int = 1
+
+    def expected_stages(self, spec: RunSpec) -> tuple[str, ...]:
+        """Stages that slime runs under the spec's flags and whose layers are captured.
+
+        Generation runs in SGLang's servers, which dump by themselves (see ``docs/slime.md``).
+
+        Raises:
+            ConfigError: a stage is asked for by name that this slime does not run.
+        """
+        flags = _given(spec)
+        found = plan.stages_of(flags, spec.framework_version)
+        wanted = spec.capture.stages
+        if wanted != "all" and stages.LOG_PROB in wanted and stages.LOG_PROB not in found:
+            reason = plan.why_no_old_log_prob(flags, spec.framework_version)
+            raise ConfigError(f"capture.stages: old_log_prob does not run: {reason}")
+        return tuple(stage for stage in found if stage != stages.GENERATE)
+
+    def prepare(self, spec: RunSpec, places: Places) -> list[list[str]]:
+        """Nothing: models and data are the user's."""
+        return []
+
+    def command(self, spec: RunSpec, places: Places) -> list[str]:
+        """slime's ``train.py`` with every flag this run needs, the run's own last."""
+        given = _given(spec)
+        taken = [name for name in given if name in RESERVED]
+        if taken:
+            raise ConfigError(
+                f"overrides: --{taken[0]} is set by the alignment ({RESERVED[taken[0]]}); "
+                "leave it out"
+            )
+        flags = {**_base(spec), **given, **_enforced(spec, places, given)}
+        return ["python", "-m", "rlprobe.frameworks.slime.start", *command.render(flags)]
+
+    def environment(self, spec: RunSpec, places: Places) -> dict[str, str]:
+        """Hooks and offline mode in every process of slime's."""
+        env = {
+            "RAY_ADDRESS": "local",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_DEDUP_LOGS": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "WANDB_MODE": "offline",
+            # Megatron's sequence and tensor parallelism need the order of one stream
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+        }
+        if spec.precision == "fp32":
+            env[precision.ENV] = "fp32"
+        if spec.device == "cpu":
+            env |= {
+                "GLOO_SOCKET_IFNAME": "lo",
+                # Ray rewrites a loopback address to one that never answers unless told not to
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+                "OMP_NUM_THREADS": "1",
+            }
+        return env
+
+
+FRAMEWORK = SlimeFramework()
+
+
+def _given(spec: RunSpec) -> Flags:
+    return command.parse(command.words(spec.overrides))
+
+
+def _base(spec: RunSpec) -> Flags:
+    """What an alignment wants of slime unless the user says otherwise."""
+    return {"seed": (str(spec.seed),), "rollout-seed": (str(spec.seed),)}
+
+
+def _enforced(spec: RunSpec, places: Places, given: Flags) -> Flags:
+    """What a run cannot do without."""
+    nodes = spec.resources.nodes
+    if spec.world_size % nodes:
+        raise ConfigError(
+            f"world_size {spec.world_size} cannot be spread evenly over {nodes} nodes"
+        )
+    if spec.precision == "fp64":
+        raise ConfigError(
+            "precision: fp64 is not to be had of Megatron; give the benchmark bf16, so that its "
+            "high-precision control is fp32"
+        )
+    # a checkpoint of iteration N would make slime begin at N + 1, and train nothing
+    start = int(command.number(given, "start-rollout-id", 0))
+    per_node = spec.world_size // nodes
+    flags: Flags = {
+        "hf-checkpoint": (_path(spec.model.path),),
+        "prompt-data": tuple(_path(file) for file in spec.data.train_files),
+        "start-rollout-id": (str(start),),
+        "num-rollout": (str(start + spec.steps.total),),
+        "actor-num-nodes": (str(nodes),),
+        "actor-num-gpus-per-node": (str(per_node),),
+    }
+    if len(spec.data.train_files) != 1:
+        raise ConfigError(
+            f"data.train_files: found {len(spec.data.train_files)} files; slime takes one"
+        )
+    if spec.model.reference_path is not None:
+        flags["ref-load"] = (_path(spec.model.reference_path),)
+    if spec.model.critic_path is not None:
+        flags["critic-load"] = (_path(spec.model.critic_path),)
+    if spec.precision == "fp16":
+        flags["fp16"] = ()
+    kind = "save" if spec.replay_of is None else "load"
+    directory = manager_paths.RECORDED if kind == "save" else manager_paths.REPLAYED
+    flags[f"{kind}-debug-rollout-data"] = (manager_paths.template(places.side, directory),)
+    if spec.capture.key_data and versions.gathers_train_data(spec.framework_version):
+        flags["save-debug-train-data"] = (str(places.side / "train_data" / "{rollout_id}.pt"),)
+    return flags
+
+
+def _path(value: str) -> str:
+    if value.startswith("builtin:"):
+        raise ConfigError(
+            f"model.path, data.train_files: found {value!r}; slime has no builtin models or data"
+        )
+    return str(Path(value).expanduser().absolute())

@@ -1,0 +1,129 @@
+"""The inference side: what SGLang's forwards are dumped, and which are left out.
+
+From 0.5.11 SGLang dumps by itself (``--msprobe-dump-config``, through slime
+``--sglang-msprobe-dump-config``). Below, the same is done here around ``ModelRunner``, with the
+configuration that ``RLPROBE_INFERENCE_CONFIG`` names. Either way one forward is one msprobe step,
+so the forwards that no rollout asked for must not count: slime polls ``/health_generate``, which
+generates a token from one made-up token, and idle ranks run empty batches.
+
+Written against SGLang 0.5.10 and 0.5.11; contract-tested, not run here.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from rlprobe.errors import HookError
+
+#: msprobe's config.json for the engine, below SGLang 0.5.11.
+CONFIG = "RLPROBE_INFERENCE_CONFIG"
+#: SGLang's prefix of the request ids of health checks (``sglang.srt.constants``).
+_HEALTH = "HEALTH_CHECK"
+
+
+def patch(module: ModuleType) -> None:
+    """Wrap ``ModelRunner``: keep probes out, and dump where SGLang cannot by itself.
+
+    Raises:
+        HookError: ``ModelRunner`` has no ``__init__`` or ``forward``, or a dump is asked for twice.
+    """
+    runner = getattr(module, "ModelRunner", None)
+    if runner is None or not callable(getattr(runner, "forward", None)):
+        raise HookError(f"{module.__name__} has no ModelRunner.forward; SGLang cannot be dumped")
+    runner.__init__ = _building(runner.__init__)
+    runner.forward = _filtering(runner.forward)
+
+
+def _building(build: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(build)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        config = os.environ.get(CONFIG)
+        if config:
+            _prepare(kwargs.get("server_args") or _server_args(args))
+        build(self, *args, **kwargs)
+        if config and not getattr(self, "is_draft_worker", False):
+            self._rlprobe_debugger = _debugger(config)
+
+    return wrapper
+
+
+def _server_args(args: tuple[Any, ...]) -> Any:
+    found = [value for value in args if hasattr(value, "disable_cuda_graph")]
+    if not found:
+        raise HookError("ModelRunner was built without server_args; SGLang cannot be dumped")
+    return found[0]
+
+
+def _prepare(server_args: Any) -> None:
+    """What a dump needs of the server."""
+    if getattr(server_args, "msprobe_dump_config", None):
+        raise HookError(
+            f"this SGLang dumps by itself (--sglang-msprobe-dump-config); unset {CONFIG}, or every "
+            "forward is dumped twice"
+        )
+    if not server_args.disable_cuda_graph:
+        sys.stderr.write("rlprobe: CUDA graph is off in this server: a graph runs no hooks\n")
+        server_args.disable_cuda_graph = True
+    if not getattr(server_args, "skip_server_warmup", True):
+        raise HookError("the server warms up, which would be dumped; pass --skip-server-warmup")
+
+
+def _debugger(config: str) -> Any:
+    from msprobe.pytorch import PrecisionDebugger, seed_all
+
+    seed_all(mode=True)
+    return PrecisionDebugger(config_path=config)
+
+
+def _filtering(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def wrapper(self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_probe(forward_batch):
+            return _without_own_dump(self, forward, forward_batch, args, kwargs)
+        debugger = getattr(self, "_rlprobe_debugger", None)
+        if debugger is None:
+            return forward(self, forward_batch, *args, **kwargs)
+        debugger.start(model=self.model)
+        try:
+            return forward(self, forward_batch, *args, **kwargs)
+        finally:
+            debugger.stop()
+            debugger.step()
+
+    return wrapper
+
+
+def _without_own_dump(
+    runner: Any, forward: Callable[..., Any], batch: Any, args: Any, kwargs: Any
+) -> Any:
+    """Run a forward that SGLang's own dump (0.5.11 on) must not count."""
+    own = getattr(runner, "msprobe_debugger", None)
+    if own is None:
+        return forward(runner, batch, *args, **kwargs)
+    runner.msprobe_debugger = None
+    try:
+        return forward(runner, batch, *args, **kwargs)
+    finally:
+        runner.msprobe_debugger = own
+
+
+def is_probe(batch: Any) -> bool:
+    """Whether no rollout asked for a forward: an idle batch, or a health check.
+
+    A health check is told by its request id where the batch carries it, else by what it is: one
+    request whose whole sequence is one token.
+    """
+    mode = getattr(batch, "forward_mode", None)
+    if mode is not None and mode.is_idle():
+        return True
+    ids = getattr(batch, "rids", None)
+    if ids:
+        return all(str(rid).startswith(_HEALTH) for rid in ids)
+    tokens = getattr(batch, "input_ids", None)
+    total = getattr(batch, "seq_lens_sum", None)
+    return tokens is not None and tokens.numel() == 1 and total == 1

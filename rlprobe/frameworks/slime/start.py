@@ -1,0 +1,110 @@
+"""Run slime's ``train.py`` as slime is run, with the hooks' environment in every Ray process.
+
+    python -m rlprobe.frameworks.slime.start --hf-checkpoint … --num-rollout …
+
+Inside the image of a run. Where ``RAY_ADDRESS`` is the dashboard's URL the job is submitted to it,
+as slime's scripts do (``ray job submit … -- python3 train.py``); otherwise ``train.py`` runs in
+this process, on the cluster that ``RAY_ADDRESS`` names or on one of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rlprobe.capture.session import ENV, Session
+from rlprobe.errors import ConfigError, RlprobeError
+from rlprobe.frameworks.slime import prompts_only, user_config, versions
+from rlprobe.frameworks.slime.precision import ENV as PRECISION
+from rlprobe.frameworks.slime.sglang import CONFIG as INFERENCE
+
+#: Names the checkout of slime that holds ``train.py``.
+CHECKOUT = "RLPROBE_SLIME"
+#: What a job on a running cluster would not inherit.
+FORWARDED = (
+    ENV, CHECKOUT, PRECISION, INFERENCE, prompts_only.ENV, user_config.DUMP_ON, "RLPROBE_FAULT",
+    "RLPROBE_RUN_ID", "PYTHONPATH", "PYTHONHASHSEED", "TORCHDYNAMO_DISABLE",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+)  # fmt: skip
+
+
+def main(arguments: list[str]) -> int:
+    """Start training; returns the exit status where a job was submitted.
+
+    Raises:
+        ConfigError: no checkout of slime is found.
+    """
+    root = checkout(os.environ)
+    # Ray's processes import slime by this path too
+    paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address.startswith(("http://", "https://")):
+        return subprocess.run(
+            submission(address, root, arguments, os.environ), check=False
+        ).returncode
+    sys.path.insert(0, str(root))
+    _start_ray(address)
+    sys.argv = [str(root / "train.py"), *arguments]
+    runpy.run_path(str(root / "train.py"), run_name="__main__")
+    return 0
+
+
+def checkout(environ: Mapping[str, str]) -> Path:
+    """The directory of slime's ``train.py``.
+
+    Raises:
+        ConfigError: neither ``RLPROBE_SLIME`` nor an importable slime leads to one.
+    """
+    named = environ.get(CHECKOUT)
+    root = Path(named).expanduser().absolute() if named else versions.checkout()
+    if root is None or not (root / "train.py").is_file():
+        where = named or root or "no importable package slime"
+        raise ConfigError(
+            f"slime's train.py was looked for in {where} and not found; set {CHECKOUT} to a "
+            "checkout of slime in the side's environment (the package slime on the public index "
+            "is another project)"
+        )
+    return root
+
+
+def runtime_env(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The Ray runtime environment that carries the hooks' variables to every process."""
+    return {"env_vars": {name: environ[name] for name in FORWARDED if environ.get(name)}}
+
+
+def submission(
+    address: str, root: Path, arguments: list[str], environ: Mapping[str, str]
+) -> list[str]:
+    """``ray job submit`` for this training, as slime's scripts write it."""
+    return [
+        "ray", "job", "submit", "--address", address,
+        "--runtime-env-json", json.dumps(runtime_env(environ)),
+        "--", "python3", str(root / "train.py"), *arguments,
+    ]  # fmt: skip
+
+
+def _start_ray(address: str) -> None:
+    """Ray before slime, which would start it without the environment, and without fake devices."""
+    import ray
+
+    options: dict[str, Any] = {"runtime_env": runtime_env(os.environ)}
+    session = Session.load(os.environ[ENV]) if os.environ.get(ENV) else None
+    if session is not None and session.device == "cpu" and address in ("", "local"):
+        # slime places its actors by GPU; here a GPU is a slot and nothing else
+        options |= {"num_gpus": 16, "num_cpus": 32, "include_dashboard": False}
+    ray.init(address=address or None, **options)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except RlprobeError as error:
+        sys.stderr.write(f"rlprobe: error: {error}\n")
+        sys.exit(error.exit_code)
