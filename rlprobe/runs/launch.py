@@ -17,7 +17,7 @@ from pathlib import Path
 from rlprobe import frameworks, stages
 from rlprobe.capture import determinism
 from rlprobe.capture.session import ENV, CaptureOptions, ReplayOptions, Session
-from rlprobe.errors import RunError, StoreError
+from rlprobe.errors import RlprobeError, RunError, StoreError
 from rlprobe.frameworks import proof
 from rlprobe.runs import process, script
 from rlprobe.runs.follow import Progress
@@ -56,9 +56,17 @@ def launch(spec: RunSpec, store: Path, log: Path | None = None) -> Path:
             return manifest
         log = (log or store / "logs" / f"{spec.role}-{spec.key[:12]}.log").absolute()
         log.parent.mkdir(parents=True, exist_ok=True)
-        with _scratch(store, spec) as scratch:
+        scratch = _finished(store, spec) or _fresh(store, spec)
+        if not _record(scratch).exists():
             _execute(spec, store, scratch, log)
+        else:
+            _log.info("%s: committing what an interrupted run had finished", spec.role)
+        try:
             commit(scratch, store, spec.key, spec.declared())
+        except RlprobeError as error:
+            # hours of a device may lie there; the next attempt commits it without running again
+            raise type(error)(f"{error}\n(the run's output is kept in {scratch})") from error
+        shutil.rmtree(scratch, ignore_errors=True)
     _log.info("%s: committed as %s", spec.role, spec.key[:12])
     return manifest
 
@@ -77,20 +85,30 @@ def _only_one(store: Path, key: str) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _scratch(store: Path, spec: RunSpec) -> Iterator[Path]:
-    """A directory for the run's output, gone afterwards; what a killed run left goes first."""
-    parent = store / "scratch"
-    parent.mkdir(parents=True, exist_ok=True)
-    for left in parent.glob(f"{spec.key[:16]}-*"):
+def _attempts(store: Path, spec: RunSpec) -> list[Path]:
+    return sorted((store / "scratch").glob(f"{spec.key[:16]}-*"))
+
+
+def _record(scratch: Path) -> Path:
+    """Written last by a run that did everything it was asked for."""
+    return scratch / "side" / "run.json"
+
+
+def _finished(store: Path, spec: RunSpec) -> Path | None:
+    """An earlier attempt that ran to its end and was not committed."""
+    return next((path for path in _attempts(store, spec) if _record(path).exists()), None)
+
+
+def _fresh(store: Path, spec: RunSpec) -> Path:
+    """A directory for this attempt; what a killed or failed one left goes first."""
+    for left in _attempts(store, spec):
+        process.end_marked(left.name)
         shutil.rmtree(left)
-    path = parent / f"{spec.key[:16]}-{os.environ.get('SLURM_JOB_ID') or os.getpid()}"
+    job = os.environ.get("SLURM_JOB_ID") or os.getpid()
+    path = store / "scratch" / f"{spec.key[:16]}-{job}"
     (path / "dump").mkdir(parents=True)
     (path / "side").mkdir()
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+    return path
 
 
 def session_of(spec: RunSpec, store: Path, scratch: Path) -> Session:
@@ -184,7 +202,9 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path) -> None:
         "command": commands[-1],
         "environment": environment,
     }
-    (scratch / "side" / "run.json").write_text(json.dumps(record, indent=1), encoding="utf-8")
+    temporary = _record(scratch).with_suffix(".tmp")
+    temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
+    temporary.replace(_record(scratch))
 
 
 def _enter(spec: RunSpec, path: Path, scratch: Path, environment: dict[str, str]) -> list[str]:

@@ -73,6 +73,12 @@ class Process(_Model):
     dp: int = 1
     cp: int = 1
     ep: int = 1
+    #: The process's own coordinates; null where the framework did not say.
+    tp_rank: int | None = None
+    pp_rank: int | None = None
+    dp_rank: int | None = None
+    cp_rank: int | None = None
+    ep_rank: int | None = None
     backend: str | None = None
 
 
