@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from rlprobe import stages
@@ -36,6 +37,30 @@ FORMAT = 1
 _FILE = re.compile(r"(?P<role>[a-z][a-z0-9_]*)-rank(?P<rank>\d{1,9})\.jsonl?")
 
 
+class _Weight(msgspec.Struct, forbid_unknown_fields=True):
+    """One line of ``parts/weights``."""
+
+    step: int
+    stage: str
+    role: str
+    rank: int
+    name: str
+    dtype: str
+    shape: list[int]
+    local_shape: list[int]
+    digest: str | None
+    norm: float | None
+    sketch: list[float] | None
+    complete: bool
+    offset: Any = None
+
+    def row(self) -> tuple[Any, ...]:
+        values = msgspec.structs.asdict(self)
+        if self.offset is not None:
+            values["offset"] = canonical_json(self.offset).decode()
+        return tuple(values[column] for column in WEIGHTS)
+
+
 def weights(side: Path) -> pl.DataFrame | None:
     """Every process's parameters in one table; None when none was digested.
 
@@ -43,20 +68,19 @@ def weights(side: Path) -> pl.DataFrame | None:
         StoreError: a line is not what capture writes.
     """
     rows = []
-    for origin, row in _lines(side, "weights"):
-        offset = row.setdefault("offset", None)
-        if set(row) != set(WEIGHTS):
-            odd = set(row) ^ set(WEIGHTS)
-            raise StoreError(f"{origin}: {min(odd)!r} is missing or unknown in a weights record")
-        rows.append({**row, "offset": None if offset is None else canonical_json(offset).decode()})
+    for origin, value in _lines(side, "weights"):
+        try:
+            rows.append(msgspec.convert(value, _Weight).row())
+        except (msgspec.ValidationError, ValueError, TypeError) as error:
+            raise StoreError(f"{origin} is not a record of a weight: {error}") from error
     if not rows:
         return None
     try:
-        table = pl.DataFrame(rows, schema=WEIGHTS, strict=True)
-    except (pl.exceptions.PolarsError, TypeError, OverflowError) as error:
+        table = pl.DataFrame(rows, schema=WEIGHTS, orient="row")
+    except (pl.exceptions.PolarsError, OverflowError) as error:
         raise StoreError(f"{side}/parts/weights: {error}") from error
     place = pl.col("stage").replace_strict(
-        list(stages.STAGES), list(range(len(stages.STAGES))), return_dtype=pl.Int32
+        list(stages.STAGES), list(range(len(stages.STAGES))), default=-1, return_dtype=pl.Int32
     )
     return table.sort("step", place, "role", "rank", maintain_order=True)
 
