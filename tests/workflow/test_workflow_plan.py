@@ -1,0 +1,88 @@
+"""What would the workflow do? Asked of Snakemake before anything runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.workflow.project import Project
+
+RUNS = {"run_benchmark": 1, "run_target": 1, "run_repeat": 1}
+AFTER = {"diagnose": 1, "plan": 1, "report": 1, "verdict": 1}
+
+
+def test_a_fresh_clone_runs_everything(project: Project) -> None:
+    assert project.planned() == {**RUNS, "compare": 10, **AFTER}
+
+
+def test_the_official_table_is_made_beside_ours_where_it_is_wanted(project: Project) -> None:
+    project.write(analysis={"official_table": True})
+    assert project.planned()["official_table_target"] == 1
+
+
+def test_collect_runs_the_benchmark_only(project: Project) -> None:
+    assert project.planned("collect") == {"collect": 1, "run_benchmark": 1}
+
+
+def test_align_is_a_target_by_name(project: Project) -> None:
+    assert project.planned("align") == {**RUNS, "compare": 10, **AFTER, "align": 1}
+
+
+def test_an_imported_benchmark_is_not_run(project: Project) -> None:
+    project.write(benchmark={"run": "ab" * 32}, controls={"repeat": False})
+    manifest = project.directory / "store" / "runs" / ("ab" * 32) / "manifest.json"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("{}", encoding="utf-8")
+    assert project.planned() == {"run_target": 1, "compare": 5, **AFTER}
+
+
+def test_an_imported_benchmark_that_is_not_there_is_named(project: Project) -> None:
+    project.write(benchmark={"run": "ab" * 32})
+    done = project.snakemake("--dry-run")
+    assert done.returncode == 1
+    assert f"store/runs/{'ab' * 32}/manifest.json" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"seed": "one"}, "seed: found 'one' (text); accepted: a whole number"),
+        ({"sede": 1}, "sede: no such key"),
+        ({"model": {"path": "nowhere"}}, "model.path: nowhere does not exist"),
+    ],
+)
+def test_a_wrong_alignment_stops_the_workflow_with_one_message(
+    project: Project, changes: dict[str, object], expected: str
+) -> None:
+    project.write(**changes)
+    done = project.snakemake("--dry-run")
+    assert done.returncode == 1
+    assert done.stdout.count(expected) == 1
+    assert "Traceback" not in done.stdout
+
+
+def test_an_alignment_is_changed_in_its_file(project: Project) -> None:
+    done = project.snakemake("--dry-run", "--config", "seed=2")
+    assert done.returncode == 1
+    assert "change the file rather than using --config" in done.stdout
+
+
+def test_two_alignments_do_not_mix(project: Project) -> None:
+    project.write("b.yaml", name="b")
+    done = project.snakemake("--configfile", "a.yaml", "b.yaml", "--dry-run")
+    assert done.returncode == 1
+    assert "an alignment is one file" in done.stdout
+
+
+def test_lint_is_clean(project: Project) -> None:
+    done = project.snakemake("--lint")
+    assert done.returncode == 0, done.stdout
+
+
+def test_snakefmt_is_clean(root: Path) -> None:
+    command = [Path(sys.executable).with_name("snakefmt"), "--check", "Snakefile", "workflow"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
