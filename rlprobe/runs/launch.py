@@ -167,13 +167,15 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path) -> None:
             "benchmark first (`rlprobe run --role benchmark`) or import it"
         )
     (scratch / "session.json").write_text(session.to_json(), encoding="utf-8")
-    ray_directory = Path(tempfile.mkdtemp(prefix="rlp-", dir=_short_temporary()))
+    temporary = Path(tempfile.mkdtemp(prefix="rlp-", dir=_short_temporary()))
     environment = {
         **(determinism.environment(spec.device) if spec.deterministic else {}),
         **framework.environment(spec, places),
         **spec.environment,
         ENV: str(scratch / "session.json"),
-        "RAY_TMPDIR": str(ray_directory),
+        "RAY_TMPDIR": str(temporary),
+        # trackers and the like leave directories behind where they are killed
+        "TMPDIR": str(temporary),
     }
     commands = [*framework.prepare(spec, places), framework.command(spec, places)]
     path = scratch / "run.sh"
@@ -189,7 +191,7 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path) -> None:
             _enter(spec, path, scratch, environment), run_id=scratch.name, log=log, watch=progress
         )
     finally:
-        shutil.rmtree(ray_directory, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     if status != 0:
         raise RunError(_failure(spec, status, log, progress))
     proof.require_captured(session)

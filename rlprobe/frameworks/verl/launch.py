@@ -63,6 +63,8 @@ class VerlFramework:
             "RAY_DISABLE_IMPORT_WARNING": "1",
             "RAY_DEDUP_LOGS": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            # Ray lowers its workers' priority, but a run is what its node is there for
+            "RAY_worker_niceness": "0",
             "HF_HUB_OFFLINE": "1",
             "TRANSFORMERS_OFFLINE": "1",
             "TOKENIZERS_PARALLELISM": "false",
