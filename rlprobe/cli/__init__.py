@@ -33,13 +33,12 @@ COMMANDS: dict[str, str] = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the process's exit code.
+def parse(words: Sequence[str]) -> tuple[Any, argparse.Namespace]:
+    """The module of the command that ``words`` call, and its arguments.
 
     Raises:
         SystemExit: by argparse, for ``--help``, ``--version`` and usage errors (2).
     """
-    words = list(sys.argv[1:] if argv is None else argv)
     called = next((word for word in words if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(
         prog="rlprobe",
@@ -57,7 +56,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         for name, summary in COMMANDS.items():
             subparsers.add_parser(name, help=summary)
-    args = parser.parse_args(words, namespace=defaults())
+    return module, parser.parse_args(words, namespace=defaults())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the process's exit code.
+
+    Raises:
+        SystemExit: as :func:`parse`.
+    """
+    module, args = parse(list(sys.argv[1:] if argv is None else argv))
     _log_to_stderr(args)
     try:
         return int(module.run(args))

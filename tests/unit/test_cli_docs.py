@@ -1,0 +1,93 @@
+"""Every command in the documentation is one that exists, with options that it takes."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rlprobe.cli import parse
+
+#: Other programs that the documentation may call.
+OTHERS = {"git", "pip", "cd", "sbatch", "python"}
+
+
+def pages(root: Path) -> list[Path]:
+    return [
+        *sorted(root.glob("*.md")),
+        *sorted(root.glob("docs/**/*.md")),
+        root / "config/README.md",
+    ]
+
+
+def commands(root: Path) -> list[tuple[str, list[str]]]:
+    """(page, words) of every line after ``$`` in a console block."""
+    found = []
+    for page in pages(root):
+        text = page.read_text(encoding="utf-8")
+        for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            for line in re.findall(r"^\$ (.+(?:\\\n.+)*)", block, re.MULTILINE):
+                for part in line.replace("\\\n", " ").split("&&"):
+                    words = shlex.split(part, comments=True)
+                    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                        words.pop(0)
+                    found.append((page.name, words))
+    return found
+
+
+def of(root: Path, program: str) -> list[tuple[str, list[str]]]:
+    return [(page, words) for page, words in commands(root) if words[0] == program]
+
+
+def test_the_documentation_has_commands_and_calls_nothing_unknown(root: Path) -> None:
+    found = commands(root)
+    assert len(found) >= 12
+    unknown = [
+        words for _, words in found if words[0] not in OTHERS | {"rlprobe", "make", "snakemake"}
+    ]
+    assert unknown == []
+
+
+def test_rlprobe_commands_are_accepted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for page, words in of(root, "rlprobe"):
+        try:
+            parse(words[1:])
+        except SystemExit as stopped:
+            assert stopped.code == 0, f"{page}: {shlex.join(words)}\n{capsys.readouterr().err}"
+
+
+def test_make_targets_exist(root: Path) -> None:
+    makefile = (root / "Makefile").read_text(encoding="utf-8")
+    for page, words in of(root, "make"):
+        for target in words[1:]:
+            if "=" not in target:
+                assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"{page}: {target}"
+
+
+@pytest.mark.slow
+def test_snakemake_commands_are_accepted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from snakemake.cli import parse_args
+
+    monkeypatch.chdir(root)
+    for page, words in of(root, "snakemake"):
+        _, args = parse_args(words[1:])
+        assert all(Path(profile).exists() for profile in args.profile or []), page
+        assert all(Path(file).exists() for file in args.configfile or []), page
+
+
+def test_linked_files_exist(root: Path) -> None:
+    for page in pages(root):
+        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_makefile_needs_no_shell_but_sh(root: Path) -> None:
+    done = subprocess.run(
+        ["make", "--dry-run", "align"], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "workflow/align" in done.stdout
