@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -67,6 +68,11 @@ class Plan:
         return f"rlprobe-ray-{self.job_id}"
 
     @property
+    def token(self) -> Path:
+        """The file that holds the cluster's secret; every node of the run sees it."""
+        return self.scratch / "ray-token"
+
+    @property
     def python(self) -> str:
         """The interpreter that has Ray: the image's, or the one that runs rlprobe."""
         return sys.executable if self.container.runtime == "none" else "python"
@@ -96,6 +102,10 @@ class Cluster:
             **self._plan.env,
             **network,
             "RAY_ADDRESS": self.address,
+            # Newer Ray lets nobody in without the cluster's token. A file, because a command line
+            # can be read by every user of the node.
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self._plan.token),
             # A worker whose head is gone would linger for a minute.
             "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
         }
@@ -232,6 +242,8 @@ def running(plan: Plan, count: int) -> Iterator[Cluster]:
         RunError: a node has no address on the interface, ended, or did not join.
     """
     names = slurm.allocated_nodes(count)
+    plan.token.touch(mode=0o600)
+    plan.token.write_text(secrets.token_hex(32))
     cluster = Cluster(plan, _prepare(plan, names))
     try:
         cluster.start(cluster.nodes[0])
