@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,33 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--no-fail", action="store_true", help="exit 0 even if too little was compared"
     )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="threads that read tensors (default: the CPUs allowed, %(default)s)",
+    )
+    parser.add_argument(
+        "--check-crc",
+        action="store_true",
+        help="check the CRC-32 of tensor files (slower than comparing them)",
+    )
+    parser.add_argument(
+        "--noise",
+        action="store_true",
+        help="also fill in the round-off bound of every record (diagnose does it in any case)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     if not 0 <= args.coverage <= 1:
         raise UsageError(f"--coverage is a share from 0 to 1, found {args.coverage}")
-    options = Options(args.pair, tuple(args.stage), args.coverage)
+    if args.jobs < 1:
+        raise UsageError(f"--jobs is at least 1, found {args.jobs}")
+    options = Options(
+        args.pair, tuple(args.stage), args.coverage, args.jobs, args.check_crc, args.noise
+    )
     benchmark = sides.resolve(args.benchmark, args.store)
     target = sides.resolve(args.target, args.store)
     lack: NotComparable | None

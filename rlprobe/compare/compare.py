@@ -31,6 +31,12 @@ class Options:
     pair: str = "target"
     stages: tuple[str, ...] = ()
     coverage: float = COVERAGE
+    #: Threads that read tensors.
+    jobs: int = 1
+    #: Check the CRC-32 of every tensor file that is read.
+    check_crc: bool = False
+    #: Also fill in the round-off bound and the ratio to it (diagnose does it in any case).
+    noise: bool = False
 
 
 def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[Summary]:
@@ -44,7 +50,7 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
     summaries = []
     for stage in planner.plan(benchmark, target, options.stages):
         summary = Summary(options.pair, stage.stage, list(stage.notes))
-        tables = _tables(stage)
+        tables = _tables(stage, options)
         writer.write_stage(out / stage.stage, tables, summary, len(stage.pairings))
         _log.info(
             "%s: %d records compared, %d identical, coverage %.1f %% / %.1f %%",
@@ -97,17 +103,24 @@ def _lack(what: str, summaries: Sequence[Summary]) -> str:
     return "\n  ".join(lines)
 
 
-def _tables(stage: StagePlan) -> Iterator[pl.DataFrame]:
+def _tables(stage: StagePlan, options: Options) -> Iterator[pl.DataFrame]:
     for pairing in stage.pairings:
-        yield _process_table(stage, pairing)
+        table = _process_table(stage, pairing, options)
+        if options.noise:
+            from rlprobe.compare import noise
+
+            table = writer.completed(noise.annotate(table))
+        yield table
 
 
-def _process_table(stage: StagePlan, pairing: Pairing) -> pl.DataFrame:
+def _process_table(stage: StagePlan, pairing: Pairing, options: Options) -> pl.DataFrame:
     """All rows of one process pair, columns of :data:`writer.SCHEMA`."""
     benchmark = _load(stage.benchmark, pairing.benchmark)
     target = _load(stage.target, pairing.target)
     matches = None if matcher.same_names(benchmark, target) else matcher.match(benchmark, target)
     table = measures.measure(pairs.side_by_side(benchmark, target, matches))
+    if _has_tensors(table):
+        table = _elementwise(table, stage, pairing, options)
     ranks = {
         f"rank_{side}": pl.when(pl.col(f"order_{side}").is_not_null()).then(
             pl.lit(process.rank if process else None, pl.Int32)
@@ -118,6 +131,31 @@ def _process_table(stage: StagePlan, pairing: Pairing) -> pl.DataFrame:
         step=pl.lit(pairing.step, pl.Int32), rank=pl.lit(pairing.rank, pl.Int32), **ranks
     )
     return writer.completed(table)
+
+
+def _has_tensors(table: pl.DataFrame) -> bool:
+    """Whether any record kept its tensor on both sides, with content not known to be equal."""
+    names = [table.get_column(f"data_name_{side}") for side in ("benchmark", "target")]
+    if any(column.null_count() == len(column) for column in names):
+        return False
+    wanted = names[0].is_not_null() & names[1].is_not_null()
+    return bool((wanted & (table.get_column("error_kind") != measures.DIGEST)).any())
+
+
+def _elementwise(
+    table: pl.DataFrame, stage: StagePlan, pairing: Pairing, options: Options
+) -> pl.DataFrame:
+    # Imported here: compiled kernels cost more to import than most comparisons take.
+    from rlprobe.compare.tensors import elementwise
+
+    benchmark, target = (
+        side.tensors(process, options.check_crc) if side and process else None
+        for side, process in (
+            (stage.benchmark, pairing.benchmark),
+            (stage.target, pairing.target),
+        )
+    )
+    return elementwise.measure(table, benchmark, target, options.jobs)
 
 
 def _load(source: StageSource | None, process: Process | None) -> pl.DataFrame:

@@ -209,9 +209,12 @@ def _statistics_error() -> pl.Expr:
 
 def _same_digest() -> pl.Expr:
     digest = pl.col("digest_benchmark")
+    content = (digest == pl.col("digest_target")) & pl.any_horizontal(
+        digest.str.starts_with(prefix) for prefix in CONTENT_DIGESTS
+    )
+    files = pl.col("data_benchmark") == pl.col("data_target")
     return (
-        (digest == pl.col("digest_target"))
-        & pl.any_horizontal(digest.str.starts_with(prefix) for prefix in CONTENT_DIGESTS)
+        (content.fill_null(False) | files.fill_null(False))
         & pl.col("same_shape")
         & (pl.col("dtype_benchmark") == pl.col("dtype_target"))
     ).fill_null(False)
@@ -268,11 +271,15 @@ def _error() -> list[pl.Expr]:
         & (pl.col("dtype_benchmark") == pl.col("dtype_target"))
     )
     statistics = pl.col("statistics").fill_nan(None)
+    # what is not finite on one side only is no number away from the other side
+    apart = (pl.col("status") == NONFINITE) & (pl.col("reason") != "both")
     error = (
         pl.when(single)
         .then(None)
         .when(same)
         .then(0.0)
+        .when(apart)
+        .then(None)
         .when(sketched)
         .then(pl.max_horizontal(sketch, pl.lit(SKETCH_FLOOR)))
         .when(unknown)
@@ -284,6 +291,8 @@ def _error() -> list[pl.Expr]:
         .then(None)
         .when(same)
         .then(pl.lit(DIGEST))
+        .when(apart)
+        .then(pl.lit(STATISTIC))
         .when(sketched)
         .then(pl.lit(SKETCH))
         .when(unknown)

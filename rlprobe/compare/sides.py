@@ -1,7 +1,8 @@
 """What is compared: a run in the store, or any part of a dump tree as msprobe left it.
 
-Accepted: ``{store}/runs/{key}`` (or the key alone, with a store), a dump tree, a stage, step, rank or proc directory, a ``dump.json`` or ``debug.json``. All become stages that
-hold processes, each loaded when its turn comes.
+Accepted: ``{store}/runs/{key}`` (or the key alone, with a store), a dump tree, a stage, step, rank
+or proc directory, a ``dump.json`` or ``debug.json``. All become stages that hold processes, each
+loaded when its turn comes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from pathlib import Path
 import polars as pl
 
 from rlprobe import stages
+from rlprobe.compare.tensors import source
+from rlprobe.compare.tensors.source import TensorSource
 from rlprobe.errors import ConfigError, DumpError, UsageError
 from rlprobe.store import dumpjson, records
 
@@ -48,8 +51,8 @@ class StageSource:
         """
         raise NotImplementedError
 
-    def tensor_directory(self, process: Process) -> Path | None:
-        """Where this process's tensor files lie, None when it has none."""
+    def tensors(self, process: Process, check_crc: bool) -> TensorSource | None:
+        """This process's tensor files, None when it has none."""
         raise NotImplementedError
 
 
@@ -69,11 +72,11 @@ class DumpStage(StageSource):
             frame = records.build_rank(where, stacks=False)
         return frame.select(columns)
 
-    def tensor_directory(self, process: Process) -> Path | None:
+    def tensors(self, process: Process, check_crc: bool) -> TensorSource | None:
         path = self.paths[process]
         # Always beside dump.json: the absolute dump_data_dir inside the file is of another place.
-        tensors = (path.parent if path.is_file() else path) / records.TENSORS
-        return tensors if tensors.is_dir() else None
+        directory = (path.parent if path.is_file() else path) / records.TENSORS
+        return source.in_directory(directory, check_crc) if directory.is_dir() else None
 
 
 @dataclass(frozen=True)
@@ -89,11 +92,14 @@ class RunStage(StageSource):
             lazy = lazy.filter((pl.col("step") == process.step) & (pl.col("rank") == process.rank))
         return lazy.select(columns).collect()
 
-    def tensor_directory(self, process: Process) -> Path | None:
+    def tensors(self, process: Process, check_crc: bool) -> TensorSource | None:
         if self.tree is None:
             return None
-        tensors = self.tree / f"step{process.step}" / f"rank{process.rank}" / records.TENSORS
-        return tensors if tensors.is_dir() else None
+        from rlprobe.store.tensors import places
+
+        run = self.table.parents[1]
+        found = places(run, f"{self.tree.name}/step{process.step}/rank{process.rank}")
+        return source.in_store(found, check_crc) if found else None
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ SCHEMA: dict[str, Any] = {
     "error": pl.Float64,
     "error_kind": pl.String,
     "error_uncertainty": pl.Float64,
+    "euclidean": pl.Float64,
     "cosine": pl.Float64,
     "max_abs_err": pl.Float64,
     "max_abs_index": pl.Int64,
@@ -121,7 +122,7 @@ class Summary:
         numbers = table.select(
             measured.sum().alias("compared"),
             (pl.col("identical") & measured).sum().alias("identical"),
-            pl.col("error").max().alias("max_error"),
+            pl.col("error").filter(pl.col("error").is_finite()).max().alias("max_error"),
             *(
                 # a null argument has nothing to compare
                 pl.col(f"dtype_{side}").is_not_null().sum().alias(f"records_{side}")

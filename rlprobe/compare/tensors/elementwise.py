@@ -1,0 +1,174 @@
+"""Elementwise figures for the records whose tensors both sides kept."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import polars as pl
+
+from rlprobe.compare import measures
+from rlprobe.compare.tensors.distance import Distance, distance
+from rlprobe.compare.tensors.source import TensorSource
+from rlprobe.compare.tensors.tensorfile import TensorFile, TensorFileError
+
+#: Columns added or overwritten for the rows measured.
+_RESULT: dict[str, Any] = {
+    "row": pl.UInt32,
+    "t_status": pl.String,
+    "t_reason": pl.String,
+    "t_error": pl.Float64,
+    "t_identical": pl.Boolean,
+    "euclidean": pl.Float64,
+    "cosine": pl.Float64,
+    "max_abs_err": pl.Float64,
+    "max_abs_index": pl.Int64,
+    "max_rel_err": pl.Float64,
+    "ulp_max": pl.Float64,
+    "within_1e3": pl.Float64,
+    "within_5e3": pl.Float64,
+    "saturated": pl.Int64,
+}
+
+
+def measure(
+    table: pl.DataFrame, benchmark: TensorSource | None, target: TensorSource | None, jobs: int
+) -> pl.DataFrame:
+    """Read what is worth reading and overwrite error, status and reason of those rows.
+
+    Rows of equal digests are not read. A file that one side promises and cannot give makes the
+    record ``unreadable``, with the reason.
+
+    Args:
+        table: rows of :func:`rlprobe.compare.measures.measure`.
+        jobs: threads.
+    """
+    rows = _worth_reading(table, benchmark, target)
+    if rows.is_empty():
+        return table
+    sources = benchmark, target
+
+    def one(row: dict[str, Any]) -> dict[str, Any]:
+        return _figures(row, sources)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        found = list(pool.map(one, rows.iter_rows(named=True)))
+    figures = pl.DataFrame(found, schema=_RESULT)
+    names = [name for name in figures.columns if not name.startswith("t_") and name != "row"]
+    read = pl.col("t_status").is_not_null()
+    unreadable = pl.col("t_status") == measures.UNREADABLE
+    kept_status = pl.col("status").is_in([measures.SHAPE, measures.DTYPE])
+    return (
+        table.drop([name for name in names if name in table.columns])
+        .with_row_index("row")
+        .join(figures, on="row", how="left", maintain_order="left")
+        .with_columns(
+            status=pl.when(unreadable | (read & ~kept_status)).then("t_status").otherwise("status"),
+            reason=pl.when(read).then(pl.coalesce("t_reason", "reason")).otherwise("reason"),
+            error=pl.when(read).then("t_error").otherwise("error"),
+            error_kind=pl.when(unreadable)
+            .then(None)
+            .when(read)
+            .then(pl.lit(measures.TENSOR))
+            .otherwise("error_kind"),
+            error_uncertainty=pl.when(read & ~unreadable)
+            .then(0.0)
+            .when(unreadable)
+            .then(None)
+            .otherwise("error_uncertainty"),
+            identical=pl.when(read).then("t_identical").otherwise("identical"),
+        )
+        .drop("row", "t_status", "t_reason", "t_error", "t_identical")
+    )
+
+
+def _worth_reading(
+    table: pl.DataFrame, benchmark: TensorSource | None, target: TensorSource | None
+) -> pl.DataFrame:
+    """Rows of which a side names a tensor file and whose content is not known to be equal."""
+    named = [pl.col(f"data_name_{side}").is_not_null() for side in ("benchmark", "target")]
+    wanted = named[0] & named[1]
+    if benchmark is None and target is None:
+        return table.head(0).with_row_index("row")
+    both = pl.col("order_benchmark").is_not_null() & pl.col("order_target").is_not_null()
+    known_equal = (pl.col("error_kind") == measures.DIGEST) & (pl.col("error") == 0)
+    rows = table.with_row_index("row").filter(both & wanted & ~known_equal.fill_null(False))
+    return rows.select(
+        "row",
+        "data_name_benchmark",
+        "data_name_target",
+        "data_benchmark",
+        "data_target",
+        "size_benchmark",
+        "shape_benchmark",
+        "shape_target",
+    )
+
+
+def _figures(
+    row: dict[str, Any], sources: tuple[TensorSource | None, TensorSource | None]
+) -> dict[str, Any]:
+    empty = dict.fromkeys(_RESULT)
+    empty["row"] = row["row"]
+    if row["size_benchmark"] == 0 and row["shape_benchmark"] == row["shape_target"]:
+        # msprobe writes no file for a tensor without elements
+        return empty
+    tensors: list[TensorFile] = []
+    problems = []
+    for side, source in zip(("benchmark", "target"), sources, strict=True):
+        try:
+            if source is None:
+                raise TensorFileError("it has no dump_tensor_data directory")
+            tensors.append(_agreeing(source.open(row[f"data_name_{side}"]), row[f"shape_{side}"]))
+        except TensorFileError as error:
+            problems.append(f"{side}: {error}")
+    if problems:
+        reason = "; ".join(problems)
+        return {**empty, "t_status": measures.UNREADABLE, "t_reason": reason, "t_identical": False}
+    benchmark, target = tensors
+    if _squeezed(benchmark.shape) != _squeezed(target.shape):
+        return empty
+    return {**empty, **_described(distance(benchmark, target))}
+
+
+def _agreeing(tensor: TensorFile, shape: list[int] | None) -> TensorFile:
+    """A file that holds another tensor than its record says is not the record's."""
+    if shape is not None and list(tensor.shape) != list(shape):
+        raise TensorFileError(f"it holds shape {list(tensor.shape)}, the record says {shape}")
+    return tensor
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(n for n in shape if n != 1)
+
+
+def _described(d: Distance) -> dict[str, Any]:
+    unlike = max(d.nonfinite_benchmark, d.nonfinite_target) > d.nonfinite_same
+    any_bad = d.nonfinite_benchmark or d.nonfinite_target
+    reason = None
+    if any_bad:
+        sides = [
+            name
+            for name, count in (
+                ("benchmark", d.nonfinite_benchmark),
+                ("target", d.nonfinite_target),
+            )
+            if count
+        ]
+        reason = "both" if len(sides) == 2 else sides[0]
+    return {
+        "t_status": measures.NONFINITE if any_bad else measures.MATCHED,
+        "t_reason": reason,
+        # an element that is not finite on one side only is no number away from the other
+        "t_error": None if unlike else d.error,
+        "t_identical": d.max_abs_err == 0 and not unlike,
+        "euclidean": d.euclidean,
+        "cosine": d.cosine,
+        "max_abs_err": d.max_abs_err,
+        "max_abs_index": d.max_abs_index,
+        "max_rel_err": d.max_rel_err,
+        "ulp_max": d.ulp_max,
+        "within_1e3": d.within_1e3,
+        "within_5e3": d.within_5e3,
+        "saturated": d.saturated,
+    }
