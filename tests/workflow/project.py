@@ -47,9 +47,11 @@ class Project:
     def environment(self) -> dict[str, str]:
         return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
-    def snakemake(self, *words: str, config: str = "a.yaml") -> subprocess.CompletedProcess[str]:
+    def snakemake(
+        self, *words: str, config: str = "a.yaml", profile: str = "profiles/local"
+    ) -> subprocess.CompletedProcess[str]:
         """Run the workflow; stdout and stderr together in ``stdout``."""
-        return self._command(*_snakemake(config), *words)
+        return self._command(*_snakemake(config, profile), *words)
 
     def align(self, config: str = "a.yaml") -> subprocess.CompletedProcess[str]:
         """What ``make align`` does once everything is installed."""
@@ -77,9 +79,11 @@ class Project:
             check=False,
         )
 
-    def planned(self, *words: str, config: str = "a.yaml") -> dict[str, int]:
+    def planned(
+        self, *words: str, config: str = "a.yaml", profile: str = "profiles/local"
+    ) -> dict[str, int]:
         """Jobs that a dry run would start, by rule."""
-        done = self.snakemake("--dry-run", *words, config=config)
+        done = self.snakemake("--dry-run", *words, config=config, profile=profile)
         assert done.returncode == 0, done.stdout
         table = re.search(r"^Job stats:\n(.+?)\n\n", done.stdout, re.MULTILINE | re.DOTALL)
         if table is None:
@@ -94,5 +98,5 @@ class Project:
         return done.stdout
 
 
-def _snakemake(config: str) -> list[str]:
-    return ["snakemake", "--profile", "profiles/local", "--configfile", config]
+def _snakemake(config: str, profile: str = "profiles/local") -> list[str]:
+    return ["snakemake", "--profile", profile, "--configfile", config]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.workflow import fabricate
 from tests.workflow.project import Project
 
 RUNS = {"run_benchmark": 1, "run_target": 1, "run_repeat": 1}
@@ -86,3 +87,18 @@ def test_snakefmt_is_clean(root: Path) -> None:
     command = [Path(sys.executable).with_name("snakefmt"), "--check", "Snakefile", "workflow"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_cluster_profile_works_by_its_bare_name(project: Project, root: Path) -> None:
+    (project.directory / "ascend_cluster").symlink_to(root / "ascend_cluster")
+    assert project.planned(profile="ascend_cluster") == {**RUNS, "compare": 10, **AFTER}
+
+
+def test_the_report_profile_starts_no_training(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = project.snakemake("--dry-run", profile="profiles/report")
+    assert refused.returncode == 1
+    assert "Missing input files" in refused.stdout
+    fabricate.store(project.jobs(monkeypatch))
+    assert project.planned(profile="profiles/report") == {"compare": 10, **AFTER}
