@@ -16,9 +16,10 @@ def add_parser(subparsers: Any) -> None:
         "check", help="validate an alignment file and list the runs it needs, with their keys"
     )
     check.add_argument("file", type=Path, metavar="FILE")
-    plan = actions.add_parser("plan", help="write the runs and comparisons that a file asks for")
+    plan = actions.add_parser(
+        "plan", help="write what results will be of: RESULTS/NAME/alignment.json"
+    )
     plan.add_argument("file", type=Path, metavar="FILE")
-    plan.add_argument("-o", "--output", type=Path, required=True, metavar="PLAN.json")
     results = actions.add_parser("results", help="print the directory that results go to")
     results.add_argument("file", type=Path, metavar="FILE")
     actions.add_parser("schema", help="print the JSON schema of alignment files")
@@ -29,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     if args.action in ("schema", "reference"):
         return _generated(args.action)
     if args.action == "plan":
-        return _plan(args.file, args.output)
+        return _plan(args.file)
     if args.action == "results":
         return _results(args.file)
     return _check(args.file, args.json)
@@ -42,14 +43,16 @@ def _generated(what: str) -> int:
     return 0
 
 
-def _plan(path: Path, output: Path) -> int:
-    """Write the plan; one of another time beside it no longer tells what the results are of."""
+def _plan(path: Path) -> int:
     from rlprobe.runs.jobs import Jobs
 
-    described = Jobs.load(path).described()
-    for older in output.parent.glob("plan-*.json"):
+    jobs = Jobs.load(path)
+    results = Path(jobs.results)
+    write_json(Path(jobs.plan_file), jobs.described())
+    # an older mark no longer tells what the results are of
+    for older in results.glob(".plan-*"):
         older.unlink()
-    write_json(output, described)
+    Path(jobs.plan_mark).touch()
     return 0
 
 

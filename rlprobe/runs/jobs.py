@@ -93,10 +93,15 @@ class Jobs:
 
     @property
     def plan_file(self) -> str:
-        """Where :meth:`described` is written; its digest is in the name, so that another plan is
-        another file and whatever was made from it is made again."""
+        """Where :meth:`described` is written."""
+        return f"{self.results}/alignment.json"
+
+    @property
+    def plan_mark(self) -> str:
+        """An empty file named after the plan's digest: another plan is another file, so that
+        whatever was made from an older one is made again, with or without a record of it."""
         digest = hashlib.sha256(canonical_json(self.described())).hexdigest()
-        return f"{self.results}/plan-{digest[:16]}.json"
+        return f"{self.results}/.plan-{digest[:16]}"
 
 
 def slurm(resources: ResourcesSection) -> dict[str, Any]:

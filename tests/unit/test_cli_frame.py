@@ -102,9 +102,18 @@ def test_a_new_plan_takes_the_place_of_an_older_one(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(root)
-    for name in ("plan-1.json", "plan-2.json"):
-        assert main(["config", "plan", "config/config.yaml", "-o", str(tmp_path / name)]) == 0
-    assert [path.name for path in tmp_path.iterdir()] == ["plan-2.json"]
+    text = (root / "config" / "config.yaml").read_text(encoding="utf-8")
+    text = text.replace("results: results", f"results: {tmp_path}")
+    config, marks = tmp_path / "a.yaml", []
+    for coverage in (0.9, 0.8):
+        config.write_text(f"{text}coverage: {coverage}\n", encoding="utf-8")
+        assert main(["config", "plan", str(config)]) == 0
+        found = sorted(path.name for path in (tmp_path / "cpu-default").iterdir())
+        assert found[1:] == ["alignment.json"]
+        marks.append(found[0])
+    assert marks[0] != marks[1]
+    plan = json.loads((tmp_path / "cpu-default" / "alignment.json").read_text(encoding="utf-8"))
+    assert plan["coverage"] == 0.8
 
 
 def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

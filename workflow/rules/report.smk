@@ -3,7 +3,9 @@
 
 rule plan:
     output:
-        jobs.plan_file,
+        plan=jobs.plan_file,
+        # Named after the plan's digest, so that another plan makes everything below anew.
+        mark=jobs.plan_mark,
     log:
         f"{LOGS}/plan.log",
     # On the scheduling host, which can read the models that the keys are made from.
@@ -12,9 +14,9 @@ rule plan:
     params:
         config=CONFIG,
     message:
-        "plan: {output}"
+        "plan: {output.plan}"
     shell:
-        "rlprobe config plan {params.config} -o {output} 2>&1 | tee {log}"
+        "rlprobe config plan {params.config} 2>&1 | tee {log}"
 
 
 rule diagnose:
@@ -25,6 +27,7 @@ rule diagnose:
             for stage in jobs.stages(pair)
         ],
         plan=jobs.plan_file,
+        mark=jobs.plan_mark,
     output:
         f"{RESULTS}/diagnosis.json",
     log:
