@@ -69,7 +69,7 @@ def append(path: Path, *rows: dict[str, Any]) -> None:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def make_scratch(
+def write_scratch(
     scratch: Path,
     *,
     where: str = "/home/someone",
@@ -150,7 +150,13 @@ def declare(role: str = "benchmark", **more: Any) -> dict[str, Any]:
 def scratch(tmp_path: Path) -> Callable[..., Path]:
     """Makes scratch spaces, each in a directory of its own."""
     count = iter(range(10**6))
-    return lambda **kwargs: make_scratch(tmp_path / f"scratch-{next(count)}", **kwargs)
+    return lambda **kwargs: write_scratch(tmp_path / f"scratch-{next(count)}", **kwargs)
+
+
+@pytest.fixture
+def make_scratch() -> Callable[..., Path]:
+    """Makes a scratch space at a given place."""
+    return write_scratch
 
 
 @pytest.fixture
@@ -160,7 +166,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def committed(scratch: Callable[..., Path], store: Path) -> Callable[..., Run]:
-    """Commits a run: arguments of :func:`make_scratch`, and what is declared beside."""
+    """Commits a run: arguments of :func:`write_scratch`, and what is declared beside."""
 
     def make(
         role: str = "benchmark",

@@ -1,0 +1,242 @@
+"""Does gc delete exactly what no alignment reaches, and never what is being committed?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from rlprobe.errors import StoreError
+from rlprobe.store import locks
+from rlprobe.store.alignments import alignments, forget_alignment, record_alignment
+from rlprobe.store.gc import collect
+from rlprobe.store.keys import run_key
+from rlprobe.store.objects import Objects
+from rlprobe.store.read import keys
+from rlprobe.store.verify import verify
+
+
+def test_what_an_alignment_reaches_stays_and_the_rest_goes(committed, store):
+    kept = committed(seed=1)
+    gone = committed("target", seed=2)
+    record_alignment(store, "cpu", [kept.key])
+    found = collect(store)
+    assert found.runs == [gone.key]
+    assert keys(store) == [kept.key]
+    assert {o.sha256 for o in Objects(store)} == {f.sha256 for f in kept.manifest.files}
+    assert found.bytes > 0
+    assert verify(store).problems == []
+
+
+def test_a_replay_keeps_the_run_it_was_replayed_from(committed, store):
+    origin = committed()
+    replay = committed("target", declared={"replay_of": origin.key})
+    record_alignment(store, "cpu", [replay.key])
+    assert collect(store).runs == []
+    assert keys(store) == sorted([origin.key, replay.key])
+
+
+def test_objects_that_runs_share_stay_while_one_of_them_does(committed, store):
+    kept = committed()
+    committed("repeat")
+    record_alignment(store, "cpu", [kept.key])
+    collect(store)
+    assert verify(store).problems == []
+
+
+def test_a_dry_run_says_the_same_and_deletes_nothing(committed, store):
+    kept = committed(seed=1)
+    committed("target", seed=2)
+    record_alignment(store, "cpu", [kept.key])
+    before = sorted(p for p in store.rglob("*") if p.is_file())
+    told = collect(store, dry_run=True)
+    assert sorted(p for p in store.rglob("*") if p.is_file()) == before
+    assert collect(store) == told
+
+
+def test_an_alignment_that_changed_lets_its_old_runs_go(committed, store):
+    old, new = committed(seed=1), committed("target", seed=2)
+    record_alignment(store, "cpu", [old.key])
+    record_alignment(store, "cpu", [new.key])
+    assert collect(store).runs == [old.key]
+
+
+def test_a_forgotten_alignment_keeps_nothing(committed, store):
+    run = committed()
+    record_alignment(store, "a", [run.key])
+    record_alignment(store, "b", [])
+    forget_alignment(store, "a")
+    assert collect(store).runs == [run.key]
+    with pytest.raises(StoreError, match="records no alignment 'a'; it has b"):
+        forget_alignment(store, "a")
+
+
+def test_a_store_without_alignments_is_not_emptied_by_accident(committed, store):
+    run = committed()
+    with pytest.raises(StoreError, match="all 1 runs would go"):
+        collect(store)
+    assert keys(store) == [run.key]
+    assert collect(store, everything=True).runs == [run.key]
+    assert list(Objects(store)) == []
+
+
+def test_an_alignment_may_name_runs_that_do_not_exist_yet(committed, store):
+    kept = committed()
+    record_alignment(store, "cpu", [kept.key, "0" * 64])
+    assert collect(store).kept_runs == 1
+
+
+def test_a_directory_that_snakemake_made_for_a_coming_run_stays(committed, store):
+    record_alignment(store, "cpu", [committed().key])
+    coming = store / "runs" / ("1" * 64)
+    coming.mkdir()
+    assert collect(store).runs == []
+    assert coming.is_dir()
+
+
+def test_what_killed_processes_left_goes(committed, store):
+    record_alignment(store, "cpu", [committed().key])
+    (store / "tmp" / "dead").mkdir(parents=True)
+    (store / "tmp" / "dead" / "object-1").write_bytes(b"x")
+    assert collect(store).leftovers == 1
+    assert not any((store / "tmp").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not a readable alignment record"),
+        ('{"format": 1}', "not a readable alignment record"),
+        ('{"format": 1, "keys": [3]}', "not a readable alignment record"),
+        ('{"format": 2, "keys": []}', "not of format 1"),
+        ('{"format": 1, "keys": ["x"]}', "not of format 1"),
+    ],
+)
+def test_nothing_goes_while_a_record_cannot_be_read(committed, store, content, message):
+    run = committed()
+    record_alignment(store, "good", [])
+    (store / "alignments" / "bad.json").write_text(content)
+    with pytest.raises(StoreError, match=message):
+        collect(store)
+    assert keys(store) == [run.key]
+
+
+def test_nothing_goes_while_a_kept_run_s_manifest_is_damaged(committed, store):
+    kept = committed(seed=1)
+    committed("target", seed=2)
+    record_alignment(store, "cpu", [kept.key])
+    (kept.path / "manifest.json").write_text("{")
+    with pytest.raises(StoreError, match="is not JSON"):
+        collect(store)
+    assert len(keys(store)) == 2
+
+
+@pytest.mark.parametrize("name", ["", "../x", ".hidden", "a/b", "a" * 201])
+def test_a_name_that_is_no_file_name_is_refused(store, name):
+    with pytest.raises(StoreError, match="alignment name"):
+        record_alignment(store, name, [])
+
+
+def test_a_key_that_is_none_is_refused(store):
+    with pytest.raises(StoreError, match="'abc' is not a run key"):
+        record_alignment(store, "cpu", ["abc"])
+
+
+def test_a_record_is_what_the_interface_says(store):
+    path = record_alignment(store, "cpu", ["1" * 64, "0" * 64, "1" * 64])
+    assert path == store / "alignments" / "cpu.json"
+    assert json.loads(path.read_text())["keys"] == ["0" * 64, "1" * 64]
+    assert alignments(store) == {"cpu": ["0" * 64, "1" * 64]}
+
+
+# ------------------------------------------------------------------------------ at the same time
+
+
+#: Commits, but says so and waits for a line before the rename that shows the run.
+SLOW_COMMIT = """
+import json, os, sys
+from pathlib import Path
+from rlprobe.store.commit import commit
+job = json.loads(sys.argv[1])
+real = os.rename
+def wait_before_publishing(source, destination, **kwargs):
+    if Path(destination).name == job["key"]:
+        print("paused", flush=True)
+        sys.stdin.readline()
+    real(source, destination, **kwargs)
+os.rename = wait_before_publishing
+commit(Path(job["scratch"]), Path(job["store"]), job["key"], job["declared"])
+"""
+
+#: Commits one of a few runs and collects, again and again.
+CHURN = """
+import json, random, sys, time
+from pathlib import Path
+from rlprobe.errors import StoreError
+from rlprobe.store.commit import commit
+from rlprobe.store.gc import collect
+from rlprobe.store.keys import run_key
+job = json.loads(sys.argv[1])
+chance = random.Random(job["number"])
+until = time.time() + job["seconds"]
+collected = 0
+while time.time() < until:
+    declared = {"role": "repeat", "seed": 1, "extra": chance.randrange(3)}
+    commit(Path(job["scratch"]), Path(job["store"]), run_key(declared), declared)
+    try:
+        collect(Path(job["store"]))
+        collected += 1
+    except StoreError as error:
+        assert "is in use" in str(error), error
+print(collected)
+"""
+
+
+def start(code: str, **job) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, json.dumps(job, default=str)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_gc_refuses_while_a_commit_is_under_way_and_loses_nothing(scratch, committed, store):
+    record_alignment(store, "cpu", [committed(seed=1).key])
+    declared = {"role": "target", "seed": 2}
+    key = run_key(declared)
+    process = start(SLOW_COMMIT, scratch=scratch(seed=2), store=store, key=key, declared=declared)
+    assert process.stdout.readline() == "paused\n"
+    with pytest.raises(StoreError, match="is in use: a commit, import or export"):
+        collect(store)
+    process.communicate("\n", timeout=60)
+    assert process.returncode == 0
+    assert key in keys(store)
+    assert verify(store).problems == []
+
+
+def test_commits_and_collections_at_once_never_damage_a_kept_run(scratch, committed, store):
+    kept = committed(seed=1, stages=("actor_update",))
+    record_alignment(store, "cpu", [kept.key])
+    # The same numbers: the runs that come and go share every object with the one that is kept.
+    place = scratch(seed=1, stages=("actor_update",))
+    processes = [
+        start(CHURN, scratch=place, store=store, number=number, seconds=4) for number in range(3)
+    ]
+    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert sum(map(int, outputs)) > 0, "gc never found the store free"
+    assert verify(store).problems == []
+    collect(store)
+    assert keys(store) == [kept.key]
+
+
+def test_where_the_file_system_has_no_locks_gc_wants_to_be_told(committed, store, monkeypatch):
+    record_alignment(store, "cpu", [committed().key])
+
+    def unsupported(*_args):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(locks.fcntl, "flock", unsupported)
+    gone = committed("target")
+    with pytest.raises(StoreError, match="pass --no-lock"):
+        collect(store)
+    assert collect(store, lock=False).runs == [gone.key]
