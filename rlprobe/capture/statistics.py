@@ -122,7 +122,9 @@ class Statistics:
             return leaf
         key = (local.data_ptr(), local.shape, local.stride(), dtype)
         known = self._seen.get(key)
-        if known is not None and known[1] == local._version:
+        # FSDP frees the storage of a parameter it reshards and fills it again without a new
+        # version: its old address may be another parameter's by now.
+        if known is not None and known[1] == local._version and known[0].data_ptr() == key[0]:
             self._pending.append((leaf, *known[2:]))
             return leaf
         measured = self._measure(local)
