@@ -100,8 +100,16 @@ class Jobs:
     def plan_mark(self) -> str:
         """An empty file named after the plan's digest: another plan is another file, so that
         whatever was made from an older one is made again, with or without a record of it."""
-        digest = hashlib.sha256(canonical_json(self.described())).hexdigest()
-        return f"{self.results}/.plan-{digest[:16]}"
+        return f"{self.results}/.plan-{_short_digest(self.described())}"
+
+    def pair_mark(self, pair: str) -> str:
+        """Likewise for one comparison: an empty file named after the keys of its two runs."""
+        keys = [self.runs[role].key for role in self.pairs[pair]]
+        return f"{self.results}/compare/{pair}/.of-{_short_digest(keys)}"
+
+
+def _short_digest(value: Any) -> str:
+    return hashlib.sha256(canonical_json(value)).hexdigest()[:16]
 
 
 def slurm(resources: ResourcesSection) -> dict[str, Any]:

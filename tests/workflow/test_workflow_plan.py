@@ -16,7 +16,7 @@ AFTER = {"diagnose": 1, "plan": 1, "report": 1, "verdict": 1}
 
 
 def test_a_fresh_clone_runs_everything(project: Project) -> None:
-    assert project.planned() == {**RUNS, "compare": 10, **AFTER}
+    assert project.planned() == {**RUNS, "sides": 2, "compare": 10, **AFTER}
 
 
 def test_the_official_table_is_made_beside_ours_where_it_is_wanted(project: Project) -> None:
@@ -29,7 +29,7 @@ def test_collect_runs_the_benchmark_only(project: Project) -> None:
 
 
 def test_align_is_a_target_by_name(project: Project) -> None:
-    assert project.planned("align") == {**RUNS, "compare": 10, **AFTER, "align": 1}
+    assert project.planned("align") == {**RUNS, "sides": 2, "compare": 10, **AFTER, "align": 1}
 
 
 def test_an_imported_benchmark_is_not_run(project: Project) -> None:
@@ -37,7 +37,7 @@ def test_an_imported_benchmark_is_not_run(project: Project) -> None:
     manifest = project.directory / "store" / "runs" / ("ab" * 32) / "manifest.json"
     manifest.parent.mkdir(parents=True)
     manifest.write_text("{}", encoding="utf-8")
-    assert project.planned() == {"run_target": 1, "compare": 5, **AFTER}
+    assert project.planned() == {"run_target": 1, "sides": 1, "compare": 5, **AFTER}
 
 
 def test_an_imported_benchmark_that_is_not_there_is_named(project: Project) -> None:
@@ -91,7 +91,7 @@ def test_snakefmt_is_clean(root: Path) -> None:
 
 def test_the_cluster_profile_works_by_its_bare_name(project: Project, root: Path) -> None:
     (project.directory / "ascend_cluster").symlink_to(root / "ascend_cluster")
-    assert project.planned(profile="ascend_cluster") == {**RUNS, "compare": 10, **AFTER}
+    assert project.planned(profile="ascend_cluster") == {**RUNS, "sides": 2, "compare": 10, **AFTER}
 
 
 def test_the_report_profile_starts_no_training(
@@ -101,4 +101,4 @@ def test_the_report_profile_starts_no_training(
     assert refused.returncode == 1
     assert "Missing input files" in refused.stdout
     fabricate.store(project.jobs(monkeypatch))
-    assert project.planned(profile="profiles/report") == {"compare": 10, **AFTER}
+    assert project.planned(profile="profiles/report") == {"sides": 2, "compare": 10, **AFTER}

@@ -53,8 +53,8 @@ def test_the_results_are_where_they_are_promised(aligned: Path) -> None:
 
 
 def test_nothing_is_left_over(aligned: Path) -> None:
-    left = [path for path in aligned.rglob("*") if path.name.startswith(".") and path.is_file()]
-    assert [path for path in left if ".snakemake" not in path.parts] == []
+    left = [path for path in aligned.rglob("*") if path.name.endswith(".tmp")]
+    assert left == []
 
 
 def test_a_second_run_has_nothing_to_do(done: Project) -> None:
@@ -74,7 +74,7 @@ def test_deleted_results_come_back_without_a_run(done: Project) -> None:
     page = done.directory / "results" / "a" / "report.html"
     before = json.loads((page.parent / "diagnosis.json").read_text())["verdict"]
     shutil.rmtree(done.directory / "results")
-    assert done.planned() == {"compare": 10, "plan": 1, **AFTER}
+    assert done.planned() == {"sides": 2, "compare": 10, "plan": 1, **AFTER}
     done.run()
     assert page.exists()
     assert json.loads((page.parent / "diagnosis.json").read_text())["verdict"] == before
@@ -90,7 +90,7 @@ def test_another_clone_with_the_same_store_starts_no_run(
 ) -> None:
     clone = Project(tmp_path / "clone", root)
     shutil.copytree(done.directory / "store", clone.directory / "store")
-    assert clone.planned() == {"compare": 10, "plan": 1, **AFTER}
+    assert clone.planned() == {"sides": 2, "compare": 10, "plan": 1, **AFTER}
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_another_clone_with_the_same_store_starts_no_run(
     [
         (
             {"target": {"environment": {"OTHER": 1}}},
-            {"run_target": 1, "compare": 5, "plan": 1, **AFTER},
+            {"run_target": 1, "sides": 1, "compare": 5, "plan": 1, **AFTER},
         ),
         ({"coverage": 0.5}, {"plan": 1, **AFTER}),
         (
             {"controls": {"high_precision": True}},
-            {"run_high_precision": 1, "compare": 5, "plan": 1, **AFTER},
+            {"run_high_precision": 1, "sides": 1, "compare": 5, "plan": 1, **AFTER},
         ),
         ({"controls": {"repeat": False}}, {"plan": 1, **AFTER}),
         ({"fail_on_divergence": True}, {}),
@@ -125,7 +125,7 @@ def test_a_change_back_to_numbers_in_the_store_starts_no_run(
     done.run()
     done.write()
     shutil.rmtree(done.directory / ".snakemake")
-    assert done.planned() == {"compare": 10, "plan": 1, **AFTER}
+    assert done.planned() == {"sides": 2, "compare": 10, "plan": 1, **AFTER}
 
 
 def test_a_renamed_alignment_file_starts_no_run(done: Project) -> None:

@@ -4,11 +4,30 @@
 wildcard_constraints:
     pair="|".join(jobs.pairs),
     stage="[a-z_]+",
+    digest="[0-9a-f]{16}",
+
+
+# Named after the runs compared: other runs make the comparison anew, with or without Snakemake's
+# record of what it was made from.
+rule sides:
+    output:
+        f"{RESULTS}/compare/{{pair}}/.of-{{digest}}",
+    log:
+        f"{LOGS}/compare/{{pair}}/sides-{{digest}}.log",
+    container:
+        lambda wildcards: None
+    params:
+        older=lambda wildcards: f"{RESULTS}/compare/{wildcards.pair}/.of-*",
+    message:
+        "sides of {wildcards.pair}: {wildcards.digest}"
+    shell:
+        "(rm -f {params.older} && touch {output}) 2> {log}"
 
 
 rule compare:
     input:
-        lambda wildcards: jobs.manifests(wildcards.pair),
+        manifests=lambda wildcards: jobs.manifests(wildcards.pair),
+        mark=lambda wildcards: jobs.pair_mark(wildcards.pair),
     output:
         records=f"{RESULTS}/compare/{{pair}}/{{stage}}/records.parquet",
         summary=f"{RESULTS}/compare/{{pair}}/{{stage}}/summary.json",
@@ -17,7 +36,9 @@ rule compare:
     resources:
         **slurm(ALIGNMENT.analysis.resources),
     params:
-        sides=lambda wildcards, input: [Path(manifest).parent for manifest in input],
+        sides=lambda wildcards, input: [
+            Path(manifest).parent for manifest in input.manifests
+        ],
         out=lambda wildcards, output: Path(output.summary).parents[1],
         coverage=ALIGNMENT.coverage,
     message:
@@ -33,7 +54,8 @@ for pair in jobs.official_pairs():
         name:
             f"official_table_{pair}"
         input:
-            jobs.manifests(pair),
+            manifests=jobs.manifests(pair),
+            mark=jobs.pair_mark(pair),
         output:
             [
                 f"{RESULTS}/compare/{pair}/{stage}/official.{kind}"
@@ -48,7 +70,9 @@ for pair in jobs.official_pairs():
         resources:
             **slurm(ALIGNMENT.analysis.resources),
         params:
-            sides=lambda wildcards, input: [Path(manifest).parent for manifest in input],
+            sides=lambda wildcards, input: [
+                Path(manifest).parent for manifest in input.manifests
+            ],
             out=lambda wildcards, output: Path(output[0]).parents[1],
         message:
             f"msprobe's own table of {pair}"
