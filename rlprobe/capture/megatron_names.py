@@ -14,7 +14,9 @@ Works on the modules alone (megatron-core from 0.9 on); nothing of Megatron is i
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 #: Where a decoder layer stands: ``decoder.layers.3``, and the same below a vision-language model.
@@ -147,6 +149,43 @@ class MegatronNames:
     def _expert(self, chunk: int, experts: str, local: int) -> int:
         indices = self._experts[chunk].get(experts.rpartition(".")[0], ())
         return indices[local] if local < len(indices) else local
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What a tensor-parallel rank holds of a parameter."""
+
+    #: Shape of the whole.
+    shape: tuple[int, ...]
+    #: ``(dimension, first index)``, or None where the rank's part is no one slice of the whole.
+    cut: tuple[int, int] | None
+
+
+def shard(name: str, parameter: Any) -> Shard | None:
+    """This rank's part of a Megatron parameter; None where it holds the whole.
+
+    Megatron marks sharded parameters with ``tensor_model_parallel``, ``partition_dim`` and
+    ``partition_stride``. Of a gated MLP's first projection each rank holds a part of the gate and
+    a part of the up projection, which lie apart in the whole.
+
+    Args:
+        name: the parameter's name by :meth:`MegatronNames.parameter`.
+        parameter: the parameter.
+    """
+    mpu = sys.modules.get("megatron.core.parallel_state")
+    if not getattr(parameter, "tensor_model_parallel", False) or mpu is None:
+        return None
+    # experts have tensor-parallel groups of their own; Megatron marks them by what reduces them
+    kind = "tensor_model" if getattr(parameter, "allreduce", True) else "expert_tensor"
+    size = getattr(mpu, f"get_{kind}_parallel_world_size")()
+    if size == 1:
+        return None
+    dim = parameter.partition_dim
+    shape = list(parameter.shape)
+    first = shape[dim] * getattr(mpu, f"get_{kind}_parallel_rank")()
+    shape[dim] *= size
+    apart = parameter.partition_stride != 1 or ".gate_up_proj." in f".{name}."
+    return Shard(tuple(shape), None if apart else (dim, first))
 
 
 def is_megatron(model: Any) -> bool:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from rlprobe.capture.megatron_names import MegatronNames
+
 #: Wrapper classes and the attribute under which each keeps what it wraps.
 _WRAPPERS = {
     "DistributedDataParallel": "module",
@@ -83,15 +85,19 @@ def named_modules(models: list[nn.Module]) -> Iterator[tuple[str, str, nn.Module
 
     The record prefix is msprobe's: ``Module.{path}.{class}``, and with several model chunks
     ``Module.{chunk}.{path}.{class}``. A module reachable by two paths appears under the first.
+    Megatron's modules have their Hugging Face names and global layers, which need no chunk.
     """
     seen: set[str] = set()
+    megatron = MegatronNames.of([unwrap(model)[1] for model in models])
     for index, model in enumerate(models):
         outer, root = unwrap(model)
-        chunk = f"{index}." if len(models) > 1 else ""
+        chunk = f"{index}." if len(models) > 1 and megatron is None else ""
         for raw, module in model.named_modules():
             if module is model or module is root or is_wrapper(module):
                 continue
             path = strip(raw, outer)
+            if megatron is not None:
+                path = megatron.module(index, path)
             record = f"Module.{chunk}{path}.{class_name(module)}"
             if record in seen:  # two modules under one stripped path: keep the wrappers apart
                 path = raw

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlprobe.capture.megatron_names import MegatronNames, shard
 from rlprobe.capture.names import parameter_name, unwrap
 from rlprobe.capture.sketches import sketch, sketch_shard
 from rlprobe.capture.statistics import has_values
@@ -61,8 +62,14 @@ class Held:
 
 def held(models: list[nn.Module]) -> Iterator[Held]:
     """Every parameter of the model (or of its chunks), tied ones once."""
+    megatron = MegatronNames.of([unwrap(model)[1] for model in models])
     for index, model in enumerate(models):
         prefix, _ = unwrap(model)
+        if megatron is not None:
+            for raw, parameter in model.named_parameters():
+                name = megatron.parameter(index, parameter_name(raw, prefix))
+                yield _tensor_parallel(name, parameter)
+            continue
         chunk = f"{index}." if len(models) > 1 else ""
         for raw, parameter in model.named_parameters():
             flat = list(_flat(raw, parameter, prefix))
@@ -92,6 +99,15 @@ def _single(name: str, parameter: Tensor) -> Held:
     if local is None or not hasattr(parameter, "placements"):
         return Held(name, parameter, parameter.detach(), tuple(parameter.shape))
     return _dtensor(name, parameter, local.detach())
+
+
+def _tensor_parallel(name: str, parameter: Tensor) -> Held:
+    """A parameter of Megatron's, whole or this tensor-parallel rank's part of it."""
+    part = shard(name, parameter)
+    local = parameter.detach()
+    if part is None:
+        return Held(name, parameter, local, tuple(parameter.shape))
+    return Held(name, parameter, local, part.shape, part.cut, None, False)
 
 
 def _dtensor(name: str, parameter: Any, local: Tensor) -> Held:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import sys
+import types
 import warnings
 
 import pytest
 import torch
 from torch import nn
 
-from rlprobe.capture.megatron_names import MegatronNames, is_megatron
+from rlprobe.capture import parameters
+from rlprobe.capture.megatron_names import MegatronNames, Shard, is_megatron, shard
+from rlprobe.capture.names import named_modules
 
 
 def _megatron_class(name: str) -> type[nn.Module]:
@@ -126,6 +130,29 @@ def test_other_models_are_left_alone() -> None:
     assert not is_megatron(model)
     assert MegatronNames.of([model]) is None
     assert MegatronNames.of([]) is None
+
+
+def test_captured_records_and_parameters_carry_these_names() -> None:
+    chunks = [chunk([2]), chunk([6], experts=[2, 3])]
+    records = [record for record, _, _ in named_modules(chunks)]
+    assert "Module.model.layers.2.mlp.Linear" in records
+    assert "Module.model.layers.6.mlp.experts.3.Module" in records
+    names = {item.name for item in parameters.held(chunks)}
+    assert "model.layers.2.self_attn.qkv_proj.weight" in names
+    assert "model.layers.6.mlp.experts.3.down_proj.weight" in names
+
+
+def test_a_tensor_parallel_rank_says_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    mpu = types.SimpleNamespace(
+        get_tensor_model_parallel_world_size=lambda: 4, get_tensor_model_parallel_rank=lambda: 2
+    )
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", mpu)
+    parameter = nn.Parameter(torch.zeros(6, 5))
+    assert shard("model.norm.weight", parameter) is None
+    parameter.tensor_model_parallel = True
+    parameter.partition_dim, parameter.partition_stride = 0, 1
+    assert shard("model.layers.0.self_attn.qkv_proj.weight", parameter) == Shard((24, 5), (0, 12))
+    assert shard("model.layers.0.mlp.gate_up_proj.weight", parameter) == Shard((24, 5), None)
 
 
 @pytest.fixture
