@@ -220,6 +220,12 @@ def _same_digest() -> pl.Expr:
     ).fill_null(False)
 
 
+def _same_xor() -> pl.Expr:
+    digest = pl.col("digest_benchmark")
+    same = (digest == pl.col("digest_target")) & digest.str.starts_with("xor:")
+    return (same & pl.col("same_shape")).fill_null(False)
+
+
 def _sketch_error(table: pl.DataFrame) -> pl.Series:
     """Relative L2 difference estimated from sketches; null where one is missing or overflowed."""
     left, right = table.get_column("sketch_benchmark"), table.get_column("sketch_target")
@@ -300,6 +306,9 @@ def _error() -> list[pl.Expr]:
         .when(statistics.is_not_null())
         .then(pl.lit(STATISTIC))
     )
+    xor = _same_xor()
+    error = pl.when(error.is_null() & xor).then(0.0).otherwise(error)
+    kind = pl.when(kind.is_null() & xor).then(pl.lit(DIGEST)).otherwise(kind)
     k = pl.col("sketch_benchmark").list.len()
     uncertainty = (
         pl.when(same)
@@ -312,7 +321,9 @@ def _error() -> list[pl.Expr]:
         pl.when(~single & unknown & ~sketched)
         .then(pl.lit("checksums differ, statistics are equal: only tensors can tell how much"))
         .when(~single & sketched & ~same & (sketch < SKETCH_FLOOR))
-        .then(pl.lit("no difference seen by the sketch")),
+        .then(pl.lit("no difference seen by the sketch"))
+        .when(xor & pl.col("statistics").is_null())
+        .then(pl.lit("equal xor checksums: blind to order and to values that occur in pairs")),
     )
     differing = (pl.col("digest_benchmark") != pl.col("digest_target")).fill_null(False)
     identical = ~single & (

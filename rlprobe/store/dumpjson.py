@@ -305,7 +305,7 @@ def _leaf(node: dict[str, Any]) -> Leaf:
         requires_grad=grad if isinstance(grad, bool) else None,
         data_name=_text(node.get("data_name"), "data_name"),
         # xor checksums of 0-dimensional tensors are written as numbers
-        md5=md5 if isinstance(md5, str) or md5 is None else f"0x{md5!r}",
+        md5=md5 if isinstance(md5, str) or md5 is None else f"xor:{md5!r}",
         value=value,
         Sketch=_text(node.get("Sketch"), "Sketch"),
         Digest=_text(node.get("Digest"), "Digest"),

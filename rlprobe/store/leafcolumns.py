@@ -149,11 +149,11 @@ def _value(leaf: Leaf) -> str | None:
     value = leaf.value
     if value is None:
         return "None" if leaf.type is not None and leaf.dtype is None else None
-    if value.__class__ is str:
-        return str(value)
-    if isinstance(value, dict | list):
-        return json.dumps(value)
-    return repr(value)
+    if isinstance(value, str):
+        if leaf.type == "float" and value in NONFINITE:
+            return repr(NONFINITE[value])
+        return value
+    return json.dumps(value) if isinstance(value, dict) else repr(value)
 
 
 def _digests(leaves: list[Leaf]) -> pl.Series:
@@ -163,7 +163,9 @@ def _digests(leaves: list[Leaf]) -> pl.Series:
     if own.null_count() == len(own) and md5.null_count() == len(md5):
         return own
     theirs = (
-        pl.when(pl.col("md5").str.starts_with("0x"))
+        pl.when(pl.col("md5").str.starts_with("xor:"))
+        .then("md5")
+        .when(pl.col("md5").str.starts_with("0x"))
         .then("xor:" + pl.col("md5"))
         # msprobe writes zeros where the tensor was freed before its checksum was taken
         .when(pl.col("md5") != "00000000")
