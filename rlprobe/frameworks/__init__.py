@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlprobe.runs.spec import RunSpec
 
 #: Framework name -> package with ``launch.FRAMEWORK``.
-NAMES: tuple[str, ...] = ("verl",)
+NAMES: tuple[str, ...] = ("verl", "slime")
 
 
 @dataclass(frozen=True)
