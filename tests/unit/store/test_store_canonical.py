@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlprobe.errors import DumpError
@@ -28,6 +28,7 @@ def without(document: dict) -> dict:
     return {key: value for key, value in document.items() if key != "dump_data_dir"}
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.sampled_from(["task", "data", "level", "x"]), json_values),
     st.none() | st.text(),
@@ -129,6 +130,7 @@ segment = st.text(
 path = st.lists(segment, min_size=1, max_size=5).map(lambda parts: "/" + "/".join(parts))
 
 
+@settings(deadline=None)
 @given(st.lists(path, min_size=1, max_size=6))
 def test_what_is_taken_out_gives_the_paths_back(paths):
     text, removed = stack_json(stack(*paths))

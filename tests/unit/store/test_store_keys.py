@@ -6,7 +6,7 @@ import shutil
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlprobe.errors import ConfigError
@@ -31,6 +31,7 @@ def test_a_run_key_is_the_sha256_of_this_text():
     assert run_key(declared) == hashlib.sha256(text).hexdigest()
 
 
+@settings(deadline=None)
 @given(json_values)
 def test_the_canonical_text_says_the_same_as_the_value(value):
     text = canonical_json(value)
@@ -38,6 +39,7 @@ def test_the_canonical_text_says_the_same_as_the_value(value):
     assert canonical_json(json.loads(text)) == text
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.text(), json_values, max_size=6), st.randoms())
 def test_the_order_in_which_keys_were_declared_does_not_matter(declared, random):
     items = list(declared.items())
