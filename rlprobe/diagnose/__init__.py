@@ -1,0 +1,1 @@
+"""Gate, noise floor, first divergence and cause: from measured differences to a verdict."""

@@ -1,0 +1,46 @@
+"""``rlprobe diagnose RESULTS_DIR``: gate, noise floor, first divergence and cause."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+from typing import Any
+
+from rlprobe.cli.common import write_json
+from rlprobe.diagnose import diagnosis
+from rlprobe.diagnose.run import diagnose
+from rlprobe.errors import NotComparable
+
+_log = logging.getLogger(__name__)
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "diagnose",
+        help="gate, noise floor, first divergence and cause, as diagnosis.json",
+        description="Judge the comparisons of an alignment and write RESULTS_DIR/diagnosis.json. "
+        "Exit code 0: judged, whatever the verdict; 4: the runs cannot be compared.",
+    )
+    parser.add_argument(
+        "results",
+        type=Path,
+        metavar="RESULTS_DIR",
+        help="results of an alignment: alignment.json and compare/",
+    )
+    parser.add_argument(
+        "--no-fail", action="store_true", help="exit 0 even if the runs cannot be compared"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    found = diagnose(args.results)
+    value = found.as_dict()
+    write_json(args.results / diagnosis.NAME, value)
+    if args.json is not None:
+        write_json(args.json, value)
+    _log.info("%s", found.sentence)
+    if found.verdict == diagnosis.NOT_COMPARABLE and not args.no_fail:
+        raise NotComparable(found.sentence)
+    return 0

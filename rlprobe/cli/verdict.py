@@ -1,0 +1,31 @@
+"""``rlprobe verdict DIAGNOSIS.json``: the sentence, and an exit code to act upon."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rlprobe.cli.common import write_json
+from rlprobe.diagnose import diagnosis
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "verdict",
+        help="print the verdict; exit 0 aligned, 3 diverged, 4 not comparable",
+        description="Print the verdict of a diagnosis in one sentence. Exit code 0: aligned; "
+        "3: diverged; 4: not comparable; 1: the file is no diagnosis.",
+    )
+    parser.add_argument("diagnosis", type=Path, metavar="DIAGNOSIS.json")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    path = args.diagnosis / diagnosis.NAME if args.diagnosis.is_dir() else args.diagnosis
+    found = diagnosis.read(path)
+    if args.json is not None:
+        write_json(args.json, {"verdict": found.verdict, "sentence": found.sentence})
+    # One line: names in it come from dumps, which may hold anything.
+    print("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in found.sentence))
+    return diagnosis.EXIT_CODES[found.verdict]

@@ -1,0 +1,151 @@
+"""What each stage of the first captured step shows: where it parts, or that it does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from rlprobe import stages
+from rlprobe.diagnose import confined, execution, judged, keydata, origin
+from rlprobe.diagnose.confined import Outcome
+from rlprobe.diagnose.inputs import BENCHMARK, TARGET, Results
+from rlprobe.diagnose.keydata import Difference
+from rlprobe.diagnose.origin import Origin
+from rlprobe.store.read import Run
+
+#: Kind of an origin that is a result of a stage while all its modules agree.
+OUTCOME = "outcome"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One stage, judged."""
+
+    stage: judged.Stage
+    #: Its key data on both sides.
+    key_data: list[Difference]
+    outcomes: list[Outcome]
+    #: Where it parts first, and on which rank; None where it agrees.
+    origin: Origin | None
+    rank: int | None
+    #: Differences beyond the floor that reach no result (padding).
+    confined: bool
+    #: Judged records, and those beyond their floor.
+    records: int
+    beyond: int
+
+
+@dataclass
+class Step:
+    """The first captured step of the target's comparison."""
+
+    number: int
+    findings: dict[str, Finding] = field(default_factory=dict)
+    #: Key data of every name on both sides.
+    key_data: dict[str, Difference] = field(default_factory=dict)
+
+
+def analyse(results: Results, step: int) -> Step:
+    """Judge every planned stage of a step.
+
+    Raises:
+        DumpError, StoreError: a table or file is damaged.
+    """
+    found = Step(step)
+    benchmark, target = results.run(BENCHMARK), results.run(TARGET)
+    if benchmark is not None and target is not None:
+        found.key_data = _key_data(benchmark, target, step)
+    loaded = []
+    for name in results.stages():
+        stage = judged.load(results, name, step)
+        if stage is not None:
+            loaded.append(_judge(stage, found.key_data))
+    loaded = [_confined_elsewhere(finding, loaded) for finding in loaded]
+    found.findings = {finding.stage.name: finding for finding in loaded}
+    return found
+
+
+def _key_data(benchmark: Run, target: Run, step: int) -> dict[str, Difference]:
+    shared = sorted(set(keydata.names(benchmark)) & set(keydata.names(target)))
+    found = {}
+    for name in shared:
+        left, right = (keydata.load(run, name, step) for run in (benchmark, target))
+        if left and right:
+            found[name] = keydata.compare(left, right, name, step)
+    return found
+
+
+def _judge(stage: judged.Stage, key_data: dict[str, Difference]) -> Finding:
+    rows = stage.rows
+    own = [d for d in key_data.values() if keydata.OUTCOMES.get(d.name) == stage.name]
+    floor = _deepest(rows)
+    produced = [Outcome(d.name, d.error, floor) for d in own if d.error is not None]
+    outcomes = produced + confined.gradients(rows)
+    judgeable = rows.filter(pl.col("judged") & pl.col("error").is_not_null())
+    beyond = rows.filter(pl.col("judged") & pl.col("beyond") & (pl.col("slot") != "parameters"))
+    hidden = confined.is_confined(rows, outcomes)
+    first, rank = (None, None) if hidden else _first(stage, produced)
+    return Finding(
+        stage, own, outcomes, first, rank, hidden, judgeable.height, 0 if hidden else beyond.height
+    )
+
+
+def _deepest(rows: pl.DataFrame) -> float:
+    """The floor of what follows the deepest forward record."""
+    forward = rows.filter(
+        pl.col("judged") & (pl.col("phase") == execution.FORWARD) & pl.col("floor").is_not_null()
+    )
+    largest = forward.get_column("floor").max()
+    return float(largest) if isinstance(largest, float) else 0.0
+
+
+def _first(stage: judged.Stage, produced: list[Outcome]) -> tuple[Origin | None, int | None]:
+    """The earliest origin over all ranks; a result that differs comes after the forward records."""
+    found = []
+    for process in stage.processes:
+        here = origin.find(process.rows, process.calls)
+        if here is not None:
+            row = here.row
+            found.append(((row["passage"], row["phase"], row["place"]), process.rank, here))
+    wrong = [outcome for outcome in produced if outcome.excess > 1]
+    forward = [item for item in found if item[2].row["phase"] == execution.FORWARD]
+    if wrong and not forward:
+        worst = max(wrong, key=lambda outcome: outcome.excess)
+        reason = f"all forward records agree within noise and {worst.name} does not"
+        row = {"name": worst.name, "error": worst.error, "floor": worst.floor,
+               "excess": worst.excess, "slot": "output"}  # fmt: skip
+        return Origin(OUTCOME, None, worst.name, row, reason), stage.processes[0].rank
+    if not found:
+        return None, None
+    _, rank, first = min(found, key=lambda item: (item[0], item[1]))
+    return first, rank
+
+
+def _confined_elsewhere(finding: Finding, others: list[Finding]) -> Finding:
+    """A stage without results of its own follows another where the same record differs likewise."""
+    if finding.origin is None or finding.outcomes:
+        return finding
+    name = finding.origin.row["name"]
+    error = finding.origin.row.get("error")
+    for other in others:
+        if not other.confined or error is None:
+            continue
+        same = other.stage.rows.filter((pl.col("name") == name) & pl.col("beyond"))
+        if same.is_empty():
+            continue
+        theirs = same.get_column("error").max()
+        if isinstance(theirs, float) and 0.5 < error / theirs < 2.0:
+            return Finding(
+                finding.stage, finding.key_data, [], None, None, True, finding.records, 0
+            )
+    return finding
+
+
+def first_of(step: Step) -> Finding | None:
+    """The first stage, in the order of a step, that parts."""
+    for name in stages.STAGES:
+        finding = step.findings.get(name)
+        if finding is not None and finding.origin is not None:
+            return finding
+    return None

@@ -1,0 +1,5 @@
+"""Why two devices part: a class of a closed list, with its evidence."""
+
+from rlprobe.diagnose.cause.classify import classify
+
+__all__ = ["classify"]

@@ -1,0 +1,103 @@
+"""The cause class of a first divergence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlprobe.diagnose import origin as kinds
+from rlprobe.diagnose.analysis import OUTCOME, Finding, Step
+from rlprobe.diagnose.cause import gradients, modules, results
+from rlprobe.diagnose.cause.shape import Shape, of
+from rlprobe.diagnose.diagnosis import Cause
+from rlprobe.diagnose.gate.evidence import Shut
+from rlprobe.diagnose.origin import Origin
+
+#: Largest finite numbers; a device that saturates stops there instead of at infinity.
+_LARGEST = {
+    "torch.float16": 65504.0,
+    "torch.bfloat16": 3.3895313892515355e38,
+    "torch.float32": 3.4028234663852886e38,
+}
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a classifier looks at."""
+
+    step: Step
+    finding: Finding
+    origin: Origin
+    shape: Shape
+    world_size: int
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The first record that parts."""
+        return self.origin.row
+
+
+def classify(step: Step, finding: Finding, world_size: int) -> Cause:
+    """The class of a stage's origin; "unknown" where nothing speaks for any.
+
+    Raises:
+        ValueError: the finding has no origin.
+    """
+    if finding.origin is None:
+        raise ValueError("a stage that does not part has no cause")
+    scene = Scene(step, finding, finding.origin, of(finding.origin.row), world_size)
+    found = _numbers(scene) or _by_kind(scene)
+    name, confidence, said = found
+    return Cause(name, confidence, [finding.origin.reason, *said])
+
+
+def of_gate(shut: Shut) -> Cause:
+    """What shut the gate, as a cause."""
+    return Cause(shut.cause, 0.95, shut.evidence)
+
+
+Found = tuple[str, float, list[str]]
+
+
+def _numbers(scene: Scene) -> Found | None:
+    """Saturation and what is not finite speak before anything else."""
+    row = scene.row
+    limit = _LARGEST.get(str(row.get("dtype_target")))
+    if limit is not None:
+        sides = {
+            side: max(abs(row.get(f"max_{side}") or 0.0), abs(row.get(f"min_{side}") or 0.0))
+            for side in ("benchmark", "target")
+        }
+        stopped = [side for side, value in sides.items() if value == limit]
+        if len(stopped) == 1 and not _is_mask(row):
+            other = sides["target" if stopped[0] == "benchmark" else "benchmark"]
+            return "saturation", 0.9, [
+                f"the {stopped[0]} stops at {limit:g}, the largest {row['dtype_target']}; the "
+                f"other side has {other:g}"
+            ]  # fmt: skip
+    if row.get("status") == "nonfinite":
+        return (
+            "nonfinite",
+            0.95,
+            [f"the {row.get('reason')} is not finite at {row['name']}; everything before it is"],
+        )
+    return None
+
+
+def _is_mask(row: dict[str, Any]) -> bool:
+    return "mask" in str(row.get("index"))
+
+
+def _by_kind(scene: Scene) -> Found:
+    kind = scene.origin.kind
+    if kind in (kinds.MODULE, kinds.GLUE, kinds.STAGE_INPUT):
+        if scene.row.get("direction") == "backward":
+            return gradients.backward(scene.shape, scene.row)
+        return modules.forward(scene.finding, scene.origin, scene.shape)
+    if kind == OUTCOME:
+        return results.outcome(scene.finding, scene.origin)
+    if kind == kinds.LOSS:
+        return results.loss(scene.step, scene.finding, scene.shape, scene.row)
+    if kind == kinds.OPTIMIZER:
+        return gradients.optimizer(scene.finding)
+    return gradients.accumulated(scene.finding, scene.origin, scene.shape, scene.world_size)

@@ -1,0 +1,140 @@
+"""Causes in backward code, in the accumulation of gradients and in the optimizer."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import polars as pl
+
+from rlprobe.diagnose import execution
+from rlprobe.diagnose import origin as kinds
+from rlprobe.diagnose.analysis import Finding
+from rlprobe.diagnose.cause.shape import Shape, of
+from rlprobe.diagnose.origin import Origin
+
+Found = tuple[str, float, list[str]]
+
+
+def backward(shape: Shape, row: dict[str, object]) -> Found:
+    """The cause where a gradient of activations parts first, within a module."""
+    if shape.scaled and shape.factor is not None:
+        return (
+            "constant_factor",
+            0.85,
+            [f"the gradient is {shape.factor:.6g} times the benchmark's"],
+        )
+    if shape.permuted:
+        return "layout", 0.7, ["the gradient has the benchmark's values in other places"]
+    if shape.rounded_to is not None:
+        return (
+            "rounding_order",
+            0.6,
+            [shape.said_rounding()],
+        )
+    return "unknown", 0.3, [f"an error of {shape.error:.2g} in {row['name']}"]
+
+
+def accumulated(finding: Finding, origin: Origin, shape: Shape, world_size: int) -> Found:
+    """The cause where parameters' gradients part while activations' agree."""
+    rows = finding.stage.rows.filter(
+        pl.col("judged")
+        & (pl.col("slot") == origin.row["slot"])
+        & pl.col("beyond")
+        & (pl.col("passage") == origin.row["passage"])
+    )
+    factor = common_factor(rows)
+    if origin.kind == kinds.CLIPPING:
+        said = (
+            f"gradients after clipping are {factor:.6g} times the benchmark's"
+            if factor
+            else ("gradients part in the clipping")
+        )
+        return "hyperparameter", 0.6, [said]
+    if origin.kind == kinds.WEIGHT_GRADIENT:
+        return backward(shape, origin.row)
+    if factor is not None:
+        whole = [n for n in (world_size, 1 / world_size, math.sqrt(world_size))
+                 if world_size > 1 and abs(factor / n - 1.0) < 0.02]  # fmt: skip
+        if whole:
+            return (
+                "reduction",
+                0.9,
+                [
+                    f"all gradients are {factor:.4g} times the benchmark's, and the world has "
+                    f"{world_size} processes: a sum where a mean is due, or no reduction at all"
+                ],
+            )
+        return "constant_factor", 0.8, [f"all gradients are {factor:.6g} times the benchmark's"]
+    growth = _growth(finding)
+    if growth is not None and growth > 0.25:
+        return (
+            "accumulation",
+            0.8,
+            [
+                f"the error of accumulated gradients grows with the micro-batches (exponent "
+                f"{growth:.2f}) while each one's own gradients agree"
+            ],
+        )
+    if origin.kind == kinds.REDUCTION and world_size > 1:
+        return (
+            "reduction",
+            0.7,
+            ["each process's gradients agree before they are reduced over the ranks"],
+        )
+    return "accumulation", 0.6, ["micro-batches' gradients agree and their sum does not"]
+
+
+def common_factor(rows: pl.DataFrame) -> float | None:
+    """The factor that all rows' norms differ by; None where they don't share one."""
+    ratios = [
+        t / b
+        for b, t in rows.select("norm_benchmark", "norm_target").iter_rows()
+        if b and t is not None and math.isfinite(t / b)
+    ]
+    if not ratios:
+        return None
+    middle = statistics.median(ratios)
+    spread = statistics.median(abs(r - middle) for r in ratios)
+    if abs(middle - 1.0) < 1e-6 or spread > 0.01 * abs(middle - 1.0) + 1e-6:
+        return None
+    shapes = [of(row) for row in rows.iter_rows(named=True)]
+    measured = [s for s in shapes if s.error > 0]
+    scaled = sum(s.scaled for s in measured)
+    return middle if scaled * 2 >= len(measured) else None
+
+
+def _growth(finding: Finding) -> float | None:
+    """Exponent of the growth of accumulated gradients' error over micro-batches."""
+    rows = finding.stage.rows.filter(
+        (pl.col("slot") == "grad")
+        & (pl.col("phase") == execution.BACKWARD)
+        & pl.col("judged")
+        & (pl.col("error") > 0)
+    )
+    means = rows.group_by("passage").agg(pl.col("error").median()).sort("passage").rows()
+    if len(means) < 3:
+        return None
+    x = [math.log(passage + 1) for passage, _ in means]
+    y = [math.log(error) for _, error in means]
+    slope, _ = statistics.linear_regression(x, y)
+    return slope
+
+
+def optimizer(finding: Finding) -> Found:
+    """The cause where changes of parameters part while their gradients agree."""
+    rows = finding.stage.rows.filter(
+        pl.col("judged") & (pl.col("phase") == execution.CHANGES) & pl.col("error").is_not_null()
+    )
+    beyond = rows.filter(pl.col("beyond"))
+    said = [f"{beyond.height} of {rows.height} parameters changed otherwise"]
+    missing = beyond.filter((pl.col("norm_target") == 0) & (pl.col("norm_benchmark") > 0))
+    if missing.height:
+        said.append(f"{missing.height} did not change at all on the target")
+    factor = common_factor(beyond)
+    if factor is not None:
+        said.append(
+            f"all changes are {factor:.6g} times the benchmark's: another learning rate, or "
+            "another correction of the first steps"
+        )
+    return "optimizer", 0.9, said

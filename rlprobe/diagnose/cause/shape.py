@@ -1,0 +1,92 @@
+"""What a difference looks like: a factor, a permutation, rounding, or none of these.
+
+From one record: with t the target's tensor and b the benchmark's, e = ||t - b|| / ||b|| and
+f = ||t|| / ||b||. Rounding is unbiased: |f - 1| is far below e. A pure factor has e = |f - 1|. And
+moved elements leave all four statistics alone while e is of order one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from rlprobe.compare.roundoff import UNIT
+
+#: Relative L2 error of rounding once to a format with unit round-off u: errors are uniform within
+#: half a unit of the last place, and significands are spread over an octave.
+_ONCE = 0.42
+#: Formats that a device may round to without being told.
+_COARSER = {
+    "bfloat16": UNIT["torch.bfloat16"],
+    "float16 or TF32": UNIT["torch.float16"],
+    "float8": UNIT["torch.float8_e4m3fn"],
+}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A record's difference."""
+
+    error: float
+    #: ||target|| / ||benchmark||; None where a norm is unknown or zero.
+    factor: float | None
+    #: The difference is a multiplication by ``factor`` within the uncertainty of the error.
+    scaled: bool
+    #: Same statistics, other places.
+    permuted: bool
+    #: Format whose single rounding explains the error, None where none does.
+    rounded_to: str | None
+    #: Difference of the means over the root of the mean square.
+    offset: float | None
+
+    def said_rounding(self) -> str:
+        """Evidence of a rounding to another format."""
+        return (
+            f"an unbiased error of {self.error:.2g}: what one rounding to {self.rounded_to} makes"
+        )
+
+
+def of(row: dict[str, Any]) -> Shape:
+    """The shape of a row's difference."""
+    error = float(row.get("error") or 0.0)
+    b, t = row.get("norm_benchmark"), row.get("norm_target")
+    factor = t / b if b and t is not None and math.isfinite(b) and math.isfinite(t) else None
+    uncertainty = 3.0 * float(row.get("error_uncertainty") or 0.0)
+    exact = row.get("error_kind") in ("tensor", "sketch")
+    scaled = permuted = False
+    rounded_to = None
+    if factor is not None and error > 0:
+        bias = abs(factor - 1.0)
+        # ||t - b|| >= | ||t|| - ||b|| |, with equality for multiples; sketches are 9 % uncertain.
+        scaled = exact and bias > 0 and error <= bias * (1.0 + max(uncertainty, 0.02))
+        permuted = exact and error > 0.3 and _same_statistics(row)
+        if exact and not scaled and bias < 0.15 * error:
+            rounded_to = _rounding(error, row)
+    return Shape(error, factor, scaled, permuted, rounded_to, _offset(row))
+
+
+def _same_statistics(row: dict[str, Any]) -> bool:
+    norm = row.get("norm_benchmark")
+    largest = max(abs(row.get("max_benchmark") or 0.0), abs(row.get("min_benchmark") or 0.0))
+    if not norm or not largest:
+        return False
+    extremes = [abs(row.get(f"{name}_diff") or 0.0) / largest for name in ("max", "min")]
+    return bool(max(extremes) < 1e-5 and abs(row.get("norm_diff") or 0.0) / norm < 1e-5)
+
+
+def _rounding(error: float, row: dict[str, Any]) -> str | None:
+    own = UNIT.get(str(row.get("dtype_benchmark")), 0.0)
+    for name, unit in _COARSER.items():
+        if unit > own and 0.5 < error / (_ONCE * unit) < 2.5:
+            return name
+    return None
+
+
+def _offset(row: dict[str, Any]) -> float | None:
+    norm, difference = row.get("norm_benchmark"), row.get("mean_diff")
+    shape = row.get("shape_benchmark")
+    if not norm or difference is None or not shape:
+        return None
+    size = math.prod(shape)
+    return float(difference) * math.sqrt(size) / norm if size else None

@@ -1,0 +1,148 @@
+"""``diagnosis.json``: what was found, as it is written, read and acted upon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from rlprobe.errors import DumpError
+
+FORMAT = 1
+NAME = "diagnosis.json"
+#: A diagnosis has some kilobytes; anything larger is no diagnosis.
+MAX_BYTES = 64 << 20
+
+ALIGNED, DIVERGED, NOT_COMPARABLE = "aligned", "diverged", "not_comparable"
+#: Verdict -> exit code of ``rlprobe verdict``.
+EXIT_CODES: dict[str, int] = {ALIGNED: 0, DIVERGED: 3, NOT_COMPARABLE: 4}
+
+OPEN, CAVEAT, SHUT = "open", "caveat", "shut"
+
+#: Why two devices part: a closed list.
+CAUSES: tuple[str, ...] = (
+    "rounding_order",
+    "accumulation",
+    "mask",
+    "position",
+    "layout",
+    "weights",
+    "stale_weights",
+    "constant_factor",
+    "hyperparameter",
+    "saturation",
+    "nonfinite",
+    "routing",
+    "sampling_semantics",
+    "label_or_mask_shift",
+    "reduction",
+    "row_order",
+    "optimizer",
+    "loss",
+    "data",
+    "unknown",
+)
+
+Values = dict[str, Any]
+
+
+class GateItem(msgspec.Struct, frozen=True):
+    """One thing that must be the same on both sides before numbers can be judged."""
+
+    item: str
+    state: Literal["open", "caveat", "shut"]
+    #: What was looked at and found.
+    evidence: str
+    #: What to do about it; empty where nothing is to be done.
+    action: str = ""
+
+
+class First(msgspec.Struct, frozen=True):
+    """Where the two sides part first, in the order of execution."""
+
+    stage: str
+    step: int
+    rank: int
+    #: Hugging Face path; None where no module is at fault (a loss, an optimizer).
+    module: str | None
+    call: int | None
+    operator: str | None
+    #: Id of the sample and index of its response token where the difference begins, if known.
+    sample: str | None
+    token: int | None
+    #: Each side's record: name, dtype, shape, max, min, mean, norm.
+    benchmark: Values
+    target: Values
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """The class of what is wrong, how sure that is (0 to 1), and why it is said."""
+
+    class_: str = msgspec.field(name="class")
+    confidence: float
+    evidence: list[str]
+
+    def __post_init__(self) -> None:
+        if self.class_ not in CAUSES:
+            raise ValueError(f"cause class {self.class_!r}; accepted: {', '.join(CAUSES)}")
+
+
+class StageResult(msgspec.Struct, frozen=True):
+    """One cell of the stage strip."""
+
+    stage: str
+    #: aligned, diverged, inherited (after a divergence), replayed, or not_compared.
+    state: Literal["aligned", "diverged", "inherited", "replayed", "not_compared"]
+    #: Records judged, and those of them beyond their floor.
+    records: int
+    beyond: int
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """The whole file."""
+
+    verdict: Literal["aligned", "diverged", "not_comparable"]
+    sentence: str
+    gate: list[GateItem]
+    first: First | None
+    cause: Cause | None
+    #: Share of each side's records that were measured.
+    coverage: dict[str, float]
+    #: How the floor was made and what it aims at; see docs/diagnosis.md.
+    noise: Values
+    stages: list[StageResult]
+    format: int = FORMAT
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data in the order of the file."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return {"format": plain.pop("format"), **plain}
+
+
+def read(path: Path) -> Diagnosis:
+    """Read a diagnosis.
+
+    Raises:
+        DumpError: there is none, it is of another format, or it is not what diagnose writes.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise DumpError(f"{path} is larger than {MAX_BYTES} bytes: no diagnosis")
+        data = path.read_bytes()
+    except OSError as error:
+        raise DumpError(
+            f"{path} cannot be read ({error.strerror or error}); `rlprobe diagnose RESULTS_DIR` "
+            "writes it"
+        ) from error
+    try:
+        raw = msgspec.json.decode(data)
+        found = raw.get("format") if isinstance(raw, dict) else None
+        if found != FORMAT:
+            raise DumpError(
+                f"{path} has format {found!r}; this rlprobe reads {FORMAT}. Run `rlprobe diagnose` "
+                "again"
+            )
+        return msgspec.convert(raw, Diagnosis)
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise DumpError(f"{path} is not a diagnosis: {error}") from error

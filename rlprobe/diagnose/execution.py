@@ -1,0 +1,202 @@
+"""Execution order: from the order in which records were completed to that in which they ran.
+
+A dump lists a module call when it is complete, so a parent stands after its children and brings its
+inputs along, which were there before them. And gradients, changes and losses stand in a file of
+their own. Here every row gets its place in time:
+
+- ``passage``: which forward and backward over the model (micro-batch) it belongs to, from 0; a new
+  one begins with each call of the first module. Updates come after all of them.
+- ``phase``: forward, loss, backward, gradients, changes.
+- ``place``: within the phase; a call's inputs stand before everything that ran inside it.
+
+``judged`` marks what can tell a first divergence: what ran before the first update of weights
+within the stage. Later, weights differ by inheritance.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import polars as pl
+
+FORWARD, LOSS, BACKWARD, GRADIENTS, CHANGES = range(5)
+_UPDATED = ("grad", "grad_reduced", "grad_clipped")
+
+
+@dataclass
+class Call:
+    """One call of a module (or functional operation) in one direction."""
+
+    module: str | None
+    operator: str | None
+    number: int | None
+    direction: str
+    #: First and last row of its own, in the order of the dump.
+    first: int
+    last: int
+    #: First row of everything that ran inside it.
+    start: int
+    passage: int = 0
+    children: list[int] = field(default_factory=list)
+    parent: int | None = None
+
+
+def timeline(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[Call]]:
+    """Rows of one process and stage in execution order, and their calls.
+
+    Args:
+        rows: columns of compare's records.parquet, of one step and rank.
+
+    Returns:
+        the rows with ``call_id`` (index into the calls), ``passage``, ``phase``, ``place``,
+        ``judged``, sorted; and the calls.
+    """
+    rows = rows.sort("order", maintain_order=True).with_row_index("_at")
+    rows = rows.with_columns(
+        _key=pl.concat_str(
+            [
+                pl.coalesce("module", "op", "name"),
+                pl.col("call").cast(pl.String).fill_null("-"),
+                pl.col("direction"),
+                pl.when(pl.col("slot") == "grad").then(pl.lit("g")).otherwise(pl.lit("")),
+            ],
+            separator="\x1f",
+        )
+    )
+    rows = rows.with_columns(call_id=pl.col("_key").rle_id().cast(pl.Int64))
+    calls = _calls(rows)
+    _nest(calls)
+    _passages(calls)
+    table = pl.DataFrame(
+        {
+            "call_id": range(len(calls)),
+            "start": [call.start for call in calls],
+            "passage": [call.passage for call in calls],
+            "depth": [(call.module or "").count(".") for call in calls],
+        },
+        schema={
+            "call_id": pl.Int64,
+            "start": pl.Int64,
+            "passage": pl.Int64,
+            "depth": pl.Int64,
+        },
+    )
+    rows = rows.join(table, on="call_id", how="left", maintain_order="left")
+    rows = _places(rows)
+    return rows.drop("_key", "start", "depth", "_at"), calls
+
+
+def _calls(rows: pl.DataFrame) -> list[Call]:
+    grouped = rows.group_by("call_id", maintain_order=True).agg(
+        pl.col("module").first(),
+        pl.col("op").first(),
+        pl.col("call").first(),
+        pl.col("direction").first(),
+        first=pl.col("_at").min(),
+        last=pl.col("_at").max(),
+    )
+    return [
+        Call(module, op, number, direction, first, last, first)
+        for _, module, op, number, direction, first, last in grouped.iter_rows()
+    ]
+
+
+def _nest(calls: list[Call]) -> None:
+    """Find each call's children: those completed before it, below its path, not yet claimed."""
+    open_: dict[str, list[int]] = {"forward": [], "backward": []}
+    for index, call in enumerate(calls):
+        pending = open_.get(call.direction)
+        if pending is None:
+            continue
+        if call.module is not None:
+            prefix = f"{call.module}." if call.module else ""
+            take = len(pending)
+            while take and _inside(calls[pending[take - 1]], prefix):
+                take -= 1
+            # Functional calls before the first child are the parent's only if a child follows.
+            while take < len(pending) and calls[pending[take]].module is None:
+                take += 1
+            for child in pending[take:]:
+                calls[child].parent = index
+                call.start = min(call.start, calls[child].start)
+            call.children = pending[take:]
+            del pending[take:]
+        pending.append(index)
+
+
+def _inside(call: Call, prefix: str) -> bool:
+    if call.module is None:
+        return True
+    return call.module.startswith(prefix) and call.module != prefix.rstrip(".")
+
+
+def _passages(calls: list[Call]) -> None:
+    """A pass begins where the first module of the stage is called again."""
+    forward = [call for call in calls if call.direction == "forward" and call.module is not None]
+    if not forward:
+        return
+    leader = forward[0].module
+    starts = [call.start for call in forward if call.module == leader]
+    position = -1
+    ordered = sorted(range(len(calls)), key=lambda i: (calls[i].start, calls[i].first))
+    for index in ordered:
+        call = calls[index]
+        while position + 1 < len(starts) and starts[position + 1] <= call.start:
+            position += 1
+        call.passage = max(position, 0)
+
+
+def _places(rows: pl.DataFrame) -> pl.DataFrame:
+    slot, direction = pl.col("slot"), pl.col("direction")
+    phase = (
+        pl.when(slot == "loss")
+        .then(LOSS)
+        .when(slot == "change")
+        .then(CHANGES)
+        .when(direction == "update")
+        .then(GRADIENTS)
+        .when(direction == "backward")
+        .then(BACKWARD)
+        .otherwise(FORWARD)
+    )
+    coming = slot.is_in(["input", "parameters"])
+    rows = rows.with_columns(
+        phase=phase,
+        # A loss is one number a pass; gradients and changes belong to an update, after all passes.
+        passage=pl.when(slot == "loss").then(pl.col("call")).otherwise(pl.col("passage")),
+        inside=pl.when(coming).then(pl.col("start")).otherwise(pl.col("_at")),
+        coming=coming,
+    )
+    passes = rows.filter(pl.col("phase").is_in([FORWARD, BACKWARD])).get_column("passage").max()
+    passes = int(passes) + 1 if isinstance(passes, int) else 1
+    updates = (
+        rows.filter(slot.is_in(_UPDATED) & (direction == "update")).get_column("call").n_unique()
+    )
+    # Weights change after each update: only what ran before the first can be a first divergence.
+    before = passes // updates if updates > 1 and passes % updates == 0 else passes
+    last = passes * 2
+    rows = rows.with_columns(
+        passage=pl.when(pl.col("phase") >= GRADIENTS)
+        .then(last + pl.col("call").fill_null(0))
+        .otherwise(pl.col("passage"))
+    ).with_columns(
+        judged=pl.when(pl.col("phase") >= GRADIENTS)
+        .then((pl.col("call").fill_null(0) == 0) | (pl.lit(updates) <= 1))
+        .otherwise(pl.col("passage") < before),
+        # Inputs before what ran inside, the outermost first; results in the order of the dump.
+        _order=pl.when(pl.col("coming")).then(0).otherwise(1),
+        _depth=pl.when(pl.col("coming")).then(pl.col("depth")).otherwise(0),
+    )
+    rows = rows.sort(
+        "passage",
+        "phase",
+        "inside",
+        "_order",
+        "_depth",
+        "_at",
+        maintain_order=True,
+        nulls_last=True,
+    )
+    return rows.with_columns(place=pl.int_range(pl.len(), dtype=pl.Int64)).drop(
+        "inside", "coming", "_order", "_depth"
+    )

@@ -1,0 +1,122 @@
+"""Rewards and advantages: both sides learn the same from each sample."""
+
+from __future__ import annotations
+
+from rlprobe import stages
+from rlprobe.diagnose import keydata
+from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
+from rlprobe.diagnose.keydata import Difference
+
+REWARDS, ADVANTAGES, INPUTS = "rewards", "advantages", "batch inputs"
+#: Rewards are copied, or computed from text: they agree to the last bits of fp32.
+_EXACT = 1e-6
+#: Advantages are whitened sums of values and log-probs, whose noise they magnify.
+_MAGNIFIED = 100.0
+_LEAST = 1e-5
+
+
+def check(evidence: Evidence) -> tuple[list[GateItem], Shut | None]:
+    """Items ``rewards``, ``advantages`` and ``batch inputs``."""
+    found = evidence.step.key_data
+    rewards, closed = _rewards(evidence, found.get(keydata.REWARDS))
+    inputs = _inputs(found)
+    items = [rewards, _advantages(found)]
+    return ([*items, inputs] if inputs is not None else items), closed
+
+
+def _rewards(evidence: Evidence, difference: Difference | None) -> tuple[GateItem, Shut | None]:
+    recomputed = bool(evidence.target.manifest.declared.get("recompute_rewards"))
+    how = "recomputed by the target" if recomputed else "replayed"
+    if difference is None:
+        if not recomputed and evidence.benchmark.key in evidence.target.manifest.parents:
+            return opened(
+                REWARDS,
+                "rewards are replayed from the benchmark's rollouts; no key data shows them",
+            ), None
+        return caveat(
+            REWARDS,
+            "rewards are not among the key data of both sides",
+            "capture key data (capture.key_data) to compare rewards sample by sample",
+        ), None
+    lost = difference.benchmark_only + difference.target_only
+    if not difference.joined:
+        return caveat(
+            REWARDS,
+            f"none of {lost} rows of rewards could be joined by sample",
+            "keep the mock proof of both sides: it says which row is which sample",
+        ), None
+    if difference.error is not None and difference.error > _EXACT:
+        said = (
+            f"rewards ({how}) differ by {difference.error:.3g} (relative L2), at most "
+            f"{difference.max_abs:.3g}, over {difference.joined} samples"
+        )
+        closed = Shut(
+            "data", REWARDS, stages.ACTOR_UPDATE, 0, None, difference.sample,
+            {}, {}, [said, f"largest in sample {difference.sample}"],
+        )  # fmt: skip
+        return shut(
+            REWARDS,
+            f"{said}; largest in sample {difference.sample}",
+            "find out why the reward of this sample differs, or replay rewards "
+            "(recompute_rewards: false)",
+        ), closed
+    return opened(REWARDS, f"{how}; the same for {difference.joined} samples"), None
+
+
+def _advantages(found: dict[str, Difference]) -> GateItem:
+    difference = found.get(keydata.ADVANTAGES)
+    if difference is None:
+        return caveat(
+            ADVANTAGES,
+            "advantages are not among the key data of both sides",
+            "capture key data (capture.key_data) to compare advantages sample by sample",
+        )
+    if not difference.joined or difference.error is None:
+        return caveat(
+            ADVANTAGES,
+            "no row of advantages could be joined by sample",
+            "keep the mock proof of both sides: it says which row is which sample",
+        )
+    allowed = advantages_floor(found)
+    if difference.error > allowed:
+        return caveat(
+            ADVANTAGES,
+            f"advantages differ by {difference.error:.3g} (relative L2), more than values and "
+            f"log-probs explain ({allowed:.3g}); largest in sample {difference.sample}",
+            "see whether values or log-probs already part; if not, compare the advantage "
+            "estimator's settings",
+        )
+    return opened(
+        ADVANTAGES,
+        f"agree within {difference.error:.3g} (relative L2) for {difference.joined} samples",
+    )
+
+
+def advantages_floor(found: dict[str, Difference]) -> float:
+    """What the differences of values and log-probs can make of advantages (relative L2)."""
+    given = [
+        found[name].error or 0.0
+        for name in ("values", "old_log_probs", "ref_log_prob")
+        if name in found
+    ]
+    return max(_LEAST, _MAGNIFIED * max(given, default=0.0))
+
+
+def _inputs(found: dict[str, Difference]) -> GateItem | None:
+    """Tokens and masks as the log-prob stage got them, position by position."""
+    seen = [found[name] for name in keydata.TOKENS if name in found]
+    if not seen:
+        return None
+    wrong = [d for d in seen if d.joined and d.error]
+    if wrong:
+        names = ", ".join(
+            f"{d.name} ({d.share:.1%} of positions, first in sample {d.sample})" for d in wrong
+        )
+        return caveat(
+            INPUTS,
+            f"the log-prob stage was given other inputs: {names}",
+            "compare padding, truncation and the construction of masks and positions",
+        )
+    joined = min((d.joined for d in seen), default=0)
+    return opened(INPUTS, f"{', '.join(d.name for d in seen)}: the same for {joined} samples")

@@ -1,0 +1,40 @@
+"""The whole gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlprobe.diagnose.diagnosis import SHUT, GateItem
+from rlprobe.diagnose.gate import batch, extent, samples, settings, weights
+from rlprobe.diagnose.gate.evidence import Evidence, Shut
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Every item, and what shut it first."""
+
+    items: list[GateItem]
+    #: What differs, where one item shut the gate and could name it.
+    shut: Shut | None
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether no verdict on the numbers is possible."""
+        return any(item.state == SHUT for item in self.items)
+
+
+def check(evidence: Evidence) -> Gate:
+    """Look at everything that must be the same on both sides.
+
+    Raises:
+        DumpError, StoreError: a file is damaged.
+    """
+    tokens, no_tokens = samples.check(evidence)
+    weight, no_weights = weights.check(evidence)
+    given, no_batch = batch.check(evidence)
+    asked, no_settings = settings.check(evidence)
+    enough = extent.check(evidence)
+    return Gate(
+        items=[*tokens, weight, *given, *asked, *enough],
+        shut=no_tokens or no_weights or no_batch or no_settings,
+    )

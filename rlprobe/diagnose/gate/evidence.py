@@ -1,0 +1,59 @@
+"""What the gate looks at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlprobe.diagnose.analysis import Step
+from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.inputs import Results
+from rlprobe.store.read import Run
+
+
+@dataclass(frozen=True)
+class Shut:
+    """Where and why the gate is shut, for the finding beside the verdict."""
+
+    cause: str
+    #: What differs: weights, tokens, rewards.
+    operator: str
+    stage: str
+    rank: int
+    module: str | None
+    sample: str | None
+    benchmark: dict[str, Any]
+    target: dict[str, Any]
+    evidence: list[str]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Both runs, the controls and the comparison."""
+
+    results: Results
+    benchmark: Run
+    target: Run
+    controls: dict[str, Run]
+    step: Step
+
+
+def opened(item: str, evidence: str) -> GateItem:
+    """An item that agrees."""
+    return GateItem(item, "open", evidence)
+
+
+def caveat(item: str, evidence: str, action: str) -> GateItem:
+    """An item that does not stop a verdict and should be read beside it."""
+    return GateItem(item, "caveat", evidence, action)
+
+
+def shut(item: str, evidence: str, action: str) -> GateItem:
+    """An item that stops any verdict."""
+    return GateItem(item, "shut", evidence, action)
+
+
+def listed(values: list[str], most: int = 3) -> str:
+    """The first few of some names, and how many more."""
+    shown = ", ".join(values[:most])
+    return f"{shown} and {len(values) - most} more" if len(values) > most else shown

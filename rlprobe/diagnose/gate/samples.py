@@ -1,0 +1,123 @@
+"""Tokens and mock proof: both sides trained on the same samples."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rlprobe import stages
+from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, listed, opened, shut
+from rlprobe.errors import ReplayError
+from rlprobe.rollouts import hdf5
+
+TOKENS, PROOF = "tokens", "mock proof"
+
+
+def check(evidence: Evidence) -> tuple[list[GateItem], Shut | None]:
+    """Items ``mock proof`` and ``tokens``."""
+    step = evidence.step.number
+    proofs = {
+        side: [row for row in run.mock_proof() or [] if row["step"] == step]
+        for side, run in (("benchmark", evidence.benchmark), ("target", evidence.target))
+    }
+    if not proofs["target"]:
+        item = shut(
+            PROOF,
+            "the target left no record of the samples it trained on, so nothing shows that the "
+            "rollouts were replayed",
+            "run the target with capture.provenance on, or import a run that has a mock proof",
+        )
+        return [item], None
+    items = [_replayed(evidence, proofs["target"])]
+    if not proofs["benchmark"]:
+        items.append(
+            shut(
+                TOKENS,
+                "the benchmark left no record of the samples it trained on",
+                "collect the benchmark again with capture.provenance on",
+            )
+        )
+        return items, None
+    item, found = _tokens(evidence, proofs)
+    return [*items, item], found
+
+
+def _replayed(evidence: Evidence, proof: list[dict[str, object]]) -> GateItem:
+    """The target's samples against what the benchmark generated."""
+    path = evidence.benchmark.rollouts.get(evidence.step.number)
+    if evidence.benchmark.key not in evidence.target.manifest.parents:
+        return caveat(
+            PROOF,
+            "the target does not say that it replayed this benchmark's rollouts "
+            f"({evidence.benchmark.key[:12]})",
+            "compare a target that was run with role target against this benchmark",
+        )
+    if path is None:
+        return caveat(
+            PROOF,
+            "the benchmark's rollouts of this step are not in the store; both sides' own proofs "
+            "are compared instead",
+            "keep the rollouts when exporting the benchmark run",
+        )
+    try:
+        recorded = {sample.sample_digest for sample in hdf5.read(path).samples}
+    except ReplayError as error:
+        return shut(PROOF, f"the benchmark's rollouts cannot be read: {error}", "import them again")
+    trained = {str(s) for row in proof for s in row["samples"]}  # type: ignore[attr-defined]
+    strange = trained - recorded
+    if strange:
+        return shut(
+            PROOF,
+            f"{len(strange)} of {len(trained)} samples that the target trained on are not among "
+            f"the {len(recorded)} recorded ones",
+            "replay the benchmark's rollouts; check the tokenizer and the truncation of prompts",
+        )
+    return opened(
+        PROOF,
+        f"the target trained on {len(trained)} of the {len(recorded)} recorded samples, in "
+        f"{len({str(row['stage']) for row in proof})} stages",
+    )
+
+
+def _tokens(
+    evidence: Evidence, proofs: dict[str, list[dict[str, object]]]
+) -> tuple[GateItem, Shut | None]:
+    order = {name: position for position, name in enumerate(stages.STAGES)}
+    names = sorted(
+        {str(row["stage"]) for row in proofs["target"]}, key=lambda name: order.get(name, 99)
+    )
+    compared = reordered = 0
+    for stage in names:
+        left, right = (_samples(proofs[side], stage) for side in ("benchmark", "target"))
+        if not left:
+            continue
+        compared += 1
+        only_left, only_right = Counter(left) - Counter(right), Counter(right) - Counter(left)
+        if only_left or only_right:
+            worst = sorted(only_right or only_left)[0]
+            said = (
+                f"{stage}: {sum(only_right.values())} of {len(right)} samples of the target are "
+                f"not the benchmark's, {sum(only_left.values())} of the benchmark's are missing"
+            )
+            found = Shut(
+                "data", TOKENS, stage, 0, None, worst,
+                {"samples": len(left)}, {"samples": len(right)}, [said],
+            )  # fmt: skip
+            return shut(TOKENS, said, "find out which prompts or responses were changed"), found
+        reordered += left != right
+    if not compared:
+        return shut(TOKENS, "no stage has samples on both sides", "capture the same stages"), None
+    note = f"; rows in another order in {reordered} (joined by sample)" if reordered else ""
+    return opened(
+        TOKENS,
+        f"the same samples, token by token, in {compared} stages: {listed(names, 6)}{note}",
+    ), None
+
+
+def _samples(proof: list[dict[str, object]], stage: str) -> list[str]:
+    return [
+        str(sample)
+        for row in proof
+        if row["stage"] == stage
+        for sample in row["samples"]  # type: ignore[attr-defined]
+    ]

@@ -1,0 +1,292 @@
+"""Configuration, sampling, layout, precision, versions, environment: what was asked of each side.
+
+A difference in configuration either changes numbers or does not. Which, is decided by the key:
+places, names, logging, resources and the engine that a replay does not use cannot; an algorithm's
+numbers do; what is in neither list is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, listed, opened, shut
+from rlprobe.errors import DumpError, ReplayError
+from rlprobe.rollouts import hdf5
+from rlprobe.store.read import Run
+
+CONFIGURATION, SAMPLING, LAYOUT = "configuration", "sampling", "parallel layout"
+PRECISION, VERSIONS, ENVIRONMENT = "precision", "versions", "environment"
+
+_CONFIGURATIONS = "configurations.json"
+_MAX_BYTES = 64 << 20
+
+#: Keys that cannot change a training number. Matched anywhere in the dotted key.
+_HARMLESS = re.compile(
+    r"(^|\.)(trainer\.(logger|project_name|experiment_name|default_local_dir|save_freq|test_freq|"
+    r"val_.*|device|resume.*|rollout_data_dir|validation_data_dir|max_.*_ckpt.*|log_.*|"
+    r"default_hdfs_dir|balance_batch)|"
+    r"ray_kwargs|ray_init|global_profiler|profiler|transfer_queue|hydra|paths?|.*_path|.*_dir|"
+    r".*_file|.*_files|name|agent|load_format|gpu_memory_utilization|enforce_eager|free_cache_engine|"
+    r"tensor_model_parallel_size|max_num_.*|log_.*|checkpoint|num_workers|dataloader_.*|skip|"
+    r"ascend_precision_collector|mock_.*|engine_kwargs|server|reward\.reward_model\.rollout|"
+    r"n_gpus_per_node|nnodes|node_ip|port|timeout|verbose|tracing|trace|wandb|"
+    r"rollout\.(mode|nnodes|data_parallel_size|expert_parallel_size|calculate_log_probs|prometheus|"
+    r"multi_stage.*|disable_log_stats|full_determinism|dtype|seed|ignore_eos))(\.|$)"
+)
+#: Keys of the algorithm: another value is another experiment.
+_ALGORITHM = re.compile(
+    r"(^|\.)(lr|lr_.*|betas|beta\d?|eps|epsilon|weight_decay|clip_grad|max_grad_norm|grad_clip|"
+    r"clip_ratio.*|cliprange.*|kl_.*|use_kl.*|entropy_coeff|temperature|top_p|top_k|loss_agg_mode|"
+    r"loss_mode|loss_scale.*|adv_estimator|gamma|lam|lambda|norm_adv.*|ppo_epochs|"
+    r"ppo_mini_batch_size|train_batch_size|warmup.*|min_lr.*|optimizer.*|lora_.*|use_rmpad_critic|"
+    r"critic_warmup|policy_loss.*|rollout_correction.*|whiten.*|reward_.*coef.*|num_cycles)(\.|$)"
+)
+#: Keys that change rounding, not the experiment.
+_ROUNDING = re.compile(
+    r"(^|\.)(.*dtype.*|mixed_precision.*|attn_implementation|use_remove_padding|use_fused.*|"
+    r"use_torch_compile|.*micro_batch_size.*|use_dynamic_bsz|.*max_token_len.*|strategy|"
+    r"ulysses.*|.*parallel_size|fsdp_size|offload.*|.*_offload|enable_gradient_checkpointing|"
+    r"recompute.*|use_liger|entropy_from_logits_with_chunking|.*checkpointing)(\.|$)"
+)
+
+
+def check(evidence: Evidence) -> tuple[list[GateItem], Shut | None]:
+    """Items configuration, sampling, parallel layout, precision, versions, environment."""
+    configuration, first = _configuration(evidence)
+    sampling, second = _sampling(evidence)
+    items = [
+        sampling,
+        configuration,
+        _layout(evidence),
+        _precision(evidence),
+        _versions(evidence),
+        _environment(evidence),
+    ]
+    return items, first or second
+
+
+def configuration(run: Run) -> dict[str, Any] | None:
+    """A run's configuration by dotted key; None where it was not dumped.
+
+    Raises:
+        DumpError: the file is damaged.
+    """
+    path = run.dump / _CONFIGURATIONS
+    if not path.is_file():
+        return None
+    return flattened(_json(path))
+
+
+def _json(path: Path) -> Any:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise DumpError(f"{path} is larger than {_MAX_BYTES} bytes; refused")
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DumpError(f"{path} is not readable: {error}") from error
+
+
+def flattened(value: Any) -> dict[str, Any]:
+    """Leaves of nested mappings by dotted key; lists are leaves."""
+    return dict(_leaves(value, ""))
+
+
+def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
+
+
+def kind(key: str) -> str:
+    """``harmless``, ``algorithm``, ``rounding`` or ``unknown``.
+
+    Rounding before algorithm: ``ppo_micro_batch_size`` splits the same sum differently. Algorithm
+    before harmless: ``optim.lr`` stays one whatever stands around it.
+    """
+    if _ROUNDING.search(key):
+        return "rounding"
+    if _ALGORITHM.search(key):
+        return "algorithm"
+    return "harmless" if _HARMLESS.search(key) else "unknown"
+
+
+def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Keys that differ, as ``key: benchmark -> target``, by kind."""
+    found: dict[str, list[str]] = {}
+    for key in sorted(left.keys() | right.keys()):
+        b, t = left.get(key, "(absent)"), right.get(key, "(absent)")
+        if b != t:
+            found.setdefault(kind(key), []).append(f"{key}: {_short(b)} -> {_short(t)}")
+    return found
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _configuration(evidence: Evidence) -> tuple[GateItem, Shut | None]:
+    sides = [configuration(run) for run in (evidence.benchmark, evidence.target)]
+    if sides[0] is None or sides[1] is None:
+        lacking = "benchmark" if sides[0] is None else "target"
+        return caveat(
+            CONFIGURATION,
+            f"the {lacking}'s configuration was not dumped, so the two cannot be compared",
+            "run with capture.configurations on",
+        ), None
+    found = differences(sides[0], sides[1])
+    harmless = (
+        f"; {len(found['harmless'])} differ that cannot matter" if "harmless" in found else ""
+    )
+    if "algorithm" in found:
+        said = f"the two sides run other algorithms: {listed(found['algorithm'], 6)}"
+        closed = Shut("hyperparameter", CONFIGURATION, "", 0, None, None, {}, {}, [said])
+        return shut(
+            CONFIGURATION, said, "use the same values on both sides (overrides of the alignment)"
+        ), closed
+    if "rounding" in found:
+        return caveat(
+            CONFIGURATION,
+            f"settings differ that change rounding: {listed(found['rounding'], 6)}{harmless}",
+            "differences may stem from these settings rather than from the device",
+        ), None
+    if "unknown" in found:
+        return caveat(
+            CONFIGURATION,
+            f"settings differ that may matter: {listed(found['unknown'], 6)}{harmless}",
+            "check whether they change what is computed",
+        ), None
+    return opened(CONFIGURATION, f"{len(sides[0])} settings compared{harmless}"), None
+
+
+def _sampling(evidence: Evidence) -> tuple[GateItem, Shut | None]:
+    path = evidence.benchmark.rollouts.get(evidence.step.number)
+    if path is None:
+        return caveat(
+            SAMPLING,
+            "the benchmark's rollouts are not in the store, so their sampling settings are unknown",
+            "keep the rollouts when exporting the benchmark run",
+        ), None
+    try:
+        sampling = hdf5.read(path).sampling
+    except ReplayError as error:
+        return shut(SAMPLING, f"the rollouts cannot be read: {error}", "import them again"), None
+    if not sampling:
+        return caveat(
+            SAMPLING, "the rollouts do not say how they were sampled",
+            "collect the benchmark again with this version",
+        ), None  # fmt: skip
+    text = ", ".join(f"{key} {value}" for key, value in sorted(sampling.items()))
+    target = configuration(evidence.target)
+    used = None if target is None else _temperature(target)
+    if used is not None and "temperature" in sampling and float(sampling["temperature"]) != used:
+        said = (
+            f"rollouts were sampled at temperature {sampling['temperature']}, the target computes "
+            f"log-probs at {used}"
+        )
+        return shut(SAMPLING, said, "use one temperature on both sides"), Shut(
+            "sampling_semantics", SAMPLING, "", 0, None, None, {}, {}, [said]
+        )
+    return opened(SAMPLING, f"one set of rollouts for both sides: {text}"), None
+
+
+def _temperature(settings: Mapping[str, Any]) -> float | None:
+    for key in ("actor_rollout_ref.rollout.temperature", "rollout_temperature", "temperature"):
+        for name, value in settings.items():
+            if (name == key or name.endswith(f".{key}")) and isinstance(value, int | float):
+                return float(value)
+    return None
+
+
+def _layout(evidence: Evidence) -> GateItem:
+    shown = [_layout_of(run) for run in (evidence.benchmark, evidence.target)]
+    if not all(shown):
+        return caveat(LAYOUT, "a side did not record its parallel layout", "collect it again")
+    if shown[0] == shown[1]:
+        return opened(LAYOUT, f"the same on both sides: {shown[0]}")
+    return caveat(
+        LAYOUT,
+        f"benchmark {shown[0]}; target {shown[1]}",
+        "sums are split differently: expect other rounding, and records of shards without partner",
+    )
+
+
+def _layout_of(run: Run) -> str:
+    roles: dict[str, set[str]] = {}
+    for process in run.manifest.layout:
+        sizes = {"world": process.world_size, "tp": process.tp, "pp": process.pp,
+                 "dp": process.dp, "cp": process.cp, "ep": process.ep}  # fmt: skip
+        text = " ".join(f"{k}={v}" for k, v in sizes.items() if v != 1 or k == "world")
+        roles.setdefault(process.role, set()).add(text)
+    return "; ".join(f"{role} {', '.join(sorted(t))}" for role, t in sorted(roles.items()))
+
+
+def _precision(evidence: Evidence) -> GateItem:
+    declared = [
+        str(run.manifest.declared.get("precision", "?"))
+        for run in (evidence.benchmark, evidence.target)
+    ]
+    switches = [_gathered(run, "switches") for run in (evidence.benchmark, evidence.target)]
+    found = [text for kind_ in differences(switches[0], switches[1]).values() for text in kind_]
+    if declared[0] != declared[1]:
+        return caveat(
+            PRECISION,
+            f"benchmark {declared[0]}, target {declared[1]}; switches: {listed(found) or 'equal'}",
+            "the coarser side's rounding is what the floor allows for",
+        )
+    if found:
+        return caveat(
+            PRECISION,
+            f"both {declared[0]}; switches differ: {listed(found, 6)}",
+            "set the switches alike, or expect the coarser side's rounding",
+        )
+    return opened(PRECISION, f"both {declared[0]}, the same switches")
+
+
+def _gathered(run: Run, part: str) -> dict[str, Any]:
+    """A part of every process's environment; values that processes disagree on are listed."""
+    found: dict[str, set[str]] = {}
+    for process in run.environment().values():
+        for key, value in (process.get(part) or {}).items():
+            found.setdefault(str(key), set()).add(str(value))
+    return {key: ", ".join(sorted(values)) for key, values in found.items()}
+
+
+def _versions(evidence: Evidence) -> GateItem:
+    sides = [_gathered(run, "versions") for run in (evidence.benchmark, evidence.target)]
+    if not sides[0] or not sides[1]:
+        return caveat(VERSIONS, "a side did not record its versions", "collect it again")
+    found = [
+        f"{key}: {sides[0].get(key, '(absent)')} -> {sides[1].get(key, '(absent)')}"
+        for key in sorted(sides[0].keys() | sides[1].keys())
+        if sides[0].get(key) != sides[1].get(key)
+    ]
+    if not found:
+        return opened(VERSIONS, f"{len(sides[0])} packages, the same versions")
+    return caveat(
+        VERSIONS,
+        f"{len(found)} of {len(sides[0].keys() | sides[1].keys())} differ: {listed(found, 6)}",
+        "where a model's code is in the framework, the same version makes the same operations",
+    )
+
+
+def _environment(evidence: Evidence) -> GateItem:
+    """Device and variables: these are what is compared, so they are never a caveat."""
+    lines = []
+    for side, run in (("benchmark", evidence.benchmark), ("target", evidence.target)):
+        names = sorted({str(p.get("device_name", "?")) for p in run.environment().values()})
+        lines.append(f"{side} {run.manifest.declared.get('device', '?')} ({listed(names)})")
+    sides = [
+        {**_gathered(run, "variables"), **_gathered(run, "kernels"), **_gathered(run, "threads")}
+        for run in (evidence.benchmark, evidence.target)
+    ]
+    found = [text for texts in differences(sides[0], sides[1]).values() for text in texts]
+    differ = f"; differ in {listed(found, 6)}" if found else "; the same settings"
+    return opened(ENVIRONMENT, "; ".join(lines) + differ)

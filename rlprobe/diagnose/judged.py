@@ -1,0 +1,112 @@
+"""A stage of one comparison, ready to be judged: rows in execution order with their floors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+
+from rlprobe.diagnose import execution, floors
+from rlprobe.diagnose.execution import Call
+from rlprobe.diagnose.inputs import HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET, Results
+from rlprobe.errors import DumpError
+
+#: Columns of records.parquet that judging needs.
+COLUMNS = [
+    "step", "rank", "order", "name", "module", "op", "call", "direction", "slot", "index",
+    "status", "reason",
+    *(f"{name}_{side}" for name in ("name", "dtype", "shape", "max", "min", "mean", "norm", "value",
+                                    "digest")
+      for side in ("benchmark", "target")),
+    "max_diff", "min_diff", "mean_diff", "norm_diff", "error", "error_kind", "error_uncertainty",
+    "noise", "ratio",
+]  # fmt: skip
+_REPEAT_COLUMNS = ["step", "rank", "name", "error", "error_kind", "error_uncertainty"]
+
+
+@dataclass(frozen=True)
+class Process:
+    """One rank's rows of a stage's first captured step."""
+
+    rank: int
+    rows: pl.DataFrame
+    calls: list[Call] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the target's comparison."""
+
+    name: str
+    step: int
+    processes: list[Process]
+
+    @property
+    def rows(self) -> pl.DataFrame:
+        """All ranks' rows."""
+        return pl.concat([process.rows for process in self.processes])
+
+
+def scan(results: Results, pair: str, stage: str, columns: list[str]) -> pl.LazyFrame | None:
+    """A comparison's records; None where there are none.
+
+    Raises:
+        DumpError: the file is damaged or of another version.
+    """
+    path = results.compared(pair, stage) / "records.parquet"
+    if not path.is_file():
+        return None
+    try:
+        lazy = pl.scan_parquet(path)
+        missing = set(columns) - set(lazy.collect_schema().names())
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DumpError(f"{path} is not readable: {error}; compare again") from error
+    if missing:
+        raise DumpError(f"{path} lacks column {min(missing)!r}; compare again")
+    return lazy.select(columns)
+
+
+def collect(lazy: pl.LazyFrame, path: Path) -> pl.DataFrame:
+    """The rows of a scan.
+
+    Raises:
+        DumpError: the file is damaged.
+    """
+    try:
+        return lazy.collect()
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DumpError(f"{path} is not readable: {error}; compare again") from error
+
+
+def load(results: Results, stage: str, step: int) -> Stage | None:
+    """The target's comparison of a stage at one step; None where nothing was compared.
+
+    Raises:
+        DumpError: a table is damaged.
+    """
+    lazy = scan(results, TARGET, stage, COLUMNS)
+    if lazy is None:
+        return None
+    rows = collect(lazy.filter(pl.col("step") == step), results.compared(TARGET, stage))
+    if rows.is_empty():
+        return None
+    repeats = {}
+    for pair in (REPEAT, REPEAT_TARGET):
+        frame = _control(results, pair, stage, step)
+        if frame is not None:
+            repeats[pair] = frame
+    precise = _control(results, HIGH_PRECISION, stage, step)
+    rows = floors.with_floor(rows, repeats, precise)
+    processes = []
+    for (rank,), part in rows.group_by("rank", maintain_order=True):
+        ordered, calls = execution.timeline(part)
+        processes.append(Process(int(str(rank)), ordered, calls))
+    return Stage(stage, step, sorted(processes, key=lambda process: process.rank))
+
+
+def _control(results: Results, pair: str, stage: str, step: int) -> pl.DataFrame | None:
+    lazy = scan(results, pair, stage, _REPEAT_COLUMNS)
+    if lazy is None:
+        return None
+    return collect(lazy.filter(pl.col("step") == step), results.compared(pair, stage))

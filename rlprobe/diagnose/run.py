@@ -1,0 +1,288 @@
+"""The diagnosis of an alignment."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from rlprobe import stages
+from rlprobe.compare import noise
+from rlprobe.diagnose import analysis, sentence
+from rlprobe.diagnose.analysis import Finding, Step
+from rlprobe.diagnose.cause import classify
+from rlprobe.diagnose.cause.classify import of_gate
+from rlprobe.diagnose.diagnosis import (
+    CAVEAT,
+    SHUT,
+    Cause,
+    Diagnosis,
+    First,
+    StageResult,
+    Values,
+)
+from rlprobe.diagnose.floors import R_LIMIT, REPEAT_FACTOR
+from rlprobe.diagnose.gate import Gate, check
+from rlprobe.diagnose.gate.evidence import Evidence
+from rlprobe.diagnose.gate.extent import coverage
+from rlprobe.diagnose.inputs import (
+    BENCHMARK,
+    HIGH_PRECISION,
+    REPEAT,
+    REPEAT_TARGET,
+    TARGET,
+    Results,
+    require,
+)
+from rlprobe.store.read import Run
+
+_log = logging.getLogger(__name__)
+
+
+def diagnose(directory: Path) -> Diagnosis:
+    """Judge an alignment.
+
+    Args:
+        directory: RESULTS_DIR with ``alignment.json`` and ``compare/``.
+
+    Raises:
+        DumpError, StoreError: a file or run is missing or damaged.
+    """
+    results = Results.open(directory)
+    benchmark, target = require(results, BENCHMARK), require(results, TARGET)
+    number = _first_step(benchmark, target)
+    step = analysis.analyse(results, number)
+    controls = {
+        role: run
+        for role in (REPEAT, REPEAT_TARGET, HIGH_PRECISION)
+        if (run := results.run(role)) is not None
+    }
+    gate = check(Evidence(results, benchmark, target, controls, step))
+    for item in gate.items:
+        _log.debug("gate: %s %s: %s", item.item, item.state, item.evidence)
+    parted = None if gate.is_shut else analysis.first_of(step)
+    strip = _strip(results, target, step, parted, gate)
+    if gate.is_shut:
+        return _not_comparable(results, gate, step, strip)
+    if parted is None:
+        return _aligned(results, gate, step, strip)
+    return _diverged(results, gate, step, strip, parted, target)
+
+
+def _first_step(benchmark: Run, target: Run) -> int:
+    """The first step that both sides captured; later ones differ by inheritance."""
+    common = sorted(set(benchmark.manifest.steps) & set(target.manifest.steps))
+    steps = common or sorted(benchmark.manifest.steps) or [0]
+    return steps[0]
+
+
+def _strip(
+    results: Results, target: Run, step: Step, parted: Finding | None, gate: Gate
+) -> list[StageResult]:
+    """Every stage of the benchmark's step, in order, and what was found of it."""
+    planned = results.stages()
+    strip = []
+    after = False
+    for name in stages.STAGES:
+        found = target.manifest.stages.get(name)
+        finding = step.findings.get(name)
+        if found is not None and found.state == "replayed":
+            strip.append(StageResult(name, "replayed", 0, 0))
+        elif finding is None or gate.is_shut:
+            if name in planned or finding is not None:
+                counts = (finding.records, finding.beyond) if finding is not None else (0, 0)
+                strip.append(StageResult(name, "not_compared", *counts))
+        elif parted is not None and finding is parted:
+            strip.append(StageResult(name, "diverged", finding.records, finding.beyond))
+            after = True
+        elif finding.origin is not None and after:
+            strip.append(StageResult(name, "inherited", finding.records, finding.beyond))
+        else:
+            strip.append(StageResult(name, "aligned", finding.records, finding.beyond))
+    return strip
+
+
+def _aligned(results: Results, gate: Gate, step: Step, strip: list[StageResult]) -> Diagnosis:
+    largest = _largest(step)
+    caveats = sum(item.state == CAVEAT for item in gate.items)
+    return Diagnosis(
+        verdict="aligned",
+        sentence=sentence.aligned(results.plan, strip, largest, caveats),
+        gate=gate.items,
+        first=None,
+        cause=None,
+        coverage=coverage(results),
+        noise=_noise(results, step, None),
+        stages=strip,
+    )
+
+
+def _diverged(
+    results: Results,
+    gate: Gate,
+    step: Step,
+    strip: list[StageResult],
+    parted: Finding,
+    target: Run,
+) -> Diagnosis:
+    cause = classify(step, parted, _world_size(target))
+    first = _first(step, parted, target)
+    assert parted.origin is not None
+    row = parted.origin.row
+    begin = target.manifest.first_step
+    return Diagnosis(
+        verdict="diverged",
+        sentence=sentence.diverged(
+            results.plan,
+            first,
+            None if begin is None else begin + step.number,
+            row.get("error"),
+            row.get("excess"),
+            cause,
+        ),
+        gate=gate.items,
+        first=first,
+        cause=cause,
+        coverage=coverage(results),
+        noise=_noise(results, step, parted),
+        stages=strip,
+    )
+
+
+def _not_comparable(
+    results: Results, gate: Gate, step: Step, strip: list[StageResult]
+) -> Diagnosis:
+    first: First | None = None
+    cause: Cause | None = None
+    if gate.shut is not None:
+        cause = of_gate(gate.shut)
+        shut = gate.shut
+        if shut.stage:
+            first = First(
+                shut.stage, step.number, shut.rank, shut.module, None, shut.operator,
+                shut.sample, None, shut.benchmark, shut.target,
+            )  # fmt: skip
+    return Diagnosis(
+        verdict="not_comparable",
+        sentence=sentence.not_comparable(
+            results.plan, [item for item in gate.items if item.state == SHUT]
+        ),
+        gate=gate.items,
+        first=first,
+        cause=cause,
+        coverage=coverage(results),
+        noise=_noise(results, step, None),
+        stages=strip,
+    )
+
+
+def _world_size(run: Run) -> int:
+    return max((process.world_size for process in run.manifest.layout), default=1)
+
+
+def _first(step: Step, parted: Finding, target: Run) -> First:
+    origin = parted.origin
+    assert origin is not None
+    row = origin.row
+    sample, token = _place(parted)
+    return First(
+        stage=parted.stage.name,
+        step=step.number,
+        rank=parted.rank or 0,
+        module=origin.module,
+        call=row.get("call"),
+        operator=origin.operator,
+        sample=sample,
+        token=token,
+        benchmark=_side(row, "benchmark"),
+        target=_side(row, "target"),
+    )
+
+
+def _place(parted: Finding) -> tuple[str | None, int | None]:
+    """Sample and position where the stage's own key data parts most."""
+    found = [d for d in parted.key_data if d.error and d.sample is not None]
+    if not found:
+        return None, None
+    worst = max(found, key=lambda d: d.error or 0.0)
+    return worst.sample, worst.position
+
+
+def _side(row: dict[str, Any], side: str) -> Values:
+    values: Values = {"record": row.get(f"name_{side}") or row.get("name")}
+    for name in ("dtype", "shape", "max", "min", "mean", "norm", "value"):
+        value = row.get(f"{name}_{side}")
+        if value is not None:
+            values[name] = _plain(value)
+    return values
+
+
+def _plain(value: Any) -> Any:
+    """Strict JSON has no number for what is not finite."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def _largest(step: Step) -> float:
+    """The nearest any judged record of a stage without divergence came to its floor."""
+    nearest = 0.0
+    for finding in step.findings.values():
+        rows = finding.stage.rows.filter(pl.col("judged") & (pl.col("slot") != "parameters"))
+        if finding.confined:
+            rows = rows.filter(~pl.col("beyond"))
+        value = rows.get_column("excess").max()
+        if isinstance(value, float) and math.isfinite(value):
+            nearest = max(nearest, value)
+    return nearest
+
+
+def _noise(results: Results, step: Step, parted: Finding | None) -> Values:
+    controls = {
+        pair: _control(results, pair)
+        for pair in (REPEAT, REPEAT_TARGET, HIGH_PRECISION)
+        if pair in results.plan.pairs
+    }
+    found: Values = {
+        "floor": "max(repeats' difference, round-off bound of dtype, depth and reduction length)",
+        "safety": noise.SAFETY,
+        "repeat_factor": REPEAT_FACTOR,
+        "false_alarm_rate": noise.FALSE_ALARM_RATE,
+        "controls": controls,
+        "stages": {name: _of_stage(finding) for name, finding in step.findings.items()},
+    }
+    if HIGH_PRECISION in controls:
+        found["r_limit"] = R_LIMIT
+    if parted is not None and parted.origin is not None:
+        row = parted.origin.row
+        found["first"] = {
+            key: _plain(row.get(name))
+            for key, name in (("record", "name"), ("slot", "slot"), ("error", "error"),
+                              ("error_kind", "error_kind"), ("floor", "floor"),
+                              ("ratio", "excess"), ("R", "R"))
+        }  # fmt: skip
+    return found
+
+
+def _control(results: Results, pair: str) -> Values:
+    known = [s for stage in results.stages(pair) if (s := results.summary(pair, stage))]
+    return {
+        "compared": sum(s["compared"] for s in known),
+        "identical": sum(s["identical"] for s in known),
+        "max_error": max((s["max_error"] or 0.0 for s in known), default=None),
+    }
+
+
+def _of_stage(finding: Finding) -> Values:
+    rows = finding.stage.rows.filter(pl.col("judged") & pl.col("error").is_not_null())
+    numbers = rows.filter(pl.col("floor") > 0)
+    return {
+        "median_floor": _plain(numbers.get_column("floor").median()),
+        "largest_floor": _plain(numbers.get_column("floor").max()),
+        "largest_error": _plain(rows.get_column("error").max()),
+        "largest_ratio": _plain(rows.get_column("excess").max()),
+        "confined_to_unused_positions": finding.confined,
+    }

@@ -1,0 +1,66 @@
+"""The verdict in one sentence."""
+
+from __future__ import annotations
+
+from rlprobe.diagnose.diagnosis import Cause, First, GateItem, StageResult
+from rlprobe.diagnose.inputs import BENCHMARK, TARGET, Plan
+
+
+def aligned(plan: Plan, stages: list[StageResult], largest: float, caveats: int) -> str:
+    """The target agrees."""
+    judged = [s for s in stages if s.state == "aligned"]
+    records = sum(s.records for s in judged)
+    text = (
+        f"{plan.name}: {_sides(plan)} agree. {records:,} records of {len(judged)} stages lie "
+        f"within their noise floor, the nearest at {largest:.2g} of it"
+    )
+    return f"{text}; {_caveats(caveats)}." if caveats else f"{text}."
+
+
+def diverged(
+    plan: Plan,
+    first: First,
+    trainer_step: int | None,
+    error: float | None,
+    excess: float | None,
+    cause: Cause,
+) -> str:
+    """The target parts from the benchmark."""
+    where = f"at {first.module} ({first.operator})" if first.module else f"in the {first.operator}"
+    step = f"step {first.step}"
+    if trainer_step is not None:
+        step += f" (trainer's {trainer_step})"
+    size = ""
+    if error is not None and excess is not None:
+        size = f", error {error:.2g}, {_times(excess)} its noise floor"
+    why = (
+        f" Likely cause: {cause.class_.replace('_', ' ')}."
+        if cause.class_ != "unknown"
+        else " Its cause is not known."
+    )
+    return f"{plan.name}: {_sides(plan)} part in {first.stage}, {step}, {where}{size}.{why}"
+
+
+def not_comparable(plan: Plan, shut: list[GateItem]) -> str:
+    """The gate is shut."""
+    reasons = "; ".join(f"{item.item}: {item.evidence}" for item in shut[:2])
+    more = f" (and {len(shut) - 2} more reasons)" if len(shut) > 2 else ""
+    return f"{plan.name}: no verdict, the runs cannot be compared. {reasons}{more}."
+
+
+def _sides(plan: Plan) -> str:
+    def side(role: str) -> str:
+        run = plan.runs.get(role)
+        return f"{role} ({run.device}, {run.precision})" if run else role
+
+    return f"{side(TARGET)} and {side(BENCHMARK)}"
+
+
+def _caveats(count: int) -> str:
+    return "one caveat" if count == 1 else f"{count} caveats"
+
+
+def _times(excess: float) -> str:
+    if excess == float("inf"):
+        return "where there is no round-off; beyond"
+    return f"{excess:,.0f} times" if excess >= 10 else f"{excess:.1f} times"
