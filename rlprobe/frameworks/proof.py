@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rlprobe.capture.session import Session
 from rlprobe.errors import HookError, ReplayError
+from rlprobe.frameworks import progress
 from rlprobe.rollouts import hdf5
+
+
+def forget(session: Session) -> None:
+    """Take away what an earlier run into the same directory left as its proof."""
+    side = Path(session.side)
+    shutil.rmtree(side / "parts", ignore_errors=True)
+    for name in ("metrics.jsonl", progress.FILE):
+        (side / name).unlink(missing_ok=True)
 
 
 def require_captured(session: Session) -> None:

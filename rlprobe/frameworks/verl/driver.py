@@ -31,6 +31,8 @@ def around_trainer_init(
     session = control.session()
     if session is None:
         session = _collector_session(config)
+        if session is not None:
+            proof.forget(session)
         control.set_session(session)
     if session is not None:
         hooks.require_all()
@@ -55,6 +57,7 @@ def _collector_session(config: Any) -> Session | None:
         directory=directory,
         framework="verl",
         available=plan.stages_of(OmegaConf.to_container(config, resolve=True)),
+        device=str(OmegaConf.select(config, "trainer.device", default="cpu")),
     )
     return session
 

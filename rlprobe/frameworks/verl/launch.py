@@ -137,13 +137,17 @@ def _base(spec: RunSpec) -> list[str]:
 
 def _cpu(spec: RunSpec) -> list[str]:
     """What verl needs to train on a CPU (see ``cpu.py``)."""
-    return [
-        "trainer.device=cpu",
+    # several nodes have a Ray already, which refuses to be described again
+    own_ray = [
         "+ray_kwargs.ray_init.num_cpus=12",
         f"+ray_kwargs.ray_init.num_gpus={spec.world_size}",
         "+ray_kwargs.ray_init._node_ip_address=127.0.0.1",
         "+ray_kwargs.ray_init.include_dashboard=false",
         "+ray_kwargs.ray_init.object_store_memory=200000000",
+    ]
+    return [
+        "trainer.device=cpu",
+        *(own_ray if spec.resources.nodes == 1 else ()),
         "actor_rollout_ref.model.use_remove_padding=false",
         "actor_rollout_ref.model.enable_gradient_checkpointing=false",
         "+actor_rollout_ref.model.override_config.attn_implementation=eager",
@@ -199,6 +203,9 @@ def _enforced(spec: RunSpec, places: Places) -> list[str]:
             f"actor_rollout_ref.rollout.name={engines.REPLAY}",
             f"reward.reward_model.rollout.name={engines.REPLAY}",
         ]
+        if not spec.recompute_rewards:
+            # rewards come with the rollouts; each worker that computes none costs a start-up
+            overrides.append("reward.num_workers=0")
     return overrides
 
 
