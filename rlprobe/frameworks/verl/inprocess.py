@@ -51,9 +51,7 @@ def compose(overrides: list[str]) -> Any:
     import hydra
 
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
-        return hydra.compose(
-            "ppo_trainer", [o for o in overrides if not o.startswith("hydra.")]
-        )
+        return hydra.compose("ppo_trainer", [o for o in overrides if not o.startswith("hydra.")])
 
 
 def train(overrides: list[str]) -> None:

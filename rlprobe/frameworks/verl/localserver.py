@@ -6,6 +6,7 @@ agent loop, the load of rewards and the server are verl's and rlprobe's own code
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 from typing import Any
@@ -112,11 +113,18 @@ class LocalAgentLoops(AgentLoopManager):
         ]
 
 
+class _LocalRewardWorker(RewardLoopWorker):
+    async def compute_score(self, data: Any) -> Any:
+        # a Ray actor has one event loop for life; here each step's generation runs in its own
+        self.loop = self.reward_manager.loop = asyncio.get_running_loop()
+        return await super().compute_score(data)
+
+
 class LocalRewardLoops(RewardLoopManager):
     """verl's reward workers in this process."""
 
     def _init_reward_loop_workers(self) -> None:
         self.reward_loop_workers = [
-            LocalActor(RewardLoopWorker(self.config, self.reward_router_address))
+            LocalActor(_LocalRewardWorker(self.config, self.reward_router_address))
             for _ in range(self.config.reward.num_workers)
         ]

@@ -139,9 +139,7 @@ class Ranks:
         Raises:
             RunError: another rank's process failed; its traceback is in the message.
         """
-        return self._all(
-            "call", [(key, method, a, k) for a, k in zip(args, kwargs, strict=True)]
-        )
+        return self._all("call", [(key, method, a, k) for a, k in zip(args, kwargs, strict=True)])
 
     def _all(self, what: str, requests: list[tuple[Any, ...]]) -> list[Any]:
         for (_, pipe), request in zip(self._others, requests[1:], strict=True):
