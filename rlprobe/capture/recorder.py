@@ -80,6 +80,7 @@ class Recorder:
         self._engine = make_engine(session.capture)
         self._budget = Budget(session)
         self._introduced = False
+        self._described: set[tuple[str, int]] = set()
         self._debug: dict[str, tuple[int, DebugFile]] = {}
 
     def wants(self, stage: str, step: int) -> bool:
@@ -182,7 +183,10 @@ class Recorder:
         options = self.session.capture
         if not options.provenance:
             return {}
-        if step == options.step_start or self.role in FROZEN_ROLES:
+        # generation enters its stage once a request: the same weights need one description
+        wanted = step == options.step_start or self.role in FROZEN_ROLES
+        if wanted and (stage, step) not in self._described:
+            self._described.add((stage, step))
             common = {"step": step, "stage": stage, "role": self.role, "rank": self.rank}
             described = weights.describe(models, options.sketch)
             self._parts.lines("weights", [{**common, **record} for record in described])
