@@ -150,7 +150,9 @@ def _enforced(spec: RunSpec, places: Places, given: Flags) -> Flags:
     directory = manager_paths.RECORDED if kind == "save" else manager_paths.REPLAYED
     flags[f"{kind}-debug-rollout-data"] = (manager_paths.template(places.side, directory),)
     if spec.capture.key_data and versions.gathers_train_data(spec.framework_version):
-        flags["save-debug-train-data"] = (str(places.side / "train_data" / "{rollout_id}.pt"),)
+        flags["save-debug-train-data"] = (
+            str(places.side / "train_data" / "{rollout_id}_{rank}.pt"),
+        )
     return flags
 
 

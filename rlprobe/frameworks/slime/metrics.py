@@ -48,6 +48,8 @@ def log(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 def _numbers(values: dict[str, Any]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name, value in values.items():
+        if name.endswith("/step"):
+            continue  # a counter that trackers plot against
         try:
             number = float(value)
         except (TypeError, ValueError):

@@ -43,6 +43,8 @@ def watched(optimizer: Any) -> Iterator[None]:
     # with half-precision parameters, clipping changes fp32 copies and not what the modules hold
     if hasattr(optimizer, "step_with_ready_grads") and not _keeps_copies(optimizer):
         wrapped["step_with_ready_grads"] = "grad_clipped"
+    # the optimizer may carry a wrapper of somebody else's on the instance
+    own = {name: vars(optimizer)[name] for name in wrapped if name in vars(optimizer)}
     for name, kind in wrapped.items():
         setattr(optimizer, name, _reporting(getattr(optimizer, name), kind))
     try:
@@ -50,6 +52,8 @@ def watched(optimizer: Any) -> Iterator[None]:
     finally:
         for name in wrapped:
             delattr(optimizer, name)
+        for name, value in own.items():
+            setattr(optimizer, name, value)
 
 
 def _reporting(call: Callable[..., Any], kind: str) -> Callable[..., Any]:
