@@ -95,6 +95,7 @@ def _lack(what: str, summaries: Sequence[Summary]) -> str:
             f"target {s.measured['target']} of {s.records['target']}"
         )
         first = [f"{side} only: {names[0]}" for side, names in s.unmatched.items() if names]
+        first += [f"the {side} has no record at all" for side in s.ranks if not s.ranks[side]]
         lines.append("; ".join([line, *first]))
     lines.append(
         "check that both sides were dumped at the same level and with the same stages; "

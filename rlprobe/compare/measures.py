@@ -16,12 +16,15 @@ Differences are target minus benchmark, as msprobe's are.
 from __future__ import annotations
 
 import json
+import math
 
 import numpy as np
 import polars as pl
 
-#: Accumulation error of a sketch relative to the norm: below it a sketch sees no difference.
-SKETCH_FLOOR = 1.4e-7
+from rlprobe.sketch import DEFAULT_FLOOR
+
+#: Accumulation error of two sketches relative to the norm: below it they see no difference.
+SKETCH_FLOOR = math.sqrt(2.0) * DEFAULT_FLOOR
 #: Digests that identify content: sha256, and msprobe's CRC-32 (not its xor, which is blind to
 #: order and to values that occur twice).
 CONTENT_DIGESTS = ("sha256:", "crc32:")

@@ -117,10 +117,10 @@ def _spreads(task: str) -> dict[str, pl.Expr]:
         norm = pl.col("NormRelativeErr")
         percent = norm.str.strip_suffix("%").cast(pl.Float64, strict=False) / 100
         counted = pl.when(norm.str.ends_with("%")).then(percent)
+        # in polars NaN is larger than any number, in msprobe's comparisons than none
+        own = percent.fill_nan(None).fill_null(0)
         return {
-            "_own": pl.when(norm == "inf")
-            .then(float("inf"))
-            .otherwise(percent.fill_nan(None).fill_null(0)),
+            "_own": pl.when(norm == "inf").then(float("inf")).otherwise(own),
             "_in": pl.when(~output).then(counted).max().over(_API).fill_null(0),
             "_out": pl.when(output).then(counted).max().over(_API).fill_null(0),
         }

@@ -1,0 +1,53 @@
+"""Comparing two small dumps in a test: what is written, what comes out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from rlprobe.compare import sides
+from rlprobe.compare.compare import Options, compare, insufficient
+from rlprobe.errors import NotComparable
+from tests.msprobe import dumps
+
+
+@dataclass(frozen=True)
+class Result:
+    """One stage's outcome."""
+
+    records: pl.DataFrame
+    summary: dict[str, Any]
+    lack: NotComparable | None
+
+    def row(self, name: str) -> dict[str, Any]:
+        """The one record called so on either side."""
+        found = self.records.filter(pl.col("name") == name)
+        assert found.height == 1, f"{found.height} rows of {name}"
+        return found.row(0, named=True)
+
+    def status(self, name: str) -> str:
+        return str(self.row(name)["status"])
+
+
+def compared(benchmark: Path, target: Path, out: Path, **options: Any) -> Result:
+    """Compare two sides of a single stage."""
+    wanted = Options(**options)
+    both = [sides.resolve(str(side)) for side in (benchmark, target)]
+    summaries = compare(*both, out, wanted)
+    (directory,) = out.iterdir()
+    return Result(
+        pl.read_parquet(directory / "records.parquet"),
+        json.loads((directory / "summary.json").read_text()),
+        insufficient(summaries, wanted),
+    )
+
+
+def compared_data(tmp: Path, benchmark: Any, target: Any, **options: Any) -> Result:
+    """Compare two dump.json contents."""
+    for name, data in (("b", benchmark), ("t", target)):
+        dumps.write(tmp / name, data)
+    return compared(tmp / "b", tmp / "t", tmp / "out", **options)
