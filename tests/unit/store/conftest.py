@@ -173,11 +173,12 @@ def committed(scratch: Callable[..., Path], store: Path) -> Callable[..., Run]:
         *,
         at: Path = store,
         declared: dict[str, Any] | None = None,
+        scratch_at: Path | None = None,
         **kwargs: Any,
     ) -> Run:
         declared = declare(role, **(declared or {}))
         key = run_key(declared)
-        commit(scratch(**kwargs), at, key, declared)
+        commit(scratch_at or scratch(**kwargs), at, key, declared)
         return Run.open(at, key)
 
     return make
