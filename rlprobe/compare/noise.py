@@ -44,7 +44,7 @@ _PROCESS = ("step", "rank")
 
 
 def annotate(table: pl.DataFrame, *, products: float = 0.0) -> pl.DataFrame:
-    """Set ``noise`` (relative L2) and ``ratio`` of a comparison's rows.
+    """Set ``noise`` (relative L2), ``ratio`` and ``noise_dense`` of a comparison's rows.
 
     Args:
         table: rows of compare's records.parquet, of one process or several, in order.
@@ -53,16 +53,21 @@ def annotate(table: pl.DataFrame, *, products: float = 0.0) -> pl.DataFrame:
 
     ``noise`` is null where a record is on one side only or has no number. ``ratio`` is
     error / noise, or the norms' difference over its own bound where that says more (changes of
-    parameters); it is infinite for a difference where there is no round-off.
+    parameters); it is infinite for a difference where there is no round-off. ``noise_dense`` bounds
+    what a parameter's change differs by besides flipped signs; null elsewhere.
     """
     if table.is_empty():
-        return table.with_columns(noise=pl.lit(None, pl.Float64), ratio=pl.lit(None, pl.Float64))
+        return table.with_columns(
+            pl.lit(None, pl.Float64).alias(name) for name in ("noise", "ratio", "noise_dense")
+        )
     parts = [
         _process(part, products)
         for part in table.with_row_index("_row").partition_by(_PROCESS, maintain_order=True)
     ]
     annotated = pl.concat(parts).sort("_row")
-    return table.with_columns(annotated.get_column("noise"), annotated.get_column("ratio"))
+    return table.with_columns(
+        annotated.get_column(name) for name in ("noise", "ratio", "noise_dense")
+    )
 
 
 def _process(table: pl.DataFrame, products: float) -> pl.DataFrame:
@@ -73,7 +78,7 @@ def _process(table: pl.DataFrame, products: float) -> pl.DataFrame:
     return (
         table.with_columns(noise=_bound())
         .with_columns(ratio=_ratio())
-        .select("_row", "noise", "ratio")
+        .select("_row", "noise", "ratio", noise_dense="dense_model")
     )
 
 
@@ -196,7 +201,9 @@ def _accumulated(table: pl.DataFrame, products: float) -> pl.DataFrame:
 
 def _bound() -> pl.Expr:
     """From the bound of the model to what the measurement can resolve."""
-    cap = pl.min_horizontal(pl.col("model"), pl.lit(2.0))
+    # Unrelated tensors differ by sqrt(2); a loss near 0 may differ by any multiple of itself.
+    cap = pl.when(pl.col("slot") == noise_updates.LOSS).then(float("inf")).otherwise(2.0)
+    cap = pl.min_horizontal(pl.col("model"), cap)
     sketched = pl.when(pl.col("error_kind") == "sketch").then(SKETCH_RESOLUTION).otherwise(0.0)
     coarse = (
         pl.when((pl.col("error_kind") == "statistics") & pl.col("u").is_not_null())
@@ -205,7 +212,8 @@ def _bound() -> pl.Expr:
     )
     bound = pl.max_horizontal(cap, sketched, coarse)
     return pl.when(pl.col("error").is_not_null()).then(
-        pl.when(pl.col("u").is_null()).then(0.0).otherwise(bound)
+        # Integers have no round-off, but a sketch of them resolves no better.
+        pl.when(pl.col("u").is_null()).then(sketched).otherwise(bound)
     )
 
 

@@ -16,9 +16,10 @@ e, n elements and a density of the standardised gradient near 0 below one, n e e
 to: relative L2 about 2 sqrt(e), and no fixed threshold bounds both a bias and a matrix. So the
 bound is 2 sqrt(k / n) with k the number of flips exceeded with probability ``FLIP_TAIL``
 (Poisson). Flips leave the *norm* of a change alone, so that is bounded as well, linearly; a wrong
-learning rate is seen there long before it outgrows the flips. Both add the rounding of the new
-value: u |w| / |change|. Whether an optimizer is linear is read off the records: it multiplies all
-gradients by one number.
+learning rate is seen there long before it outgrows the flips. So is what remains of the difference
+when the few buckets of a sketch that flips touch are left out (``dense_model``). All add the
+rounding of the new value: u |w| / |change|. Whether an optimizer is linear is read off the records:
+it multiplies all gradients by one number.
 """
 
 from __future__ import annotations
@@ -35,18 +36,23 @@ CHANGE, LOSS = "change", "loss"
 FLIP_TAIL = 1e-5
 #: Adam's usual epsilon; elements with gradients near it are neither signs nor linear.
 ADAM_EPSILON = 1e-8
+#: Flips that a median over the 61 buckets of a sketch does not feel.
+_FEW = 15
 #: Spread of log(change / gradient) over parameters below which the optimizer is linear.
 _LINEAR_SPREAD = 0.05
 
 
 def extend(table: pl.DataFrame, safety: float) -> pl.DataFrame:
-    """Add ``model`` (the bound on the relative L2 error) and ``norm_model`` (on the norm's).
+    """Add ``model`` (the bound on the relative L2 error), ``norm_model`` (on the norm's) and
+    ``dense_model`` (on what a change differs by besides flips; null for other records).
 
     ``table``: one process's rows in order with ``S``, ``u``, ``same``, ``passage`` of
     :mod:`rlprobe.compare.noise`.
     """
     table = table.with_columns(
-        model=safety * pl.col("S").sqrt(), norm_model=pl.lit(None, pl.Float64)
+        model=safety * pl.col("S").sqrt(),
+        norm_model=pl.lit(None, pl.Float64),
+        dense_model=pl.lit(None, pl.Float64),
     )
     table = _losses(table, safety)
     if not table.get_column("direction").eq("update").any() and not _has_gradients(table):
@@ -66,12 +72,16 @@ def _deepest(table: pl.DataFrame, *directions: str) -> float:
 def _losses(table: pl.DataFrame, safety: float) -> pl.DataFrame:
     depth = _deepest(table, "forward")
     loss = pl.col("slot") == LOSS
-    value = pl.coalesce("max_benchmark", pl.col("value_benchmark").cast(pl.Float64, strict=False))
-    size = value.abs()
+    b, t = (
+        pl.coalesce(f"max_{side}", pl.col(f"value_{side}").cast(pl.Float64, strict=False)).abs()
+        for side in ("benchmark", "target")
+    )
     own = (depth + roundoff.ELEMENTARY * pl.col("u").pow(2)).sqrt()
-    relative = safety * own * pl.max_horizontal(size, pl.lit(1.0)) / size
+    # The error is relative to the benchmark, or to the target where that is 0.
+    scale = pl.when(b > 0).then(b).otherwise(t)
+    relative = safety * own * pl.max_horizontal(b, t, pl.lit(1.0)) / scale
     return table.with_columns(
-        model=pl.when(loss).then(relative.fill_nan(2.0)).otherwise(pl.col("model"))
+        model=pl.when(loss).then(relative.fill_nan(0.0)).otherwise(pl.col("model"))
     )
 
 
@@ -170,8 +180,9 @@ def _changes(table: pl.DataFrame) -> pl.DataFrame:
         .with_columns(
             model=pl.coalesce("change_model", "model"),
             norm_model=pl.coalesce("change_norm", "norm_model"),
+            dense_model=pl.coalesce("change_dense", "dense_model"),
         )
-        .drop("change_model", "change_norm")
+        .drop("change_model", "change_norm", "change_dense")
     )
 
 
@@ -185,7 +196,7 @@ def _is_linear(changes: pl.DataFrame) -> bool:
 
 
 def _change_bounds(changes: pl.DataFrame, linear: bool) -> pl.DataFrame:
-    """``_row``, ``change_model``, ``change_norm``."""
+    """``_row``, ``change_model``, ``change_norm``, ``change_dense``."""
     columns = {
         name: changes.get_column(name).cast(pl.Float64).to_numpy()
         for name in (
@@ -218,19 +229,22 @@ def _change_bounds(changes: pl.DataFrame, linear: bool) -> pl.DataFrame:
     near = np.where(np.isfinite(near), np.minimum(near, 1.0), 0.0)
     if linear:
         model = error + stored
-        norms = model
+        norms = dense = model
     else:
         flips = np.where(same, 0.0, poisson_quantile(size * (error + near), FLIP_TAIL))
         flips = np.minimum(flips, size)
         model = np.sqrt(4.0 * flips / size + (4.0 * error) ** 2 + stored**2)
         norms = 4.0 * error + stored + flips / size
+        # Few flips leave most of a sketch's buckets alone; many look dense.
+        dense = np.where(flips > _FEW, model, 4.0 * error + stored)
     return pl.DataFrame(
         {
             "_row": changes.get_column("_row"),
             "change_model": np.minimum(model, 2.0),
             "change_norm": np.minimum(norms, 2.0),
+            "change_dense": np.minimum(dense, 2.0),
         }
-    ).with_columns(pl.col("change_model", "change_norm").fill_nan(None))
+    ).with_columns(pl.col("change_model", "change_norm", "change_dense").fill_nan(None))
 
 
 def poisson_quantile(mean: npt.ArrayLike, tail: float) -> npt.NDArray[np.float64]:

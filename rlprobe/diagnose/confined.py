@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from rlprobe.compare.roundoff import UNIT
 from rlprobe.diagnose import execution
 
 #: How much larger than the results' floor a relative error must be to have missed them all.
@@ -59,6 +60,9 @@ def is_confined(rows: pl.DataFrame, outcomes: list[Outcome]) -> bool:
     if (beyond.get_column("phase") != execution.FORWARD).any():
         return False
     if (beyond.get_column("status") == "nonfinite").any():
+        return False
+    # Other tokens, positions or masks are no rounding of unused rows.
+    if not beyond.get_column("dtype_benchmark").is_in(list(UNIT)).all():
         return False
     largest = beyond.get_column("error").max()
     floor = max(outcome.floor for outcome in outcomes)

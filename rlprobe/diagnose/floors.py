@@ -17,6 +17,8 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from rlprobe.diagnose import changes
+
 #: A repeat's difference is one draw; twice that bounds another with near certainty.
 REPEAT_FACTOR = 2.0
 #: The target is worse when its error is beyond this multiple of the benchmark's own.
@@ -67,6 +69,7 @@ def with_floor(
         .otherwise(pl.col("error") / pl.col("floor"))
         .fill_nan(0.0)
     )
+    rows = changes.raise_excess(rows)
     rows = _against_precise(rows, precise)
     lopsided = (pl.col("status") == "nonfinite") & (pl.col("reason") != "both")
     return rows.with_columns(

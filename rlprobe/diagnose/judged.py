@@ -7,7 +7,8 @@ from pathlib import Path
 
 import polars as pl
 
-from rlprobe.diagnose import execution, floors
+from rlprobe.compare import noise
+from rlprobe.diagnose import changes, execution, floors
 from rlprobe.diagnose.execution import Call
 from rlprobe.diagnose.inputs import HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET, Results
 from rlprobe.errors import DumpError
@@ -20,7 +21,6 @@ COLUMNS = [
                                     "digest")
       for side in ("benchmark", "target")),
     "max_diff", "min_diff", "mean_diff", "norm_diff", "error", "error_kind", "error_uncertainty",
-    "noise", "ratio",
 ]  # fmt: skip
 _REPEAT_COLUMNS = ["step", "rank", "name", "error", "error_kind", "error_uncertainty"]
 
@@ -79,8 +79,14 @@ def collect(lazy: pl.LazyFrame, path: Path) -> pl.DataFrame:
         raise DumpError(f"{path} is not readable: {error}; compare again") from error
 
 
-def load(results: Results, stage: str, step: int) -> Stage | None:
+def load(results: Results, stage: str, step: int, products: float = 0.0) -> Stage | None:
     """The target's comparison of a stage at one step; None where nothing was compared.
+
+    Args:
+        results: what was compared.
+        stage: canonical name.
+        step: captured step, from 0.
+        products: see :func:`rlprobe.compare.noise.annotate`.
 
     Raises:
         DumpError: a table is damaged.
@@ -97,6 +103,9 @@ def load(results: Results, stage: str, step: int) -> Stage | None:
         if frame is not None:
             repeats[pair] = frame
     precise = _control(results, HIGH_PRECISION, stage, step)
+    # Here rather than in compare: a better bound needs no comparison made again.
+    rows = noise.annotate(rows, products=products)
+    rows = changes.with_dense(rows, results, stage, step)
     rows = floors.with_floor(rows, repeats, precise)
     processes = []
     for (rank,), part in rows.group_by("rank", maintain_order=True):

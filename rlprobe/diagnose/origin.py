@@ -129,8 +129,22 @@ def _is_early(row: dict[str, Any], rows: pl.DataFrame) -> bool:
 
 
 def _encloses(call_id: int, calls: list[Call]) -> int | None:
-    """The innermost recorded call around a call; its inputs came before, so they agree."""
-    return calls[call_id].parent
+    """The innermost recorded call around a call; its inputs came before, so they agree.
+
+    By nesting, else by path: a parent's gradients may be complete before its children's are.
+    """
+    own = calls[call_id]
+    if own.parent is not None or own.module is None:
+        return own.parent
+    around = [
+        (len(call.module), index)
+        for index, call in enumerate(calls)
+        if call.direction == own.direction
+        and call.passage == own.passage
+        and call.module
+        and own.module.startswith(f"{call.module}.")
+    ]
+    return max(around)[1] if around else None
 
 
 def _backward(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Origin:

@@ -68,7 +68,7 @@ def forward(finding: Finding, origin: Origin, shape: Shape) -> Found:
 def _named_input(index: str, row: dict[str, object]) -> Found | None:
     if "mask" in index:
         return "mask", 0.9, [f"the input {index} differs"]
-    if "position" in index:
+    if "position" in index or _ROTARY.search(str(row.get("op"))):
         return "position", 0.9, [f"the input {index} differs"]
     if _INTEGER.match(str(row.get("dtype_benchmark"))):
         return "data", 0.7, [f"the integer input {index} differs"]

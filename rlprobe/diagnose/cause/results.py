@@ -86,7 +86,11 @@ def _off_policy(rows: pl.DataFrame) -> str | None:
         & (pl.col("phase") == execution.LOSS)
         & pl.col("index").str.contains("ppo_kl|approx_kl")
     )
-    for name, b, t in losses.select("index", "max_benchmark", "max_target").iter_rows():
+    values = [
+        pl.coalesce(f"max_{side}", pl.col(f"value_{side}").cast(pl.Float64, strict=False))
+        for side in ("benchmark", "target")
+    ]
+    for name, b, t in losses.select("index", *values).iter_rows():
         if b is not None and t is not None and abs(b) < _OFF_POLICY < abs(t):
             return (
                 f"{name} is {b:.2g} on the benchmark and {t:.2g} on the target: the update "

@@ -1,0 +1,134 @@
+"""Faults of a device, and what a diagnosis must say of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlprobe.stages import ACTOR_UPDATE, LOG_PROB, REFERENCE
+
+Array = np.ndarray
+LAYER = "model.layers.1"
+MATRIX = f"{LAYER}.mlp.up_proj.weight"
+
+
+@dataclass(frozen=True)
+class Planted:
+    """One fault."""
+
+    name: str
+    faults: dict[str, Any]
+    causes: tuple[str, ...]
+    module: str | None = None
+    stage: str = LOG_PROB
+    verdict: str = "diverged"
+    #: Stage that the fault is confined to; None: wherever the model runs.
+    only: str | None = LOG_PROB
+
+
+def bfloat16(x: Array) -> Array:
+    """Round fp32 to the nearest bf16."""
+    bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
+    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+    return bits.astype(np.uint32).view(np.float32)
+
+
+def poisoned(x: Array) -> Array:
+    y = x.copy()
+    y.flat[7] = np.nan
+    return y
+
+
+def swapped_heads(x: Array) -> Array:
+    half = x.shape[-1] // 2
+    return np.concatenate([x[..., half:], x[..., :half]], -1)
+
+
+def other_weights(change: Any) -> dict[str, Any]:
+    return {"weights": lambda w: {**w, MATRIX: change(w[MATRIX])}}
+
+
+FORWARD = [
+    Planted("epsilon of a norm", {f"eps {LAYER}.input_layernorm": 1e-2},
+            ("hyperparameter",), f"{LAYER}.input_layernorm"),
+    Planted("a small epsilon", {f"eps {LAYER}.input_layernorm": 1e-4},
+            ("hyperparameter",), f"{LAYER}.input_layernorm"),
+    Planted("scaled projection", {f"output {LAYER}.mlp.up_proj": lambda y: y * 1.01},
+            ("constant_factor",), f"{LAYER}.mlp.up_proj"),
+    Planted("scaled by two parts in 100,000", {"output lm_head": lambda y: y * np.float32(1.00002)},
+            ("constant_factor",), "lm_head"),
+    Planted("no causal mask", {f"mask {LAYER}.self_attn": lambda m: m * 0},
+            ("mask",), f"{LAYER}.self_attn"),
+    Planted("softmax scale", {f"scale {LAYER}.self_attn": 1.05},
+            ("mask", "hyperparameter", "constant_factor", "unknown"), f"{LAYER}.self_attn"),
+    Planted("positions from 1", {"positions": lambda p: p + 1},
+            ("position",), "model"),
+    Planted("rotary angles", {"output model.rotary_emb": lambda y: y[::-1]},
+            ("position",), "model.rotary_emb"),
+    Planted("swapped heads", {f"output {LAYER}.self_attn.q_proj": swapped_heads},
+            ("layout",), f"{LAYER}.self_attn.q_proj"),
+    Planted("bf16 in a norm", {f"output {LAYER}.input_layernorm": bfloat16},
+            ("rounding_order",), f"{LAYER}.input_layernorm"),
+    Planted("bf16 product", {f"output {LAYER}.mlp.down_proj": bfloat16},
+            ("accumulation", "rounding_order"), f"{LAYER}.mlp.down_proj"),
+    Planted("first layer", {"output model.layers.0.self_attn.v_proj": lambda y: y + 0.01},
+            ("unknown",), "model.layers.0.self_attn.v_proj"),
+    Planted("not a number", {f"output {LAYER}.mlp.act_fn": poisoned},
+            ("nonfinite",), f"{LAYER}.mlp.act_fn"),
+    Planted("saturated", {f"output {LAYER}.mlp.act_fn": lambda y: np.where(y > 0.5, 3.4028235e38, y)},
+            ("saturation",), f"{LAYER}.mlp.act_fn"),
+    Planted("in the reference only", {"output lm_head": lambda y: y * 1.01},
+            ("constant_factor",), "lm_head", stage=REFERENCE, only=REFERENCE),
+]  # fmt: skip
+
+UPDATE = [
+    Planted("forward of the update", {f"output {LAYER}.mlp": lambda y: y + 0.1},
+            ("unknown",), f"{LAYER}.mlp", ACTOR_UPDATE, only=ACTOR_UPDATE),
+    Planted("loss twice as large", {"loss scale": 2.0},
+            ("constant_factor", "loss"), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
+    Planted("loss of other tokens", {"loss gradient": lambda g: np.roll(g, 1, -1)},
+            ("loss", "label_or_mask_shift", "row_order", "layout"), None, ACTOR_UPDATE,
+            only=ACTOR_UPDATE),
+    Planted("backward of a product",
+            {f"backward {LAYER}.mlp.down_proj": lambda g: g * np.float32(1.1)},
+            ("constant_factor",), f"{LAYER}.mlp.down_proj", ACTOR_UPDATE, only=ACTOR_UPDATE),
+    Planted("backward of attention",
+            {f"backward {LAYER}.self_attn": lambda g: np.roll(g, 1, -1)},
+            ("layout", "unknown"), f"{LAYER}.self_attn", ACTOR_UPDATE, only=ACTOR_UPDATE),
+    Planted("gradient of one weight",
+            {f"weight gradient {MATRIX}": lambda g: g * np.float32(0.5)},
+            ("constant_factor",), f"{LAYER}.mlp.up_proj", ACTOR_UPDATE, only=ACTOR_UPDATE),
+    Planted("bf16 accumulation", {"accumulate": bfloat16},
+            ("accumulation",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
+    Planted("reduction", {"reduce": lambda g: g * 2},
+            ("reduction", "constant_factor"), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
+    Planted("clipping", {"clip": 0.5}, ("hyperparameter",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
+    Planted("learning rate", {"learning rate": 1.1e-3},
+            ("optimizer",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
+    Planted("learning rate off by a thousandth", {"learning rate": 1.001e-3},
+            ("optimizer",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
+    Planted("weight decay", {"weight decay": 0.1},
+            ("optimizer",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
+    Planted("temperature", {"temperature": 1.1},
+            ("sampling_semantics",), None, LOG_PROB, only=LOG_PROB),
+    Planted("labels shifted", {"label shift": 1},
+            ("label_or_mask_shift",), None, LOG_PROB, only=LOG_PROB),
+    Planted("temperature of the update", {"temperature": 1.1},
+            ("sampling_semantics",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
+    Planted("advantages", {"advantages": lambda a: a + np.array([0, 0, 1, 0])},
+            ("data",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
+]  # fmt: skip
+
+SHUT = [
+    Planted("other weights", other_weights(lambda w: w * np.float32(1.001)),
+            ("weights",), f"{LAYER}.mlp.up_proj", LOG_PROB, "not_comparable", None),
+    Planted("permuted weights", other_weights(lambda w: np.roll(w, 4, 0)),
+            ("weights", "layout"), f"{LAYER}.mlp.up_proj", LOG_PROB, "not_comparable", None),
+    Planted("other tokens", {"tokens": lambda t: np.where(np.arange(t.size).reshape(t.shape) == 9,
+                                                          0, t)},
+            ("data",), None, REFERENCE, "not_comparable", None),
+    Planted("other rewards", {"rewards": lambda r: r + np.array([0, 0, 1, 0])},
+            ("data",), None, ACTOR_UPDATE, "not_comparable", None),
+]  # fmt: skip

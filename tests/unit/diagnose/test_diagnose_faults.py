@@ -1,0 +1,28 @@
+"""Is a fault found, where it is, and called by its name? And nothing where there is none?"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.diagnose.conftest import Align
+from tests.unit.diagnose.planted import FORWARD, SHUT, UPDATE, Planted
+from tests.unit.diagnose.transformer import Device
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_other_kernels_agree(align: Align, seed: int) -> None:
+    found = align(Device(split=True, seed=seed), repeat=seed == 0).diagnose()
+    assert found.verdict == "aligned", found.sentence
+    assert all(s["largest_error"] > 0 for s in found.noise["stages"].values())
+    assert all(s["largest_ratio"] < 0.7 for s in found.noise["stages"].values())
+
+
+@pytest.mark.parametrize("fault", [*FORWARD, *UPDATE, *SHUT], ids=lambda fault: fault.name)
+def test_a_fault_is_found_and_named(align: Align, fault: Planted) -> None:
+    # On other kernels: the fault stands out of real round-off, not out of equality.
+    device = Device(split=True, faults=fault.faults, stage=fault.only)
+    found = align(device, repeat=False).diagnose()
+    assert found.verdict == fault.verdict, found.sentence
+    assert found.first is not None and found.cause is not None
+    assert (found.first.stage, found.first.module) == (fault.stage, fault.module), found.sentence
+    assert found.cause.class_ in fault.causes, found.cause
