@@ -18,6 +18,8 @@ from rlprobe.errors import StoreError
 _log = logging.getLogger("rlprobe.store")
 
 _FILE = "locks/store.lock"
+#: How a file system says that one may not write.
+_READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
 #: How a file system says that it has no locks (Lustre without the flock option, some FUSE mounts).
 _UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 
@@ -26,15 +28,17 @@ _UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 def shared(store: Path) -> Iterator[None]:
     """Keep what is in the store from being deleted; waits while something is.
 
-    A file system without locks is used all the same: there ``store gc`` refuses instead.
+    A file system without locks is used all the same: there ``store gc`` refuses instead. So is a
+    store of somebody else's that may only be read and has no lock file yet.
     """
-    with _opened(store) as descriptor:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
-            _log.debug("%s: no file locks on this file system", store)
+    with _opened(store, reading=True) as descriptor:
+        if descriptor is not None:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH)
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
+                _log.debug("%s: no file locks on this file system", store)
         yield
 
 
@@ -45,7 +49,8 @@ def exclusive(store: Path) -> Iterator[None]:
     Raises:
         StoreError: somebody else uses it, or its file system has no locks.
     """
-    with _opened(store) as descriptor:
+    with _opened(store, reading=False) as descriptor:
+        assert descriptor is not None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -79,9 +84,18 @@ def claim(descriptor: int, what: str) -> None:
 
 
 @contextlib.contextmanager
-def _opened(store: Path) -> Iterator[int]:
+def _opened(store: Path, *, reading: bool) -> Iterator[int | None]:
     path = store / _FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # "a": NFS grants an exclusive lock only on a file that is open for writing.
-    with path.open("a") as handle:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # "a": NFS grants an exclusive lock only on a file that is open for writing.
+        handle = path.open("a")
+    except OSError as error:
+        if not reading or error.errno not in _READ_ONLY:
+            raise
+        if not path.is_file():
+            yield None
+            return
+        handle = path.open()
+    with handle:
         yield handle.fileno()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from rlprobe.store.gc import collect
 from rlprobe.store.keys import run_key
 from rlprobe.store.objects import Objects
 from rlprobe.store.read import keys
+from rlprobe.store.tree import lay_out
 from rlprobe.store.verify import verify
 
 
@@ -240,3 +242,23 @@ def test_where_the_file_system_has_no_locks_gc_wants_to_be_told(committed, store
     with pytest.raises(StoreError, match="pass --no-lock"):
         collect(store)
     assert collect(store, lock=False).runs == [gone.key]
+
+
+@pytest.mark.parametrize("locked_before", [True, False])
+def test_a_store_that_may_only_be_read_is_read(
+    committed, store, tmp_path, monkeypatch, locked_before
+):
+    run = committed()
+    if not locked_before:
+        (store / "locks" / "store.lock").unlink()
+    real = Path.open
+
+    def forbidden(self, mode="r", *args, **kwargs):
+        if "a" in mode and self.name == "store.lock":
+            raise PermissionError(13, "Permission denied", str(self))
+        return real(self, mode, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", forbidden)
+    assert lay_out(run, tmp_path / "out") > 0
+    with pytest.raises(PermissionError):
+        collect(store, everything=True)
