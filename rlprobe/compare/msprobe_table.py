@@ -4,7 +4,7 @@ For those who know that table and its scripts. The numbers are msprobe 26.2's (`
 ``core/compare``) wherever those are right. Where its verdict is not to be trusted this table
 differs on purpose: a record on one side only, of another dtype, or whose tensor cannot be read is
 an ``error`` with a message, never a ``pass``, and records of the benchmark only are listed too.
-NPU is the target, Bench the benchmark. :mod:`rlprobe.compare.official` runs msprobe itself.
+NPU is the target, Bench the benchmark. ``rlprobe official-table`` runs msprobe itself.
 """
 
 from __future__ import annotations

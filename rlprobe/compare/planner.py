@@ -42,7 +42,7 @@ def plan(benchmark: Side, target: Side, wanted: Sequence[str] | None = None) -> 
 
     Raises:
         UsageError: a wanted stage is on neither side.
-        NotComparable: the sides have no stage in common.
+        NotComparable: the sides have no stage in common, and none was asked for.
     """
     names = [stages.ALIASES.get(name, name) for name in wanted or ()]
     if benchmark.single and target.single:
@@ -54,7 +54,7 @@ def plan(benchmark: Side, target: Side, wanted: Sequence[str] | None = None) -> 
                 f"stage {missing[0]!r} is on neither side; benchmark has "
                 f"{', '.join(benchmark.stages)}; target has {', '.join(target.stages)}"
             )
-    if not set(benchmark.stages) & set(target.stages):
+    if not names and not set(benchmark.stages) & set(target.stages):
         raise NotComparable(
             f"no stage in common: {benchmark.name} has {', '.join(benchmark.stages)}; "
             f"{target.name} has {', '.join(target.stages)}"
