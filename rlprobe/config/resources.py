@@ -49,6 +49,13 @@ class ResourcesSection(Section):
     )
     exclusive: bool = Field(default=False, description="Whole nodes.")
     nodes: int = Field(default=1, ge=1, description="Nodes of one run.")
+    interface: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9_.-]{1,15}$",
+        description="Network interface by which the nodes of one run reach each other (Ray and "
+        "collective communication); null: the one that leads to the other nodes.",
+        examples=["ib0"],
+    )
     cpus: int | None = Field(
         default=None, ge=1, description="CPU cores per node; null: the partition's default."
     )

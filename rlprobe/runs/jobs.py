@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlprobe.config import Alignment, ResourcesSection, load
+from rlprobe.config import Alignment, load
+from rlprobe.runs import resources
 from rlprobe.runs.plan import pairs, plan
 from rlprobe.runs.spec import BENCHMARK, TARGET, RunSpec
 from rlprobe.stages import GENERATE
@@ -33,6 +34,9 @@ class Jobs:
             ConfigError: the file is wrong, or names something that does not exist.
         """
         alignment = load(path)
+        if alignment.benchmark.run is None:
+            resources.check(alignment.benchmark, "benchmark")
+        resources.check(alignment.target, "target")
         runs = plan(alignment)
         return cls(alignment, runs, pairs(runs))
 
@@ -110,23 +114,3 @@ class Jobs:
 
 def _short_digest(value: Any) -> str:
     return hashlib.sha256(canonical_json(value)).hexdigest()[:16]
-
-
-def slurm(resources: ResourcesSection) -> dict[str, Any]:
-    """Resources in the terms of Snakemake's Slurm executor; what is not given is left out."""
-    extra = [resources.extra] if resources.extra else []
-    if resources.exclusive:
-        extra.append("--exclusive")
-    terms: dict[str, Any] = {
-        "slurm_partition": resources.partition,
-        "gres": resources.gres,
-        "nodes": resources.nodes if resources.nodes > 1 else None,
-        "cpus_per_task": resources.cpus,
-        "mem_mb": resources.memory_mib,
-        "runtime": resources.minutes,
-        "slurm_account": resources.account,
-        "constraint": resources.constraint,
-        "qos": resources.qos,
-        "slurm_extra": " ".join(extra) or None,
-    }
-    return {key: value for key, value in terms.items() if value is not None}

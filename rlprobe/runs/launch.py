@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from rlprobe.capture import determinism
 from rlprobe.capture.session import ENV, CaptureOptions, ReplayOptions, Session
 from rlprobe.errors import RlprobeError, RunError, StoreError
 from rlprobe.frameworks import proof
-from rlprobe.runs import process, script
+from rlprobe.runs import entry, process, script
 from rlprobe.runs.follow import Progress
 from rlprobe.runs.spec import BENCHMARK, RunSpec
 from rlprobe.store.commit import commit
@@ -167,31 +166,30 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path) -> None:
             "benchmark first (`rlprobe run --role benchmark`) or import it"
         )
     (scratch / "session.json").write_text(session.to_json(), encoding="utf-8")
-    temporary = Path(tempfile.mkdtemp(prefix="rlp-", dir=_short_temporary()))
     environment = {
         **(determinism.environment(spec.device) if spec.deterministic else {}),
         **framework.environment(spec, places),
         **spec.environment,
         ENV: str(scratch / "session.json"),
-        "RAY_TMPDIR": str(temporary),
-        # trackers and the like leave directories behind where they are killed
-        "TMPDIR": str(temporary),
     }
     commands = [*framework.prepare(spec, places), framework.command(spec, places)]
     path = scratch / "run.sh"
-    inside = spec.container.runtime != "none"
-    path.write_text(
-        script.render(str(path), environment, commands, inside_image=inside), encoding="utf-8"
-    )
     _log.info("%s: %s on %s, log %s", spec.role, spec.framework, spec.device, log)
     progress = Progress(spec.role, scratch / "side", spec.steps.total)
     started = time.time()
-    try:
-        status = process.run(
-            _enter(spec, path, scratch, environment), run_id=scratch.name, log=log, watch=progress
+    with entry.enter(spec, scratch, store, environment) as place:
+        path.write_text(
+            script.render(str(path), place.exported, commands, inside_image=place.contained),
+            encoding="utf-8",
         )
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+
+        def watch() -> None:
+            progress()
+            place.check()
+
+        status = process.run(
+            place.argv(["bash", str(path)], scratch.name), run_id=scratch.name, log=log, watch=watch
+        )
     if status != 0:
         raise RunError(_failure(spec, status, log, progress))
     proof.require_captured(session)
@@ -202,21 +200,11 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path) -> None:
         "started": started,
         "ended": time.time(),
         "command": commands[-1],
-        "environment": environment,
+        "environment": dict(place.exported),
     }
     temporary = _record(scratch).with_suffix(".tmp")
     temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
     temporary.replace(_record(scratch))
-
-
-def _enter(spec: RunSpec, path: Path, scratch: Path, environment: dict[str, str]) -> list[str]:
-    return ["bash", str(path)]
-
-
-def _short_temporary() -> str:
-    """Ray puts Unix sockets below its directory, whose paths may not exceed 107 bytes."""
-    directory = tempfile.gettempdir()
-    return directory if len(directory) < 30 else "/tmp"
 
 
 _OWN_ERROR = re.compile(r"rlprobe\.errors\.\w+: (.+)|^rlprobe: error: (.+)")

@@ -53,6 +53,9 @@ class Plan:
     device: str
     #: Environment of the run; Ray's workers inherit it from their node.
     env: Mapping[str, str]
+    #: Those of its variables that the alignment declares: they win over what is found out here,
+    #: because a site may know its network better.
+    declared: Mapping[str, str]
     binds: tuple[str, ...]
     job_id: str
     scratch: Path
@@ -92,10 +95,7 @@ class Cluster:
         return f"{self.nodes[0].address}:{self.nodes[0].ports['head']}"
 
     def environment(self, node: Node | None = None) -> dict[str, str]:
-        """Variables of processes on a node of the cluster, by default on the head.
-
-        Declared variables come last: a site may know its network better than this table.
-        """
+        """Variables of processes on a node of the cluster, by default on the head."""
         node = node or self.nodes[0]
         network = devices.communication(self._plan.device, self._plan.interface, node.address)
         return {
@@ -108,6 +108,7 @@ class Cluster:
             "RAY_AUTH_TOKEN_PATH": str(self._plan.token),
             # A worker whose head is gone would linger for a minute.
             "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+            **self._plan.declared,
         }
 
     def check(self) -> None:

@@ -1,0 +1,146 @@
+"""From the host of an allocation into the place where a run happens.
+
+One node: the run's script is started in the image, and the framework starts its own Ray. Several:
+a Ray cluster is started over the nodes first (:mod:`rlprobe.runs.raycluster`), and the script runs
+in the image beside its head. Either way nothing of the run is left afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rlprobe.config import BUILTIN
+from rlprobe.runs import containers, devices, nodelocal, raycluster, resources
+from rlprobe.runs.process import MARK
+from rlprobe.runs.spec import RunSpec
+
+#: CPU processes count as Ray's GPUs, because frameworks place their workers by GPU or NPU.
+_CPU_AS = "GPU"
+#: Ray's actors of one run, all small; a laptop has fewer cores than it has actors.
+_LEAST_CPUS = 12.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where one run happens."""
+
+    spec: RunSpec
+    scratch: Path
+    binds: tuple[str, ...]
+    job_id: str
+    #: The run's variables, completed by what the place knows.
+    variables: Mapping[str, str]
+    cluster: raycluster.Cluster | None = None
+
+    @property
+    def contained(self) -> bool:
+        """Whether the run happens in an image."""
+        return self.spec.container.runtime != "none"
+
+    @property
+    def exported(self) -> dict[str, str]:
+        """What the run's script exports.
+
+        In an image PYTHONPATH is left to the command line, which joins it to the image's own.
+        """
+        kept = dict(self.variables)
+        if self.contained:
+            kept.pop("PYTHONPATH", None)
+        return kept
+
+    def argv(self, command: Sequence[str], run_id: str) -> list[str]:
+        """The command line that runs ``command`` there.
+
+        Args:
+            command: as the image finds it.
+            run_id: marks every process of the run, also those inside a container.
+        """
+        return containers.wrap(
+            command,
+            {**self.variables, MARK: run_id},
+            self.spec.container,
+            self.spec.device,
+            self.binds,
+            self.job_id,
+            self.scratch,
+        )
+
+    def check(self) -> None:
+        """Raise when a part of the place is gone.
+
+        Raises:
+            RunError: a node's Ray ended.
+        """
+        if self.cluster is not None:
+            self.cluster.check()
+
+
+@contextlib.contextmanager
+def enter(
+    spec: RunSpec, scratch: Path, store: Path, environment: Mapping[str, str]
+) -> Iterator[Place]:
+    """The place of one run, until it has ended.
+
+    Args:
+        spec: the run.
+        scratch: its scratch directory, seen by every node.
+        store: the store, which the run reads rollouts and builtin models from.
+        environment: the run's variables; the processes of several nodes inherit them from Ray.
+
+    Raises:
+        ConfigError: a path cannot be bound, or the allocation is too small.
+        RunError: a node or device is missing, or a node did not join.
+    """
+    job = nodelocal.job_id()
+    local = nodelocal.of_job(job)
+    local.make()
+    network = devices.communication(spec.device, spec.resources.interface, None)
+    variables = {**network, **resources.visible(spec.device, spec.resources), **environment}
+    binds = (str(store), *_paths(spec))
+    place = Place(spec, scratch, binds, job, variables)
+    try:
+        if spec.resources.nodes == 1:
+            yield place
+        else:
+            with raycluster.running(_plan(place), spec.resources.nodes) as cluster:
+                inherited = {**variables, **cluster.environment()}
+                yield dataclasses.replace(place, variables=inherited, cluster=cluster)
+    finally:
+        try:
+            containers.stop(spec.container, job)
+        finally:
+            local.remove()
+
+
+def _plan(place: Place) -> raycluster.Plan:
+    spec = place.spec
+    per_node = spec.world_size // spec.resources.nodes
+    counted_as = devices.get(spec.device).ray_resource or _CPU_AS
+    ray: dict[str, float] = {counted_as: per_node}
+    if spec.device == devices.CPU:
+        ray["CPU"] = max(_LEAST_CPUS, float(spec.resources.cpus or 0))
+    elif spec.resources.cpus is not None:
+        ray["CPU"] = spec.resources.cpus
+    return raycluster.Plan(
+        container=spec.container,
+        device=spec.device,
+        env=place.variables,
+        declared=spec.environment,
+        binds=place.binds,
+        job_id=place.job_id,
+        scratch=place.scratch,
+        resources=ray,
+        interface=spec.resources.interface,
+    )
+
+
+def _paths(spec: RunSpec) -> Iterator[str]:
+    """What the run reads beside the store and the working directory."""
+    given = [*spec.model.paths().values(), *spec.data.train_files, *(spec.data.val_files or ())]
+    yield from (path for path in given if not path.startswith(BUILTIN))
+    for reference in (spec.data.reward_function, spec.fault):
+        if reference is not None:
+            yield str(Path(reference.rpartition(":")[0]).expanduser().absolute().parent)
