@@ -74,7 +74,8 @@ for pair in jobs.official_pairs():
                 Path(manifest).parent for manifest in input.manifests
             ],
             out=lambda wildcards, output: Path(output[0]).parents[1],
+            stages=[f"--stage {stage}" for stage in jobs.stages(pair)],
         message:
             f"msprobe's own table of {pair}"
         shell:
-            "rlprobe official-table {params.sides} -o {params.out} 2>&1 | tee {log}"
+            "rlprobe official-table {params.sides} -o {params.out} {params.stages} 2>&1 | tee {log}"
