@@ -19,12 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: Nodes visited before giving up on a module's inputs: enough for a decoder layer many times
-#: over; only a graph that leads out of the module (a tensor kept from before) gets there.
+#: Nodes visited before giving up on a module's inputs: many times a decoder layer's; only a
+#: graph that leads out of the module (a tensor kept from before) gets there.
 MAX_NODES = 20_000
+#: Number of a leaf's node (AccumulateGrad), which is older than everything that uses it.
+_LEAF = (1 << 64) - 1
 
-#: ``(node, index of the edge)``: what autograd calls the gradient edge of a tensor.
+#: ``(node, output index)``: what autograd calls the gradient edge of a tensor.
 Edge = tuple[Any, int]
+#: ``(node, position among its inputs, the node's number)``.
+Use = tuple[Any, int, int]
 
 
 def edge(tensor: Tensor) -> Edge:
@@ -35,66 +39,120 @@ def edge(tensor: Tensor) -> Edge:
     return found.node, found.output_nr
 
 
-def consumers(outputs: list[Tensor], inputs: list[Edge]) -> list[tuple[Any, int, int]] | None:
-    """Nodes between ``inputs`` and ``outputs`` that consume an input.
+def next_number() -> int:
+    """The number that autograd will give to the next node of this thread."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
-    Args:
-        outputs: a module's outputs with gradients.
-        inputs: edges of its inputs.
 
-    Returns:
-        ``(node, position among its inputs, index of the input)`` per consuming edge; None when
-        the walk left the module.
+class Graph:
+    """What is known of the graph that the module calls under way are building.
+
+    Modules nest, and each wants the consumers of its inputs when it returns. So that a node is
+    read once rather than once per level, every region walked remembers where it is left: an
+    enclosing module's walk steps over it. References to nodes keep saved tensors alive, so
+    everything is dropped as soon as no call is under way.
     """
-    wanted: dict[Edge, list[int]] = {}
-    for index, key in enumerate(inputs):
-        wanted.setdefault(key, []).append(index)
-    # Nodes made inside the module are numbered after those its inputs came from.
-    floor = max((_number(node) for node, _ in inputs), default=-1)
-    found: list[tuple[Any, int, int]] = []
-    todo = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
-    seen = set(todo)
-    while todo:
-        node = todo.pop()
-        if _number(node) <= floor:
-            continue
-        for position, (child, number) in enumerate(node.next_functions):
-            if child is None:
+
+    def __init__(self) -> None:
+        self._uses: dict[Edge, list[Use]] = {}
+        self._read: set[Any] = set()
+        self._exits: dict[Any, list[Any]] = {}
+
+    def clear(self) -> None:
+        self._uses.clear()
+        self._read.clear()
+        self._exits.clear()
+
+    def consumers(
+        self, outputs: list[Tensor], inputs: list[Edge], first: int
+    ) -> tuple[list[tuple[Any, int, int]], set[int]]:
+        """Nodes made by a module that consume one of its inputs on the way to its outputs.
+
+        Args:
+            outputs: the module's outputs with gradients.
+            inputs: edges of its inputs.
+            first: :func:`next_number` when the module was called.
+
+        Returns:
+            ``(node, position among its inputs, index of the input)`` per consuming edge, empty
+            when the walk did not come to an end; and the indices of outputs that the module
+            itself consumes too (attention weights): their gradient is not that of the outside.
+        """
+        roots = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+        if not self._walk(roots, first):
+            return [], set()
+        found: list[tuple[Any, int, int]] = []
+        for index, key in enumerate(inputs):
+            for node, position, number in self._uses.get(key, ()):
+                if number >= first:  # older ones belong to modules called before
+                    found.append((node, position, index))
+        inner = {
+            index
+            for index, tensor in enumerate(outputs)
+            if any(
+                use[2] >= first for use in self._uses.get((tensor.grad_fn, tensor.output_nr), ())
+            )
+        }
+        return found, inner
+
+    def _walk(self, roots: list[Any], first: int) -> bool:
+        uses, read, exits = self._uses, self._read, self._exits
+        todo = list(roots)
+        seen = set(todo)
+        older: list[Any] = []
+        inside: list[Any] = []
+        while todo:
+            node = todo.pop()
+            number = node._sequence_nr()
+            if number < first:
+                older.append(node)
                 continue
-            indices = wanted.get((child, number))
-            if indices is not None:
-                # One tensor passed twice is one edge: both inputs see the same gradient.
-                found.extend((node, position, index) for index in indices)
-            if child not in seen:
-                seen.add(child)
-                if len(seen) > MAX_NODES:
-                    return None
-                todo.append(child)
-    return found
-
-
-_ACCUMULATE = "AccumulateGrad"
-
-
-def _number(node: Any) -> int:
-    """Creation number of a node; leaves (AccumulateGrad) count as older than everything."""
-    if type(node).__name__ == _ACCUMULATE:
-        return -1
-    number = node._sequence_nr()
-    return int(number)
+            if number == _LEAF:
+                continue
+            inside.append(node)
+            through = exits.get(node)
+            if through is not None:
+                for child in through:
+                    if child not in seen:
+                        seen.add(child)
+                        todo.append(child)
+                continue
+            new = node not in read
+            if new:
+                read.add(node)
+            for position, key in enumerate(node.next_functions):
+                child = key[0]
+                if child is None:
+                    continue
+                if new:
+                    known = uses.get(key)
+                    if known is None:
+                        uses[key] = [(node, position, number)]
+                    else:
+                        known.append((node, position, number))
+                if child not in seen:
+                    seen.add(child)
+                    todo.append(child)
+            if len(seen) > MAX_NODES:
+                return False
+        made = set(inside)
+        for root in roots:
+            if root in made:
+                exits[root] = older
+        return True
 
 
 class ModuleGradients:
-    """Collects one module call's gradients and says when they are complete.
+    """Collects one module call's gradients and reports each as it arrives.
 
     Args:
         outputs: its outputs with gradients, in order.
-        inputs: its inputs with gradients, in order.
-        input_edges: their edges, taken **before** the call: an in-place operation in the module
-            gives the tensor another one.
+        inputs: how many inputs with gradients it has.
+        consumers: see :meth:`Graph.consumers`.
+        inner: outputs that are not watched, likewise.
         measure: makes a leaf of a gradient.
-        done: called with the output gradients' leaves and the input gradients' leaves each time
-            they are complete (again if the graph is walked twice).
+        report: called with the output gradients' leaves and the input gradients' leaves whenever
+            one was added (again if the graph is walked twice).
         track: keeps a hook's handle, to be removed at the end of the stage.
         active: whether gradients are still wanted (a graph may outlive the stage).
     """
@@ -102,35 +160,43 @@ class ModuleGradients:
     def __init__(
         self,
         outputs: list[Tensor],
-        input_edges: list[Edge],
+        inputs: int,
+        consumers: list[tuple[Any, int, int]],
+        inner: set[int],
         measure: Callable[[Tensor], dict[str, Any]],
-        done: Callable[[list[Any], list[Any]], None],
+        report: Callable[[list[Any], list[Any]], None],
         track: Callable[[Any], None],
         active: Callable[[], bool],
     ) -> None:
-        self._active = active
         self._measure = measure
-        self._done = done
+        self._report = report
+        self._active = active
         self.output_leaves: list[Any] = [None] * len(outputs)
-        self.input_leaves: list[Any] = [None] * len(input_edges)
-        found = consumers(outputs, input_edges) if input_edges else []
-        self._awaited = [0] * len(input_edges)
+        self.input_leaves: list[Any] = [None] * inputs
+        self._awaited = [0] * inputs
         self._sums: dict[int, Tensor] = {}
         for index, output in enumerate(outputs):
+            if index in inner:
+                continue
             track(output.register_hook(self._output_hook(index)))
         by_node: dict[Any, list[tuple[int, int]]] = {}
-        for node, position, index in found or ():
+        for node, position, index in consumers:
             by_node.setdefault(node, []).append((position, index))
             self._awaited[index] += 1
         for node, uses in by_node.items():
             track(node.register_hook(self._node_hook(uses)))
 
+    def settle(self) -> None:
+        """Measure what has arrived at inputs some of whose consumers never ran (dead branches)."""
+        for index, total in self._sums.items():
+            self.input_leaves[index] = self._measure(total)
+        self._sums.clear()
+
     def _output_hook(self, index: int) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
-            if not self._active():
-                return
-            self.output_leaves[index] = self._measure(gradient)
-            self._report()
+            if self._active():
+                self.output_leaves[index] = self._measure(gradient)
+                self._report(self.output_leaves, self.input_leaves)
 
         return hook
 
@@ -142,14 +208,12 @@ class ModuleGradients:
                 self._awaited[index] -= 1
                 part = gradients[position]
                 if part is not None:
+                    part = part.detach()
                     held = self._sums.get(index)
                     # Autograd adds contributions in the order they arrive; so does this.
-                    self._sums[index] = part.detach() if held is None else held + part.detach()
+                    self._sums[index] = part if held is None else held + part
                 if self._awaited[index] == 0 and index in self._sums:
                     self.input_leaves[index] = self._measure(self._sums.pop(index))
-            self._report()
+            self._report(self.output_leaves, self.input_leaves)
 
         return hook
-
-    def _report(self) -> None:
-        self._done(self.output_leaves, self.input_leaves)

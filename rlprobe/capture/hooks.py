@@ -7,7 +7,6 @@ for bit what they are without capture.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlprobe.capture.backward import Edge, ModuleGradients, edge
+from rlprobe.capture.backward import Edge, Graph, ModuleGradients, edge, next_number
 from rlprobe.capture.engine import Nest
 from rlprobe.capture.nesting import nest, with_gradient
 from rlprobe.capture.stack import Stacks, Trace, trace
@@ -26,7 +25,7 @@ from rlprobe.capture.statistics import Statistics
 class _Call:
     """A module call that has begun and not ended."""
 
-    __slots__ = ("backward", "edges", "entry", "name", "trace", "watch")
+    __slots__ = ("backward", "edges", "entry", "first", "name", "trace", "watch")
 
     def __init__(self, watch: ModuleWatch, name: str, backward: str, where: Trace) -> None:
         self.watch = watch
@@ -34,7 +33,38 @@ class _Call:
         self.backward = backward
         self.trace = where
         self.entry: dict[str, Nest] = {}
+        #: Edges of the inputs with gradients, taken before the call: an operation in place gives
+        #: the tensor another one.
         self.edges: list[Edge] = []
+        #: Number of the first node the call may make.
+        self.first = 0
+
+
+class _Quiet:
+    """The tape's lock, and our operations kept out of dispatch modes.
+
+    Selective checkpointing is such a mode: it caches what it sees in the forward and expects the
+    same in the recomputation.
+    """
+
+    def __init__(self) -> None:
+        # Autograd runs hooks in threads of its own where a model spans several devices.
+        self._lock = threading.RLock()
+        self._suspended: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        suspended = None
+        if torch._C._len_torch_dispatch_stack():
+            suspended = torch.utils._python_dispatch._disable_current_modes()
+            suspended.__enter__()
+        self._suspended.append(suspended)
+
+    def __exit__(self, *raised: Any) -> None:
+        suspended = self._suspended.pop()
+        if suspended is not None:
+            suspended.__exit__(*raised)
+        self._lock.release()
 
 
 class Tape:
@@ -61,15 +91,21 @@ class Tape:
         #: False outside the token range of a generation, and after the stage.
         self.active = True
         self.handles: list[Any] = []
+        self.gradients: list[ModuleGradients] = []
         self.hooked_parameters: set[tuple[str, str, int]] = set()
         self._open: dict[int, list[_Call]] = {}
-        # Autograd runs hooks in threads of its own where a model spans several devices.
-        self.lock = threading.RLock()
+        self._graphs: dict[int, Graph] = {}
+        self.quiet = _Quiet()
 
     @property
     def open(self) -> list[_Call]:
         """Calls under way in this thread, outermost first."""
         return self._open.setdefault(threading.get_ident(), [])
+
+    @property
+    def graph(self) -> Graph:
+        """What this thread's calls have built so far."""
+        return self._graphs.setdefault(threading.get_ident(), Graph())
 
     def count(self, key: str) -> int:
         """The index of this use of ``key``, from 0."""
@@ -94,21 +130,12 @@ class Tape:
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
+        for watched in self.gradients:
+            watched.settle()
+        self.gradients.clear()
         self._open.clear()
+        self._graphs.clear()
         self.statistics.forget()
-
-
-@contextlib.contextmanager
-def _no_modes() -> Iterator[None]:
-    """Keep our operations out of dispatch modes (selective checkpointing caches what it sees)."""
-    with torch.utils._python_dispatch._disable_current_modes():
-        yield
-
-
-def _quiet() -> contextlib.AbstractContextManager[None]:
-    if torch._C._len_torch_dispatch_stack():
-        return _no_modes()
-    return contextlib.nullcontext()
 
 
 class ModuleWatch:
@@ -138,7 +165,7 @@ class ModuleWatch:
         tape = self.tape
         if not tape.active:
             return
-        with tape.lock, _quiet():
+        with tape.quiet:
             calls = tape.open
             parent = calls[-1] if calls else None
             index = tape.count(self.prefix)
@@ -155,6 +182,7 @@ class ModuleWatch:
             call.entry["input_kwargs"] = {k: nest(v, leaf, 1) for k, v in kwargs.items()}
             if torch.is_grad_enabled():
                 call.edges = [edge(tensor) for tensor in with_gradient((args, kwargs))]
+                call.first = next_number()
 
     def after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         tape = self.tape
@@ -166,7 +194,7 @@ class ModuleWatch:
         del calls[position:]  # calls above it ended by an exception that was caught
         if not tape.active:
             return
-        with tape.lock, _quiet():
+        with tape.quiet:
             leaf = tape.statistics.leaf
             failed = output is None and sys.exc_info()[0] is not None
             outputs = output if isinstance(output, tuple) else (output,)
@@ -175,13 +203,18 @@ class ModuleWatch:
             tape.move_to_end(call.name, call.entry)
             if not failed and torch.is_grad_enabled():
                 self._watch_gradients(call, outputs)
+            if not calls:
+                tape.graph.clear()
 
     def _parameters(self, module: nn.Module) -> dict[str, Any]:
         leaves: dict[str, Any] = {}
+        # An optimizer may step between two micro-batches, and FSDP2 gathers the new values into
+        # the same tensor without a trace: only where nothing trains are they remembered.
+        lasting = None if torch.is_grad_enabled() else True
         for key, parameter in module._parameters.items():
             if parameter is None:
                 continue
-            leaves[key] = self.tape.statistics.leaf(parameter, lasting=True)
+            leaves[key] = self.tape.statistics.leaf(parameter, lasting=lasting)
             if parameter.requires_grad:
                 self._watch_parameter(key, parameter)
         return leaves
@@ -199,17 +232,17 @@ class ModuleWatch:
             gradient = owner.grad if owner.grad is not None else getattr(owner, "main_grad", None)
             if not tape.active or gradient is None:
                 return
-            with tape.lock, _quiet():
+            with tape.quiet:
                 index = tape.count(f"{self.prefix}.{key}.grad")
                 name = f"{self.prefix}.parameters_grad.{index}"
                 entry = tape.data.setdefault(name, {})
-                entry[key] = [tape.statistics.leaf(gradient)]
+                entry[key] = [tape.statistics.leaf(gradient, lasting=None)]
 
         tape.handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def _watch_gradients(self, call: _Call, outputs: tuple[Any, ...]) -> None:
         tape = self.tape
-        tensors = list(with_gradient(outputs))
+        tensors = with_gradient(outputs)
         if not tensors:
             return
         name = call.backward
@@ -217,17 +250,30 @@ class ModuleWatch:
         parent = above.replace(".forward.", ".backward.") if above is not None else None
 
         def measure(gradient: Tensor) -> dict[str, Any]:
-            with tape.lock, _quiet():
+            with tape.quiet:
                 return tape.statistics.leaf(gradient)
 
-        def done(output_leaves: list[Any], input_leaves: list[Any]) -> None:
-            with tape.lock:
+        def report(output_leaves: list[Any], input_leaves: list[Any]) -> None:
+            with tape.quiet:
                 tape.construct[name] = parent
                 tape.move_to_end(name, {"input": output_leaves, "output": input_leaves})
 
-        ModuleGradients(
-            tensors, call.edges, measure, done, tape.handles.append, lambda: tape.active
+        found: list[tuple[Any, int, int]] = []
+        inner: set[int] = set()
+        if call.edges or len(tensors) > 1:
+            found, inner = tape.graph.consumers(tensors, call.edges, call.first)
+        watched = ModuleGradients(
+            tensors,
+            len(call.edges),
+            found,
+            inner,
+            measure,
+            report,
+            tape.handles.append,
+            lambda: tape.active,
         )
+        if found:
+            tape.gradients.append(watched)
 
 
 def attach(tape: Tape, modules: Iterator[tuple[str, str, nn.Module]], wanted: Wanted) -> int:

@@ -8,7 +8,7 @@ tuples become objects, anything unknown becomes null.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -104,16 +104,23 @@ def _array(value: np.ndarray[Any, Any]) -> Nest:
     return leaf
 
 
-def with_gradient(value: Any, depth: int = 0) -> Iterator[Tensor]:
+def with_gradient(value: Any) -> list[Tensor]:
     """The tensors in ``value`` that a gradient flows through, in order of appearance."""
+    found: list[Tensor] = []
+    _collect(value, found, 0)
+    return found
+
+
+def _collect(value: Any, found: list[Tensor], depth: int) -> None:
     if isinstance(value, Tensor):
         if value.requires_grad:
-            yield value
-    elif depth > MAX_DEPTH:
-        return
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from with_gradient(item, depth + 1)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from with_gradient(item, depth + 1)
+            found.append(value)
+    elif depth <= MAX_DEPTH:
+        if isinstance(value, (list, tuple)):
+            for item in value:
+                if item is not None:
+                    _collect(item, found, depth + 1)
+        elif isinstance(value, dict):
+            for item in value.values():
+                if item is not None:
+                    _collect(item, found, depth + 1)

@@ -17,11 +17,18 @@ from torch import Tensor
 
 from rlprobe.sketch import PERIOD, K, base_signs, block_sign
 
-#: Elements per chunk: the product stays in the CPU's cache; on a device few launches matter more.
-_CPU_CHUNK = (1 << 16) // K * K
+#: Rows of 61 that are summed elementwise before they are folded: 31k products, 125 kB, stay in a
+#: CPU's second-level cache.
+_ROWS = 512
+_BLOCK = _ROWS * K
+#: fp32 additions in a row before a sum moves to fp64.
+_RUN = 16
+#: Up to this many elements one product and one sum are quickest on a CPU.
+_SINGLE = 200_000
+#: Bytes of reusable product buffers per thread, for the sizes that keep coming.
+_BUFFERS = 1 << 25
+#: Elements per chunk on a device, where few launches matter more than locality.
 _DEVICE_CHUNK = (1 << 24) // K * K
-#: Below this a tensor is summed in one go (a CPU's pairwise fp32 sum is exact enough there).
-_SINGLE = 1 << 17
 
 _signs: dict[torch.device, Tensor] = {}
 _lock = threading.Lock()
@@ -43,6 +50,100 @@ def device_signs(count: int, device: torch.device) -> Tensor:
     return held[:count]
 
 
+def sketch(tensor: Tensor, offset: int = 0) -> Tensor:
+    """Sketch of a real, integer or boolean tensor, on its device.
+
+    Args:
+        tensor: any shape, not empty; DTensors and nested tensors are unpacked by the caller.
+        offset: position of its first element in the whole flattened tensor.
+
+    Returns:
+        fp32 tensor of shape (61,). Not finite where the input is not, or where sums overflow.
+    """
+    flat = tensor.detach().reshape(-1)
+    if not flat.is_floating_point():
+        flat = flat.to(torch.float32)
+    if offset == 0 and flat.device.type == "cpu" and flat.dtype == torch.float32:
+        count = flat.numel()
+        if count <= _SINGLE:
+            return _small(flat, count)
+        if count <= PERIOD:
+            return _blocks(flat, count).to(torch.float32)
+    return _general(flat, offset)
+
+
+class _Buffers(threading.local):
+    """Product buffers of this thread, by element count; their padding stays zero."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self.bytes = 0
+
+
+_buffers = _Buffers()
+
+
+def _small(flat: Tensor, count: int) -> Tensor:
+    """Two operations for a size seen before: a product into a kept buffer, and its sum."""
+    known = _buffers.held.get(count)
+    if known is None:
+        rows = -(-count // K)
+        padded = torch.zeros(rows * K)
+        known = (padded[:count], padded.view(rows, K), device_signs(count, flat.device))
+        if _buffers.bytes < _BUFFERS:
+            _buffers.held[count] = known
+            _buffers.bytes += padded.numel() * 4
+    product, rows_of_61, table = known
+    torch.mul(flat, table, out=product)
+    return rows_of_61.sum(0)
+
+
+_rows: list[Tensor] = []
+
+
+def _sign_rows(count: int) -> list[Tensor]:
+    """The CPU's signs cut into blocks, at least ``count`` of them."""
+    if len(_rows) < count:
+        table = device_signs(min(PERIOD, count * _BLOCK), torch.device("cpu"))
+        whole = _signs[table.device]
+        _rows[:] = whole[: whole.numel() // _BLOCK * _BLOCK].view(-1, _BLOCK).unbind(0)
+    return _rows
+
+
+def _blocks(flat: Tensor, count: int) -> Tensor:
+    """A large fp32 tensor on a CPU: products are added up block by block, never stored."""
+    blocks = count // _BLOCK
+    whole = blocks * _BLOCK
+    parts = flat[:whole].view(blocks, _BLOCK).unbind(0)
+    table = _sign_rows(blocks)
+    total = torch.zeros(K, dtype=torch.float64)
+    for begin in range(0, blocks, _RUN):
+        sums = parts[begin] * table[begin]
+        for index in range(begin + 1, min(begin + _RUN, blocks)):
+            sums.addcmul_(parts[index], table[index])
+        total += sums.view(_ROWS, K).sum(0)
+    if whole < count:
+        rest = flat[whole:] * device_signs(count, flat.device)[whole:]
+        total += _buckets(rest, False)
+    return total
+
+
+def _general(flat: Tensor, offset: int) -> Tensor:
+    """Any dtype, device, length and offset, in chunks that cross no repetition of the signs."""
+    device = flat.device
+    wide = has_fp64(device)
+    total = torch.zeros(K, dtype=torch.float64 if wide else torch.float32, device=device)
+    chunk = _BLOCK * 2 if device.type == "cpu" else _DEVICE_CHUNK
+    for start, length, first, block in _pieces(flat.numel(), offset, chunk):
+        table = device_signs(first + length, device)[first:]
+        part = _buckets(flat[start : start + length] * table, wide)
+        shift = (offset + start) % K
+        if shift:
+            part = torch.roll(part, shift)
+        total.add_(part, alpha=block_sign(block))
+    return total.to(torch.float32)
+
+
 def _pieces(count: int, offset: int, chunk: int) -> Iterator[tuple[int, int, int, int]]:
     """``(start, length, first sign, block)`` of chunks that cross no repetition of the table."""
     done = 0
@@ -57,42 +158,11 @@ def _buckets(products: Tensor, wide: bool) -> Tensor:
     """Sum a 1-d tensor into its 61 buckets, the first element falling into bucket 0."""
     count = products.numel()
     whole = count - count % K
-    total = products[:whole].view(-1, K).sum(0, dtype=torch.float64 if wide else None)
+    dtype = torch.float64 if wide else None
+    total = products.narrow(0, 0, whole).view(-1, K).sum(0, dtype=dtype)
     if whole < count:
-        total[: count - whole] += products[whole:]
+        total.narrow(0, 0, count - whole).add_(products.narrow(0, whole, count - whole))
     return total
-
-
-def sketch(tensor: Tensor, offset: int = 0) -> Tensor:
-    """Sketch of a real, integer or boolean tensor, on its device.
-
-    Args:
-        tensor: any shape, not empty; DTensors and nested tensors are unpacked by the caller.
-        offset: position of its first element in the whole flattened tensor.
-
-    Returns:
-        fp32 tensor of shape (61,). Not finite where the input is not, or where sums overflow.
-    """
-    flat = tensor.detach().reshape(-1)
-    if not flat.is_floating_point():
-        flat = flat.to(torch.float32)
-    count = flat.numel()
-    device = flat.device
-    if offset == 0 and count <= _SINGLE:
-        return _buckets(flat * device_signs(count, device), False).to(torch.float32)
-    on_cpu = device.type == "cpu"
-    wide = has_fp64(device)
-    total = torch.zeros(K, dtype=torch.float64 if wide else torch.float32, device=device)
-    for start, length, first, block in _pieces(
-        count, offset, _CPU_CHUNK if on_cpu else _DEVICE_CHUNK
-    ):
-        table = device_signs(first + length, device)[first:]
-        part = _buckets(flat[start : start + length] * table, wide and not on_cpu)
-        if block_sign(block) < 0:
-            part = -part
-        shift = (offset + start) % K
-        total += torch.roll(part, shift) if shift else part
-    return total.to(torch.float32)
 
 
 def sketch_shard(local: Tensor, shape: torch.Size, dim: int, start: int) -> Tensor:

@@ -13,6 +13,7 @@ The four numbers come from the same operations as msprobe's, so that they agree 
 from __future__ import annotations
 
 import math
+from collections import defaultdict, deque
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,6 @@ _PACK = 1024
 #: Activations remembered so that a module's output is not measured again as the next one's input.
 _RECENT = 6
 
-_F32 = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _dtype_names: dict[torch.dtype, str] = {}
 _DTENSOR = "torch.distributed.tensor.DTensor"
 _NESTED = "torch.nested._internal.nested_tensor.NestedTensor"
@@ -38,34 +38,37 @@ Leaf = dict[str, Any]
 
 
 class _Column:
-    """0-d results of one kind (fp32, fp64 or integer), packed now and then."""
+    """0-d results of one dtype, packed now and then and read back together."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.packed: list[Tensor] = []
-        self.loose: list[Tensor] = []
-        self.count = 0
+    def __init__(self) -> None:
+        self._packed: list[Tensor] = []
+        self._loose: list[Tensor] = []
+        self._count = 0
 
-    def add(self, values: tuple[Tensor, ...]) -> int:
-        row = self.count
-        self.loose.extend(values)
-        self.count += len(values)
-        if len(self.loose) >= _PACK:
-            self.pack()
+    def add(self, *values: Tensor) -> int:
+        row = self._count
+        self._loose.extend(values)
+        self._count += len(values)
+        if len(self._loose) >= _PACK:
+            self._pack()
         return row
 
-    def pack(self) -> None:
-        if self.loose:
-            dtype = self.dtype
-            self.packed.append(torch.stack([v.to(dtype) for v in self.loose]))
-            self.loose = []
+    def _pack(self) -> None:
+        if self._loose:
+            self._packed.append(torch.stack(self._loose))
+            self._loose = []
 
     def read(self) -> list[Any]:
-        self.pack()
+        self._pack()
         values: list[Any] = []
-        for block in self.packed:  # one transfer per 1024 results, queued behind the computation
+        for block in self._packed:  # transfers queue behind the computation: they wait once
             values.extend(block.tolist())
         return values
+
+
+#: Where a tensor's numbers will be found: dtype of the column, first row there, sketch row (-1:
+#: none), and how many numbers there are (see ``_fill``).
+_Row = tuple[torch.dtype, int, int, str]
 
 
 class Statistics:
@@ -80,61 +83,63 @@ class Statistics:
         self._reset()
 
     def _reset(self) -> None:
-        self._f32 = _Column(torch.float32)
-        self._f64 = _Column(torch.float64)
-        self._int = _Column(torch.int64)
+        self._columns: defaultdict[torch.dtype, _Column] = defaultdict(_Column)
         self._sketches: list[Tensor] = []
         self._loose_sketches: list[Tensor] = []
         self._sketch_count = 0
-        self._pending: list[tuple[Leaf, _Column, int, int, str]] = []
-        self._seen: dict[Any, tuple[Tensor, int, _Column, int, int, str]] = {}
-        self._recent: list[Any] = []
+        self._pending: list[tuple[Leaf, _Row]] = []
+        self._seen: dict[Any, tuple[Tensor, _Row]] = {}
+        self._recent: deque[Any] = deque()
 
-    def leaf(self, tensor: Tensor, *, lasting: bool = False) -> Leaf:
+    def leaf(self, tensor: Tensor, *, lasting: bool | None = False) -> Leaf:
         """A leaf for ``tensor`` as it is now; its numbers stand there after :meth:`resolve`.
 
         Args:
             tensor: any tensor: DTensors give their local shard, nested ones their values; empty,
                 meta and fake tensors give no numbers.
-            lasting: remember it for the whole stage (parameters) rather than for a few calls.
+            lasting: remember its numbers for the whole stage (True: parameters that cannot
+                change), for the next few calls (False), or not at all (None).
         """
         kind, local, extra = _unpack(tensor)
         dtype = local.dtype
-        name = _dtype_names.get(dtype)
-        if name is None:
-            name = _dtype_names[dtype] = str(dtype)
+        shape = local.shape
+        needs_gradient = tensor.requires_grad
         leaf: Leaf = {
             "type": kind,
-            "dtype": name,
-            "shape": list(local.shape),
+            "dtype": _dtype_names.get(dtype) or _name_dtype(dtype),
+            "shape": list(shape),
             "Max": None,
             "Min": None,
             "Mean": None,
             "Norm": None,
-            "requires_grad": tensor.requires_grad,
+            "requires_grad": needs_gradient,
         }
         if extra is not None:
             leaf.update(extra)
         if not has_values(local):
             return leaf
-        if local.is_inference():  # such tensors keep no version: what they hold cannot be trusted
-            self._pending.append((leaf, *self._measure(local)))
+        if needs_gradient:
+            local = local.detach()
+        # Inference tensors keep no version: a second look could not tell whether they changed.
+        if lasting is None or local.is_inference():
+            self._pending.append((leaf, self._measure(local)))
             return leaf
-        key = (local.data_ptr(), local.shape, local.stride(), dtype)
+        key = (local.data_ptr(), local._version, shape, local.stride(), dtype)
         known = self._seen.get(key)
         # FSDP frees the storage of a parameter it reshards and fills it again without a new
         # version: its old address may be another parameter's by now.
-        if known is not None and known[1] == local._version and known[0].data_ptr() == key[0]:
-            self._pending.append((leaf, *known[2:]))
+        if known is not None and known[0].data_ptr() == key[0]:
+            self._pending.append((leaf, known[1]))
             return leaf
-        measured = self._measure(local)
-        self._pending.append((leaf, *measured))
+        row = self._measure(local)
+        self._pending.append((leaf, row))
         # The reference keeps the address from being given to another tensor while it is known.
-        self._seen[key] = (local, local._version, *measured)
+        self._seen[key] = (local, row)
         if not lasting and known is None:
-            self._recent.append(key)
-            if len(self._recent) > _RECENT:
-                self._seen.pop(self._recent.pop(0), None)
+            recent = self._recent
+            recent.append(key)
+            if len(recent) > _RECENT:
+                self._seen.pop(recent.popleft(), None)
         return leaf
 
     def forget(self) -> None:
@@ -142,34 +147,29 @@ class Statistics:
         self._seen.clear()
         self._recent.clear()
 
-    def _measure(self, tensor: Tensor) -> tuple[_Column, int, int, str]:
-        """-> column, first row, sketch row (-1: none), kind (``full``, ``ends`` or ``same``)."""
-        x = tensor.detach()
+    def _measure(self, x: Tensor) -> _Row:
         dtype = x.dtype
-        sketched = self._with_sketch and dtype != torch.bool
+        sketched = self._with_sketch
+        column = self._columns[dtype]
+        if x.dim() == 0 and not dtype.is_complex and dtype != torch.bool:
+            return dtype, column.add(x.clone()), -1, "same"  # the value itself needs no sketch
         if dtype.is_floating_point:
-            column = self._f64 if dtype == torch.float64 else self._f32
-            if x.dim() == 0:
-                row, kind = column.add((x.clone(),)), "same"
-                sketched = False  # the value itself is there
-            else:
-                low, high = torch.aminmax(x)
-                row = column.add((high, low, torch.mean(x), torch.linalg.vector_norm(x)))
-                kind = "full"
+            low, high = torch.aminmax(x)
+            row = column.add(high, low, torch.mean(x), torch.linalg.vector_norm(x))
+            kind = "full"
         elif dtype == torch.bool:
-            row, kind, column = self._int.add((x.any(), x.all())), "bool", self._int
-            sketched = self._with_sketch
+            row = column.add(x.any(), x.all())
+            kind = "ends"
         elif dtype.is_complex:
             size = x.abs()
-            column = self._f64 if size.dtype == torch.float64 else self._f32
-            row = column.add((size.max(), size.min(), size.mean(), torch.linalg.vector_norm(size)))
-            kind, sketched = "full", False
-        elif x.dim() == 0:
-            row, kind, column, sketched = self._int.add((x.clone(),)), "same", self._int, False
+            dtype, sketched, kind = size.dtype, False, "full"
+            column = self._columns[dtype]
+            row = column.add(size.max(), size.min(), size.mean(), torch.linalg.vector_norm(size))
         else:
             low, high = torch.aminmax(x)
-            row, kind, column = self._int.add((high, low)), "ends", self._int
-        return column, row, self._add_sketch(x) if sketched else -1, kind
+            row = column.add(high, low)
+            kind = "ends"
+        return dtype, row, self._add_sketch(x) if sketched else -1, kind
 
     def _add_sketch(self, tensor: Tensor) -> int:
         self._loose_sketches.append(sketch(tensor))
@@ -193,9 +193,9 @@ class Statistics:
         sketches: list[str | None] = []
         for block in self._sketches:
             sketches.extend(_encoded(block.cpu().numpy()))
-        values = {id(c): c.read() for c in (self._f32, self._f64, self._int)}
-        for leaf, column, row, sketch_row, kind in self._pending:
-            _fill(leaf, values[id(column)], row, kind)
+        values = {dtype: column.read() for dtype, column in self._columns.items()}
+        for leaf, (dtype, row, sketch_row, kind) in self._pending:
+            _fill(leaf, values[dtype], row, kind)
             if sketch_row >= 0:
                 encoded = sketches[sketch_row]
                 if encoded is None:
@@ -205,6 +205,11 @@ class Statistics:
         filled = len(self._pending)
         self._reset()
         return filled
+
+
+def _name_dtype(dtype: torch.dtype) -> str:
+    name = _dtype_names[dtype] = str(dtype)
+    return name
 
 
 def _unpack(tensor: Tensor) -> tuple[str, Tensor, Leaf | None]:
@@ -236,24 +241,23 @@ def _placements(tensor: Any) -> Leaf:
 
 def has_values(tensor: Tensor) -> bool:
     """Whether a tensor holds numbers that can be read (not empty, meta, fake or sparse)."""
-    if tensor.is_meta or tensor.numel() == 0 or tensor.layout != torch.strided:
+    if not tensor.numel() or tensor.is_meta or tensor.layout is not torch.strided:
         return False
-    if type(tensor).__name__ in ("FakeTensor", "FunctionalTensor"):
+    cls = type(tensor)
+    if cls is not Tensor and cls.__name__ in ("FakeTensor", "FunctionalTensor"):
         return False
-    return tensor.dtype.itemsize > 1 or not tensor.dtype.is_floating_point  # no fp8 arithmetic
+    dtype = tensor.dtype
+    return dtype is torch.float32 or dtype.itemsize > 1 or not dtype.is_floating_point  # not fp8
 
 
 def _fill(leaf: Leaf, values: list[Any], row: int, kind: str) -> None:
-    if kind == "full":
-        leaf["Max"], leaf["Min"], leaf["Mean"], leaf["Norm"] = values[row : row + 4]
-    elif kind == "same":
-        leaf["Max"] = leaf["Min"] = leaf["Mean"] = leaf["Norm"] = values[row]
-    elif kind == "bool":
-        leaf["Max"], leaf["Min"] = bool(values[row]), bool(values[row + 1])
-        return
-    else:
+    if kind == "ends":  # integers and booleans
         leaf["Max"], leaf["Min"] = values[row], values[row + 1]
         return
+    if kind == "same":  # one value: msprobe gives it four times
+        leaf["Max"] = leaf["Min"] = leaf["Mean"] = leaf["Norm"] = values[row]
+    else:
+        leaf["Max"], leaf["Min"], leaf["Mean"], leaf["Norm"] = values[row : row + 4]
     high, low, norm = leaf["Max"], leaf["Min"], leaf["Norm"]
     if math.isfinite(norm) and math.isfinite(leaf["Mean"]):
         return

@@ -89,7 +89,7 @@ class UpdateRecords:
         return [item for item in held(models) if self._wanted(item.name.rpartition(".")[0])]
 
     def _add(self, what: str, item: Held, tensor: Tensor) -> None:
-        leaf = self._statistics.leaf(tensor)
+        leaf = self._statistics.leaf(tensor, lasting=None)
         leaf["requires_grad"] = item.parameter.requires_grad
         if not item.complete:
             leaf["GlobalShape"] = list(item.shape)
