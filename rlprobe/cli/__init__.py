@@ -29,6 +29,7 @@ COMMANDS: dict[str, str] = {
     "verdict": "print the verdict; exit 0 aligned, 3 diverged, 4 not comparable",
     "store": "look into, check and clean the store",
     "rollouts": "look into recorded rollouts",
+    "doctor": "check an alignment's storage, partitions, devices and images before it runs",
     "config": "check an alignment file; print its plan or its JSON schema",
 }
 

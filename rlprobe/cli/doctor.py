@@ -1,0 +1,45 @@
+"""``rlprobe doctor``: everything an alignment needs, looked at before anything is queued."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rlprobe.cli.common import write_json
+
+
+def add_parser(subparsers: Any) -> None:
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check an alignment's storage, partitions, devices and images",
+        description="Look at everything an alignment needs, one line an item, with what to do "
+        "where something is wrong. Exits 1 when an item fails.",
+    )
+    parser.add_argument("--config", type=Path, required=True, help="the alignment's YAML file")
+    parser.add_argument(
+        "--on-cluster",
+        action="store_true",
+        help="also start a short job on each partition and look from its nodes",
+    )
+    parser.add_argument(
+        "--wait",
+        type=int,
+        default=600,
+        metavar="SECONDS",
+        help="how long such a job may wait for its nodes (600)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from rlprobe.doctor import examine
+
+    items = []
+    for item in examine(args.config, on_cluster=args.on_cluster, wait_s=args.wait):
+        items.append(item)
+        if not args.quiet or item.state in ("warn", "fail"):
+            print(item.line(), flush=True)
+    failed = sum(item.state == "fail" for item in items)
+    if args.json:
+        write_json(args.json, {"failed": failed, "items": [item.to_dict() for item in items]})
+    return 1 if failed else 0

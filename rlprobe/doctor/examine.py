@@ -1,0 +1,90 @@
+"""All questions about one alignment, in the order in which a wrong answer hurts."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlprobe.config import Alignment, ResourcesSection, load
+from rlprobe.doctor import cluster, software, storage
+from rlprobe.doctor.item import Item, fail, ok, skip
+from rlprobe.errors import ConfigError
+from rlprobe.runs.jobs import Jobs
+
+
+def examine(config: Path, *, on_cluster: bool = False, wait_s: int = 600) -> Iterator[Item]:
+    """Look at an alignment's configuration, storage, scheduler and software.
+
+    Args:
+        config: the alignment's file.
+        on_cluster: also start a short job on each side's partition and look from there.
+        wait_s: how long such a job may wait in the queue.
+
+    Raises:
+        ConfigError: the file itself is wrong; nothing else can be looked at then.
+    """
+    alignment = load(config)
+    try:
+        jobs = Jobs.load(config)
+    except ConfigError as error:
+        yield fail("configuration", str(error), "correct the file")
+    else:
+        roles = ", ".join(f"{role} {spec.key[:12]}" for role, spec in jobs.runs.items())
+        yield ok("configuration", f"{config}: {roles}")
+    yield from storage.look(alignment)
+    sections = _sections(alignment)
+    yield from cluster.look(sections)
+    yield from software.look(alignment)
+    if on_cluster:
+        yield from _from_the_nodes(config, alignment, sections, wait_s)
+
+
+def _sections(alignment: Alignment) -> dict[str, ResourcesSection]:
+    sections = {
+        "target": alignment.target.resources,
+        "analysis": alignment.analysis.resources,
+    }
+    if alignment.benchmark.run is None:
+        sections = {"benchmark": alignment.benchmark.resources, **sections}
+    return sections
+
+
+def _from_the_nodes(
+    config: Path, alignment: Alignment, sections: dict[str, ResourcesSection], wait_s: int
+) -> Iterator[Item]:
+    store = Path(alignment.store).expanduser().absolute()
+    directory = next(path for path in (store, *store.parents) if path.exists())
+    token = directory / f".rlprobe-doctor-{secrets.token_hex(8)}"
+    token.touch()
+    try:
+        for key in ("benchmark", "target"):
+            section = sections.get(key)
+            if section is None or section.partition is None:
+                yield skip(f"{key} nodes", "no partition is named")
+                continue
+            yield from _one_job(config, key, section, token, wait_s)
+    finally:
+        token.unlink(missing_ok=True)
+
+
+def _one_job(
+    config: Path, key: str, section: ResourcesSection, token: Path, wait_s: int
+) -> Iterator[Item]:
+    command = ["srun", *cluster.requested(section), f"--immediate={wait_s}", "--time=10"]
+    command += ["--job-name=rlprobe-doctor", sys.executable, "-m", "rlprobe.doctor.node"]
+    command += ["--config", str(config), "--side", key, "--token", str(token)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or len({item["node"] for item in found}) < section.nodes:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        yield fail(
+            f"{key} job",
+            f"on partition {section.partition}: {last}",
+            f"try it: {' '.join(command[:6])} … hostname (or a longer --wait)",
+        )
+    for item in found:
+        yield Item(**item)

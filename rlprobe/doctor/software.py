@@ -1,0 +1,122 @@
+"""Are images and programs there, and do they hold the versions the alignment declares?"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlprobe.config import Alignment, ContainerSection, DeviceSection
+from rlprobe.doctor.item import Item, fail, ok, skip, warn
+
+#: Distribution on the index -> name of the label that our images carry.
+_MSPROBE = "mindstudio-probe"
+_LABEL = "org.rlprobe."
+_TIMEOUT_S = 120
+
+
+def look(alignment: Alignment) -> Iterator[Item]:
+    """Items about both sides' software and the images of the analysis jobs."""
+    sides: dict[str, DeviceSection] = {"target": alignment.target}
+    if alignment.benchmark.run is None:
+        sides = {"benchmark": alignment.benchmark, **sides}
+    for key, side in sides.items():
+        yield from _side(alignment, key, side)
+    for key in ("image", "torch_image"):
+        image = getattr(alignment.analysis, key)
+        if image is not None and "://" not in image:
+            container = ContainerSection(runtime="apptainer", image=image)
+            yield _exists(f"analysis.{key}", container)[0]
+
+
+def _side(alignment: Alignment, key: str, side: DeviceSection) -> Iterator[Item]:
+    name = f"{key}.container.image"
+    if side.container.runtime == "none":
+        versions: dict[str, str] | None = _installed(alignment.framework)
+        name = f"{key} environment"
+    else:
+        item, versions = _exists(name, side.container)
+        yield item
+        if item.state in ("fail", "skip"):
+            return
+    if not versions:
+        yield warn(
+            name,
+            "carries no labels of rlprobe",
+            "build it from containers/, or trust its tag; versions are checked when it starts",
+        )
+        return
+    yield _version(name, alignment.framework, alignment.framework_version, versions)
+    if _MSPROBE not in versions:
+        yield fail(name, "msprobe is not in it", f"install {_MSPROBE} (the wheelhouse has it)")
+    else:
+        yield ok(name, f"msprobe {versions[_MSPROBE]}")
+
+
+def _version(name: str, framework: str, wanted: str, versions: dict[str, str]) -> Item:
+    found = versions.get(framework)
+    if found is None:
+        return fail(name, f"{framework} is not in it", f"install {framework}=={wanted}")
+    # slime's tags carry a v that its metadata does not.
+    if found.lstrip("v") != wanted.lstrip("v"):
+        return fail(
+            name,
+            f"{framework} is {found}, framework_version says {wanted}",
+            "correct framework_version, or use the image of that version",
+        )
+    return ok(name, f"{framework} {found}")
+
+
+def _installed(framework: str) -> dict[str, str]:
+    found = {}
+    for name in (framework, _MSPROBE):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    # Something else may be missing, but this interpreter was looked into.
+    return found or {"python": ""}
+
+
+def _exists(name: str, container: ContainerSection) -> tuple[Item, dict[str, str] | None]:
+    """An item about the image, and the versions its labels tell, None if unknown."""
+    image = str(container.image)
+    if container.runtime == "apptainer" and "://" not in image:
+        if not Path(image).expanduser().exists():
+            action = f"apptainer build {image} containers/NAME.def (docs/cluster.md)"
+            return fail(name, f"{image} does not exist", action), None
+        if not shutil.which("apptainer"):
+            return skip(name, f"{image} exists; apptainer is not on this machine's PATH"), None
+        shown = _ask("apptainer", "inspect", "--json", "--labels", image)
+        if shown is None:
+            return fail(name, f"{image} is not an image apptainer can read", "build it anew"), None
+        labels = json.loads(shown)["data"]["attributes"]["labels"]
+        return ok(name, f"{image} exists"), _versions(labels)
+    if container.runtime == "docker":
+        if not shutil.which("docker"):
+            return skip(name, "docker is not on this machine's PATH", "use --on-cluster"), None
+        shown = _ask("docker", "image", "inspect", "--format", "{{json .Config.Labels}}", image)
+        if shown is None:
+            return fail(name, f"docker has no {image} here", f"docker pull {image}"), None
+        return ok(name, f"{image} is here"), _versions(json.loads(shown) or {})
+    if container.runtime == "pyxis":
+        helped = _ask("srun", "--help") if shutil.which("srun") else None
+        if helped is None or "--container-image" not in helped:
+            action = "ask the site for pyxis, or use another runtime"
+            return fail(name, "srun knows no --container-image", action), None
+        return ok(name, f"srun has pyxis; {image} is fetched when a job starts"), None
+    return ok(name, f"{image} is fetched when a job starts"), None
+
+
+def _versions(labels: dict[str, str]) -> dict[str, str]:
+    return {
+        key.removeprefix(_LABEL): value for key, value in labels.items() if key.startswith(_LABEL)
+    }
+
+
+def _ask(*command: str) -> str | None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+    return done.stdout if done.returncode == 0 else None
