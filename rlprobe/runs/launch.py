@@ -10,7 +10,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlprobe import frameworks, stages
@@ -27,13 +28,34 @@ _log = logging.getLogger("rlprobe")
 _TAIL_LINES = 25
 
 
-def launch(spec: RunSpec, store: Path, log: Path | None = None) -> Path:
+@dataclass(frozen=True)
+class Started:
+    """A run that is prepared: what is to be started, and where."""
+
+    spec: RunSpec
+    store: Path
+    scratch: Path
+    log: Path
+    #: Of every process of the run.
+    environment: Mapping[str, str]
+    #: One after the other; the last is the training itself.
+    commands: list[list[str]]
+    #: Called while the run goes on.
+    progress: Progress
+
+
+#: Runs the commands to their end: the exit status, and the environment that they had.
+Start = Callable[[Started], tuple[int, Mapping[str, str]]]
+
+
+def launch(spec: RunSpec, store: Path, log: Path | None = None, start: Start | None = None) -> Path:
     """Run ``spec`` and commit it, unless the store holds it already.
 
     Args:
         spec: the run as declared.
         store: the store's directory, on storage that every node of the run sees.
         log: the framework's output; by default ``{store}/logs/{role}-{key}.log``.
+        start: how the run is started; by default in the container and on the nodes it declares.
 
     Returns:
         The run's manifest.
@@ -57,7 +79,7 @@ def launch(spec: RunSpec, store: Path, log: Path | None = None) -> Path:
         log.parent.mkdir(parents=True, exist_ok=True)
         scratch = _finished(store, spec) or _fresh(store, spec)
         if not _record(scratch).exists():
-            _execute(spec, store, scratch, log)
+            _execute(spec, store, scratch, log, start or _start)
         else:
             _log.info("%s: committing what an interrupted run had finished", spec.role)
         try:
@@ -145,6 +167,7 @@ def session_of(spec: RunSpec, store: Path, scratch: Path) -> Session:
         seed=spec.seed,
         device=spec.device,
         fault=_absolute_fault(spec.fault),
+        fault_strength=spec.fault_strength,
         expected_stages=spec.stages,
     )
 
@@ -156,7 +179,7 @@ def _absolute_fault(fault: str | None) -> str | None:
     return f"{Path(file).expanduser().absolute()}:{name}"
 
 
-def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path) -> None:
+def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start) -> None:
     framework = frameworks.get(spec.framework)
     places = frameworks.Places(scratch=scratch, assets=store / "assets")
     session = session_of(spec, store, scratch)
@@ -173,23 +196,10 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path) -> None:
         ENV: str(scratch / "session.json"),
     }
     commands = [*framework.prepare(spec, places), framework.command(spec, places)]
-    path = scratch / "run.sh"
     _log.info("%s: %s on %s, log %s", spec.role, spec.framework, spec.device, log)
     progress = Progress(spec.role, scratch / "side", spec.steps.total)
     started = time.time()
-    with entry.enter(spec, scratch, store, environment) as place:
-        path.write_text(
-            script.render(str(path), place.exported, commands, inside_image=place.contained),
-            encoding="utf-8",
-        )
-
-        def watch() -> None:
-            progress()
-            place.check()
-
-        status = process.run(
-            place.argv(["bash", str(path)], scratch.name), run_id=scratch.name, log=log, watch=watch
-        )
+    status, exported = start(Started(spec, store, scratch, log, environment, commands, progress))
     if status != 0:
         raise RunError(_failure(spec, status, log, progress))
     proof.require_captured(session)
@@ -200,11 +210,33 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path) -> None:
         "started": started,
         "ended": time.time(),
         "command": commands[-1],
-        "environment": dict(place.exported),
+        "environment": dict(exported),
     }
     temporary = _record(scratch).with_suffix(".tmp")
     temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
     temporary.replace(_record(scratch))
+
+
+def _start(run: Started) -> tuple[int, Mapping[str, str]]:
+    """Enter the container or the Ray cluster, run the commands in a script there, and watch."""
+    path = run.scratch / "run.sh"
+    with entry.enter(run.spec, run.scratch, run.store, run.environment) as place:
+        path.write_text(
+            script.render(str(path), place.exported, run.commands, inside_image=place.contained),
+            encoding="utf-8",
+        )
+
+        def watch() -> None:
+            run.progress()
+            place.check()
+
+        status = process.run(
+            place.argv(["bash", str(path)], run.scratch.name),
+            run_id=run.scratch.name,
+            log=run.log,
+            watch=watch,
+        )
+    return status, place.exported
 
 
 _OWN_ERROR = re.compile(r"rlprobe\.errors\.\w+: (.+)|^rlprobe: error: (.+)")

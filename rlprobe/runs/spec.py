@@ -66,6 +66,8 @@ class RunSpec:
     identities: Identities
     #: ``FILE:NAME`` of a planted fault.
     fault: str | None = None
+    #: 1, or less where the fault is weakened.
+    fault_strength: float = 1.0
     #: Key of the benchmark run whose rollouts are replayed; None for the benchmark itself.
     replay_of: str | None = None
     #: Key of a run that is taken from the store and never started here.
@@ -99,6 +101,8 @@ class RunSpec:
             "fault": self.identities.fault,
             "replay_of": self.replay_of,
         }
+        if self.fault_strength != 1.0:
+            declared["fault_strength"] = self.fault_strength
         if self.replay_of is not None:
             declared["recompute_rewards"] = self.recompute_rewards
         return declared
