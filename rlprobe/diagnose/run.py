@@ -53,7 +53,7 @@ def diagnose(directory: Path) -> Diagnosis:
     """
     results = Results.open(directory)
     benchmark, target = require(results, BENCHMARK), require(results, TARGET)
-    number = _first_step(benchmark, target)
+    number = first_step(benchmark, target)
     step = analysis.analyse(results, number)
     controls = {
         role: run
@@ -72,7 +72,7 @@ def diagnose(directory: Path) -> Diagnosis:
     return _diverged(results, gate, step, strip, parted, target)
 
 
-def _first_step(benchmark: Run, target: Run) -> int:
+def first_step(benchmark: Run, target: Run) -> int:
     """The first step that both sides captured; later ones differ by inheritance."""
     common = sorted(set(benchmark.manifest.steps) & set(target.manifest.steps))
     steps = common or sorted(benchmark.manifest.steps) or [0]

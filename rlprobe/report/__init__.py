@@ -1,0 +1,1 @@
+"""One offline HTML page that says what was found and why."""
