@@ -139,6 +139,11 @@ class _Commit:
             frame = records.build(
                 self.tree.root / "dump" / directory, stage, objects=digests.get(directory)
             )
+            if frame.is_empty():
+                raise StoreError(
+                    f"{self.dump}/{directory} holds dump files but not one record: nothing of "
+                    "this stage was captured, so nothing is committed"
+                )
             temporary = self.work / "records.parquet"
             records.write(frame, temporary)
             self._adopt(temporary, f"records/{stage}.parquet")

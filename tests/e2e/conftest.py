@@ -6,12 +6,17 @@ import dataclasses
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from rlprobe.config import load
+from rlprobe.runs.plan import plan
+from rlprobe.runs.spec import RunSpec
+from tests.e2e.server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -39,7 +44,14 @@ class Aligned:
 
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Store, results and configurations of this session; a path that msprobe accepts."""
+    """Store, results and configurations of this session; a path that msprobe accepts.
+
+    RLPROBE_E2E_DIR names a directory that is kept, so that the next call trains nothing anew.
+    """
+    kept = os.environ.get("RLPROBE_E2E_DIR")
+    if kept:
+        Path(kept).mkdir(parents=True, exist_ok=True)
+        return Path(kept)
     return tmp_path_factory.mktemp("e2e")
 
 
@@ -101,3 +113,17 @@ def faulty(
     result = align(configure("config/examples/planted_fault.yaml"))
     assert result.status == 0, result.output
     return result
+
+
+@pytest.fixture(scope="session")
+def runs(aligned: Aligned) -> dict[str, RunSpec]:
+    """The default alignment's runs, as planned."""
+    return plan(load(aligned.config), {})
+
+
+@pytest.fixture(scope="session")
+def verl(aligned: Aligned, runs: dict[str, RunSpec], workspace: Path) -> Iterator[Server]:
+    """verl in one process, with the benchmark's environment."""
+    server = Server(aligned.store, runs["benchmark"], workspace / "variants")
+    yield server
+    server.close()

@@ -1,0 +1,209 @@
+"""From start to commit: what happens when a run fails, is killed, or is there already?
+
+The framework here is a small script in verl's place, so that each way of failing takes no minute;
+real verl is run in tests/e2e.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlprobe import frameworks, stages
+from rlprobe.config import Alignment
+from rlprobe.errors import HookError, RunError, StoreError
+from rlprobe.frameworks import Places
+from rlprobe.runs import launch as launching
+from rlprobe.runs.plan import plan
+from rlprobe.runs.spec import RunSpec
+
+#: Leaves what a captured stage leaves, and counts how often it was run.
+_TRAIN = """
+import json, os, pathlib, sys
+session = json.load(open(os.environ["RLPROBE_CONFIG"]))
+side = pathlib.Path(session["side"])
+with open(sys.argv[1], "a") as count:
+    count.write("x")
+for stage in session["expected_stages"]:
+    place = pathlib.Path(session["dump"], stage, "step0", "rank0")
+    place.mkdir(parents=True)
+    leaf = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2], "Max": 1.0,
+            "Min": 0.0, "Mean": 0.5, "Norm": 1.0, "requires_grad": False}
+    entry = {"input_args": [leaf], "input_kwargs": {}, "output": [leaf]}
+    dump = {"task": "statistics", "level": "L0", "framework": "pytorch", "dump_data_dir": None,
+            "data": {"Module.lm_head.Linear.forward.0": entry}}
+    (place / "dump.json").write_text(json.dumps(dump))
+    (place / "stack.json").write_text("{}")
+    (place / "construct.json").write_text("{}")
+parts = side / "parts" / "captured"
+parts.mkdir(parents=True)
+with open(parts / "actor-rank0.jsonl", "w") as file:
+    for stage in session["expected_stages"]:
+        file.write(json.dumps({"step": 0, "trainer_step": 1, "stage": stage, "rank": 0,
+                               "role": "actor", "engine": "light", "records": 2, "calls": 1,
+                               "seconds": 0.1, "adapter": None}) + "\\n")
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Framework:
+    script: Path
+    count: Path
+    name: str = "verl"
+    builtin_version: int = 1
+
+    def expected_stages(self, spec: RunSpec) -> tuple[str, ...]:
+        return (stages.LOG_PROB,)
+
+    def prepare(self, spec: RunSpec, places: Places) -> list[list[str]]:
+        return []
+
+    def command(self, spec: RunSpec, places: Places) -> list[str]:
+        return ["python", str(self.script), str(self.count)]
+
+    def environment(self, spec: RunSpec, places: Places) -> dict[str, str]:
+        return {}
+
+
+@dataclasses.dataclass
+class Bench:
+    """A benchmark run whose framework is the script."""
+
+    spec: RunSpec
+    store: Path
+    script: Path
+    count: Path
+
+    @property
+    def started(self) -> int:
+        return len(self.count.read_text()) if self.count.exists() else 0
+
+    def launch(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(launching.launch(self.spec, self.store).read_text())
+        return found
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    script, count = tmp_path / "train.py", tmp_path / "count"
+    script.write_text(_TRAIN)
+    framework = _Framework(script, count)
+    monkeypatch.setattr(frameworks, "get", lambda name: framework)
+    raw = {
+        "name": "t",
+        "framework": "verl",
+        "framework_version": "0.9.1",
+        "model": {"path": "builtin:tiny-qwen2"},
+        "data": {"train_files": "builtin:arithmetic"},
+    }
+    runs = plan(Alignment.model_validate_json(json.dumps(raw)), {})
+    return Bench(runs["benchmark"], tmp_path / "store", script, count)
+
+
+def test_a_run_is_committed_under_its_key_and_its_scratch_is_gone(bench: Bench) -> None:
+    manifest = bench.launch()
+    assert manifest["key"] == bench.spec.key
+    assert manifest["stages"][stages.LOG_PROB]["records"] == 2
+    assert list((bench.store / "scratch").iterdir()) == []
+
+
+def test_a_run_in_the_store_is_not_started_again(bench: Bench) -> None:
+    bench.launch()
+    bench.launch()
+    assert bench.started == 1
+
+
+def test_rlprobes_own_error_is_what_the_user_reads(bench: Bench) -> None:
+    said = "rlprobe.errors.ReplayError: the prompts differ (rows 1)"
+    bench.script.write_text(f"print('noise'); print({said!r}); print('more'); raise SystemExit(1)")
+    with pytest.raises(RunError) as caught:
+        bench.launch()
+    assert str(caught.value).startswith("benchmark: the prompts differ (rows 1)\n(log: ")
+
+
+def test_another_failure_shows_the_end_of_the_log(bench: Bench) -> None:
+    bench.script.write_text("for i in range(99): print('line', i)\nraise SystemExit(5)\n")
+    with pytest.raises(RunError, match="exit status 5 starting") as caught:
+        bench.launch()
+    assert "line 98" in str(caught.value)
+    assert "line 10\n" not in str(caught.value)
+
+
+def test_a_run_that_captured_nothing_is_no_success(bench: Bench) -> None:
+    bench.script.write_text("pass\n")
+    with pytest.raises(HookError, match=stages.LOG_PROB):
+        bench.launch()
+    assert not list(bench.store.glob("runs/*"))
+
+
+def test_an_empty_dump_is_no_success(bench: Bench) -> None:
+    bench.script.write_text(_TRAIN.replace('{"Module.lm_head.Linear.forward.0": entry}', "{}"))
+    with pytest.raises(StoreError, match="not one record"):
+        bench.launch()
+    assert not list(bench.store.glob("runs/*/manifest.json"))
+
+
+def test_what_a_failed_commit_left_is_committed_without_running_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(launching, "commit", refuse)
+        with pytest.raises(StoreError, match=r"disk is full\n\(the run's output is kept in "):
+            bench.launch()
+    assert bench.launch()["key"] == bench.spec.key
+    assert bench.started == 1
+
+
+def test_what_a_killed_run_left_is_not_taken_for_its_end(bench: Bench) -> None:
+    left = bench.store / "scratch" / f"{bench.spec.key[:16]}-1"
+    (left / "dump" / stages.LOG_PROB / "step0").mkdir(parents=True)
+    (left / "side").mkdir()
+    bench.launch()
+    assert bench.started == 1
+    assert not left.exists()
+
+
+def test_a_replay_without_its_benchmark_says_what_to_do(bench: Bench) -> None:
+    spec = dataclasses.replace(bench.spec, role="target", replay_of="0" * 64)
+    with pytest.raises(StoreError, match="run the benchmark first"):
+        launching.launch(spec, bench.store)
+    assert bench.started == 0
+
+
+def test_an_imported_run_that_is_not_there_says_what_to_do(bench: Bench) -> None:
+    spec = dataclasses.replace(bench.spec, imported="1" * 64)
+    with pytest.raises(StoreError, match="rlprobe store import"):
+        launching.launch(spec, bench.store)
+
+
+def test_the_script_of_a_run_can_be_run_by_hand(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def keep(scratch: Path, *args: Any) -> None:
+        seen.append((scratch / "run.sh").read_text())
+        raise StoreError("kept")
+
+    monkeypatch.setattr(launching, "commit", keep)
+    with pytest.raises(StoreError):
+        bench.launch()
+    assert seen[0].startswith("#!/bin/bash\n")
+    assert f"export RLPROBE_CONFIG={bench.store}" in seen[0]
+    assert str(bench.script) in seen[0]
+
+
+def test_a_fault_is_looked_for_from_where_the_command_was_started(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = dataclasses.replace(bench.spec, fault="faults/a.py:b")
+    session = launching.session_of(spec, bench.store, tmp_path)
+    assert session.fault == f"{tmp_path}/faults/a.py:b"
