@@ -9,11 +9,13 @@ weights and metrics equal those of the same run under Ray bit for bit (tests/e2e
 
 is a server: it imports torch and verl once, with the environment it was started with, and forks a
 child for each request, a JSON line ``{"session", "overrides", "log"}`` on its standard input,
-answered by ``{"status", "seconds"}`` when the child has ended.
+answered by ``{"status", "seconds", "cpu"}`` when the child has ended.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import importlib
 import json
 import os
@@ -183,7 +185,9 @@ def _child(request: dict[str, Any]) -> int:
     return 0
 
 
-def _fork(request: dict[str, Any]) -> int:
+def _fork(request: dict[str, Any]) -> dict[str, Any]:
+    began = time.monotonic()
+    compose(request["overrides"])  # kept for the children to come
     pid = os.fork()
     if pid == 0:
         status = 1
@@ -193,7 +197,12 @@ def _fork(request: dict[str, Any]) -> int:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    _, status, used = os.wait4(pid, 0)
+    return {
+        "status": os.waitstatus_to_exitcode(status),
+        "seconds": time.monotonic() - began,
+        "cpu": used.ru_utime + used.ru_stime,
+    }
 
 
 def serve() -> None:
@@ -204,11 +213,7 @@ def serve() -> None:
     for name in _WARM:
         importlib.import_module(name)
     for line in sys.stdin:
-        request = json.loads(line)
-        began = time.monotonic()
-        status = _fork(request)
-        answer = {"status": status, "seconds": time.monotonic() - began}
-        answers.write(json.dumps(answer) + "\n")
+        answers.write(json.dumps(_fork(json.loads(line))) + "\n")
         answers.flush()
 
 
