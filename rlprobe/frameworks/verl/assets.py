@@ -101,21 +101,34 @@ def _shape(vocabulary: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _causal(architecture: str, made: Path) -> None:
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "decoder_sparse_step": 1,
+}
+
+
+def _causal(architecture: str, made: Path, *, stops: bool = False, **further: Any) -> None:
+    """A causal model; with ``stops`` one that often ends a response, so that lengths vary."""
     import torch
     import transformers
 
     vocabulary = _vocabulary()
-    config = getattr(transformers, f"{architecture}Config")(**_shape(vocabulary))
+    config = getattr(transformers, f"{architecture}Config")(**_shape(vocabulary), **further)
     torch.manual_seed(0)
     model = getattr(transformers, f"{architecture}ForCausalLM")(config)
+    if stops:
+        with torch.no_grad():
+            model.lm_head.weight[vocabulary["<eos>"]] *= 2.0
     model.generation_config.eos_token_id = vocabulary["<eos>"]
     model.generation_config.pad_token_id = vocabulary["<pad>"]
     model.save_pretrained(made)
     _tokenizer(vocabulary).save_pretrained(made)
 
 
-def _critic(architecture: str, made: Path) -> None:
+def _critic(architecture: str, made: Path, *, bias: float = 0.0) -> None:
     import torch
     import transformers
 
@@ -125,6 +138,8 @@ def _critic(architecture: str, made: Path) -> None:
     )
     torch.manual_seed(1)
     model = getattr(transformers, f"{architecture}ForTokenClassification")(config)
+    with torch.no_grad():
+        model.score.bias.fill_(bias)
     model.save_pretrained(made)
     _tokenizer(vocabulary).save_pretrained(made)
 
@@ -149,7 +164,10 @@ def _arithmetic(made: Path) -> None:
 _MAKERS: dict[str, Callable[[Path], None]] = {
     "tiny-qwen2": lambda made: _causal("Qwen2", made),
     "tiny-llama": lambda made: _causal("Llama", made),
+    "tiny-qwen2-brief": lambda made: _causal("Qwen2", made, stops=True),
+    "tiny-qwen2-moe": lambda made: _causal("Qwen2Moe", made, **_EXPERTS),
     "tiny-qwen2-critic": lambda made: _critic("Qwen2", made),
+    "tiny-qwen2-critic-bias": lambda made: _critic("Qwen2", made, bias=0.5),
     "tiny-llama-critic": lambda made: _critic("Llama", made),
     "arithmetic": _arithmetic,
 }
