@@ -34,8 +34,8 @@ read -ra sets <<< "${sets[*]}"
 
 pip() { "$PYTHON" -m pip --disable-pip-version-check "$@"; }
 
-# Already complete for this list of requirements and this rlprobe?
-stamp_of() { cat "$@" pyproject.toml | sha256sum | cut -c1-16; }
+# Already complete for this list of requirements?
+stamp_of() { sha256sum < "$1" | cut -c1-16; }
 
 foreign=()
 for glibc in manylinux_2_28 manylinux_2_27 manylinux_2_24 manylinux_2_17 manylinux2014; do

@@ -114,8 +114,15 @@ def _relocate(prefix: Path) -> None:
     libc = prefix / "glibc" / _LIBRARIES
     for program in (binary(prefix), prefix / _LIBRARIES / "apptainer/bin/starter"):
         _run(
-            ["patchelf", "--set-interpreter", str(libc / "ld-linux-x86-64.so.2"), "--force-rpath"]
-            + ["--set-rpath", f"{libc}:/{_LIBRARIES}", str(program)]
+            [
+                "patchelf",
+                "--set-interpreter",
+                str(libc / "ld-linux-x86-64.so.2"),
+                "--force-rpath",
+                "--set-rpath",
+                f"{libc}:/{_LIBRARIES}",
+                str(program),
+            ]
         )
 
 

@@ -95,9 +95,17 @@ def _base() -> Path:
     with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
         unfinished = Path(temporary) / "rootfs"
         _run(
-            ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={','.join(_BASE_PACKAGES)}"]
-            + ["--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*"]
-            + [_release(), str(unfinished), *_sources()]
+            [
+                "mmdebstrap",
+                "--quiet",
+                "--variant=minbase",
+                f"--include={','.join(_BASE_PACKAGES)}",
+                "--dpkgopt=path-exclude=/usr/share/doc/*",
+                "--dpkgopt=path-exclude=/usr/share/man/*",
+                _release(),
+                str(unfinished),
+                *_sources(),
+            ]
         )
         # Device nodes cannot be copied without a capability that this root may lack.
         shutil.rmtree(unfinished / "dev")
@@ -114,8 +122,13 @@ def _release() -> str:
 def _sources() -> Iterable[str]:
     """The sources this machine uses: its mirror is the one that can be reached."""
     shown = subprocess.run(
-        ["apt-get", "indextargets", "--format", "deb $(REPO_URI) $(RELEASE) $(COMPONENT)"]
-        + ["Created-By: Packages"],
+        [
+            "apt-get",
+            "indextargets",
+            "--format",
+            "deb $(REPO_URI) $(RELEASE) $(COMPONENT)",
+            "Created-By: Packages",
+        ],
         capture_output=True,
         text=True,
         check=True,

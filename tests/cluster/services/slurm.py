@@ -213,6 +213,20 @@ class Slurm:
         return len(states) == len(NODES) and set(states.values()) <= usable
 
 
+def install() -> None:
+    """Install Slurm where this machine lacks it and is a Debian whose root we are."""
+    present = all(shutil.which(name) for name in ("slurmctld", "slurmd", "munged", "ip"))
+    if not present and os.geteuid() == 0 and shutil.which("apt-get"):
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in (["update"], ["install", "-y", "--no-install-recommends", *PACKAGES]):
+            subprocess.run(
+                ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", *command],
+                env=environment,
+                check=False,
+                stdout=subprocess.DEVNULL,
+            )
+
+
 def why_not() -> str | None:
     """Why this cluster cannot run here; None if it can."""
     if os.geteuid() != 0:

@@ -1,0 +1,85 @@
+"""Two alignments on one node: does either ever touch the other?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from conftest import Site
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@contextlib.contextmanager
+def collecting(site: Site, config: str) -> Iterator[subprocess.Popen[bytes]]:
+    """``snakemake collect`` on Slurm, in the background."""
+    with (site.directory / "output").open("wb") as output:
+        process = subprocess.Popen(
+            [*site.snakemake(config), "collect"],
+            cwd=site.directory,
+            env=site.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def test_ctrl_c_ends_one_run_with_all_it_started_and_its_neighbour_commits(
+    site_in: Callable[[str], Site],
+) -> None:
+    kept, ended = site_in("kept"), site_in("ended")
+    node = {"resources": {"partition": "gpu", "gres": "gpu:1", "memory": "4G"}}
+    configs = [
+        site.write(name, seed=seed, benchmark=node, controls={"repeat": False})
+        for site, name, seed in ((kept, "kept", 1), (ended, "ended", 2))
+    ]
+    with collecting(kept, configs[0]) as neighbour, collecting(ended, configs[1]) as cancelled:
+        log = ended.directory / "logs/ended/benchmark.log"
+        within(300, lambda: log.exists() and "ray" in log.read_text(errors="replace").lower())
+        assert cancelled.poll() is None
+        cancelled.send_signal(signal.SIGINT)
+        assert cancelled.wait(120) != 0
+        within(60, lambda: str(ended.directory) not in queue(ended))
+        within(60, lambda: not processes_of(ended.directory))
+        assert not list((ended.directory / "store/runs").glob("*/manifest.json"))
+        assert neighbour.wait(600) == 0, (kept.directory / "output").read_text()
+    key = kept.key(configs[0], "benchmark")
+    assert (kept.directory / "store/runs" / key / "manifest.json").exists()
+    assert not list(Path("/tmp").glob("rlprobe-[0-9]*")), "directories of a job are left"
+
+
+def queue(site: Site) -> str:
+    return site.command("squeue", "--noheader", "--format=%Z").stdout
+
+
+def processes_of(directory: Path) -> list[int]:
+    """Processes whose environment names a directory: a run's, whatever they were forked from."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if str(directory).encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.5)
