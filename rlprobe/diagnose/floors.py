@@ -64,7 +64,10 @@ def with_floor(
     # records.parquet's ratio may stem from the norms; what lowers it is the floor over the bound.
     lowered = pl.col("floor") / pl.col("noise")
     rows = rows.with_columns(
-        excess=pl.when(pl.col("noise") > 0)
+        # Where a sketch saw no difference, its error is what it could not have seen.
+        excess=pl.when(_unseen() & (pl.col("noise") > 0))
+        .then(0.0)
+        .when(pl.col("noise") > 0)
         .then(pl.col("ratio") / lowered)
         .otherwise(pl.col("error") / pl.col("floor"))
         .fill_nan(0.0)
@@ -81,8 +84,13 @@ def with_floor(
 
 def _seen(column: str) -> pl.Expr:
     """An error that was measured; a sketch that saw nothing gives no repeat difference."""
-    unseen = (pl.col("error_kind") == "sketch") & (pl.col("error_uncertainty") >= 1)
-    return pl.when(unseen).then(0.0).otherwise(pl.col(column))
+    return pl.when(_unseen()).then(0.0).otherwise(pl.col(column))
+
+
+def _unseen() -> pl.Expr:
+    return ((pl.col("error_kind") == "sketch") & (pl.col("error_uncertainty") >= 1)).fill_null(
+        False
+    )
 
 
 def _against_precise(rows: pl.DataFrame, precise: pl.DataFrame | None) -> pl.DataFrame:

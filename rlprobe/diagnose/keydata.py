@@ -53,6 +53,8 @@ class Row:
     values: Array
     rank: int
     micro_step: int
+    #: Where the response's part begins; None where that is unknown.
+    response_at: int | None = None
 
 
 def names(run: Run) -> list[str]:
@@ -73,16 +75,28 @@ def load(run: Run, name: str, step: int) -> list[Row]:
         values, masked = _rows(directory, name)
         ids = _samples(run, step, rank, micro, len(values)) if _has_tokens(name) else None
         masks = None if masked else _masks(run, step, rank, micro, values)
+        lengths = _response_lengths(run, step, rank, micro, len(values)) if ids else None
         for index, row in enumerate(values):
             kept = row[masks[index]] if masks is not None else row
+            begin = None if lengths is None else _response_at(len(kept), lengths[index])
             own.setdefault(rank, []).append(
-                Row(ids[index] if ids is not None else None, kept, rank, micro)
+                Row(ids[index] if ids is not None else None, kept, rank, micro, begin)
             )
     for rank, found in own.items():
         if any(row.sample is None for row in found):
             found = _by_proof(run, name, step, rank, found)
         rows.extend(found)
     return rows
+
+
+def _response_at(length: int, response: int) -> int | None:
+    """First entry of the response in a row over it, or over the whole sequence.
+
+    Over a sequence, entry i is about token i + 1, so the response begins one early.
+    """
+    if length == response:
+        return 0
+    return length - response - 1 if length > response else None
 
 
 def _has_tokens(name: str) -> bool:
@@ -144,6 +158,20 @@ def _masks(run: Run, step: int, rank: int, micro: int, values: list[Array]) -> l
     return result
 
 
+def _response_lengths(run: Run, step: int, rank: int, micro: int, count: int) -> list[int] | None:
+    """Valid tokens of each response of a micro-batch."""
+    responses = _beside(run, "responses", step, rank, micro)
+    if responses is None or len(responses) != count:
+        return None
+    masks = _beside(run, "attention_mask", step, rank, micro)
+    if masks is None or len(masks) != count:
+        return [len(response) for response in responses]
+    return [
+        int(mask[len(mask) - len(response) :].astype(bool).sum())
+        for mask, response in zip(masks, responses, strict=True)
+    ]
+
+
 def _samples(run: Run, step: int, rank: int, micro: int, count: int) -> list[str] | None:
     prompts = _beside(run, "prompts", step, rank, micro)
     responses = _beside(run, "responses", step, rank, micro)
@@ -176,7 +204,7 @@ def _by_proof(run: Run, name: str, step: int, rank: int, rows: list[Row]) -> lis
     if len(samples) != len(rows):
         return rows
     return [
-        Row(sample, row.values, row.rank, row.micro_step)
+        Row(sample, row.values, row.rank, row.micro_step, row.response_at)
         for sample, row in zip(samples, rows, strict=True)
     ]
 
@@ -195,7 +223,7 @@ class Difference:
     joined: int
     benchmark_only: int
     target_only: int
-    #: Sample with the largest difference and the first position of it that stands out.
+    #: Sample with the largest difference, and the first token of its response that stands out.
     sample: str | None = None
     position: int | None = None
     #: Share of positions that differ at all.
@@ -214,7 +242,8 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
     worst: tuple[float, str | None, int | None] = (0.0, None, None)
     largest = 0.0
     for key in left.keys() & right.keys():
-        for b, t in zip(left[key], right[key], strict=False):
+        for one, other in zip(left[key], right[key], strict=False):
+            b, t = one.values, other.values
             if b.shape != t.shape:
                 continue
             joined += 1
@@ -229,7 +258,7 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
             size = float(difference.max(initial=0.0))
             if not size <= largest or (size > 0 and worst[1] is None):  # NaN counts as largest
                 largest = max(largest, size) if np.isfinite(size) else float("inf")
-                worst = (size, key[0], _onset(difference))
+                worst = (size, key, _onset(difference, one.response_at))
     error = None
     if joined:
         scale = np.sqrt(norms)
@@ -249,17 +278,20 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
     )
 
 
-def _grouped(rows: list[Row]) -> dict[tuple[str], list[Array]]:
-    found: dict[tuple[str], list[Array]] = {}
+def _grouped(rows: list[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
     for row in rows:
         if row.sample is not None:
-            found.setdefault((row.sample,), []).append(row.values)
+            found.setdefault(row.sample, []).append(row)
     return found
 
 
-def _onset(difference: Array) -> int | None:
-    """First position whose difference reaches a tenth of the row's largest."""
+def _onset(difference: Array, response_at: int | None) -> int | None:
+    """First token of the response whose difference reaches a tenth of the response's largest."""
+    if response_at is None:
+        return None
     flat = difference.reshape(len(difference), -1).max(axis=1) if difference.size else difference
+    flat = flat[response_at:]
     if not flat.size or not flat.max(initial=0.0) > 0:
         return None
     return int(np.argmax(flat >= 0.1 * flat.max()))

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import polars as pl
 from markupsafe import Markup, escape
 
+from rlprobe.compare.roundoff import UNIT
+
 WIDTH, HEIGHT = 520, 250
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 14, 34
 #: Columns that points are gathered into: more cannot be told apart.
@@ -48,6 +50,8 @@ def error_against_depth(rows: pl.DataFrame, marked: str | None = None) -> Markup
         # A loss near 0 differs by any multiple of itself, and has no depth.
         & ~pl.col("slot").is_in(["parameters", "loss"])
         & pl.col("floor").is_not_null()
+        # Integers are the same or not: they have no place in a band of round-off.
+        & pl.col("dtype_benchmark").is_in(list(UNIT))
     ).with_row_index("at")
     if shown.is_empty():
         return None

@@ -148,7 +148,7 @@ def _facts(
         facts.append((role, f"{what}, run {run.key[:12]}"))
     fault = target.manifest.declared.get("fault")
     if fault:
-        facts.append(("planted fault", str(fault)))
+        facts.append(("planted fault", str(fault).rpartition(":")[2]))
     shares = found.coverage
     facts.append(
         ("coverage", f"{shares.get('benchmark', 0.0):.1%} / {shares.get('target', 0.0):.1%}")

@@ -53,15 +53,15 @@ def render(page: Page) -> str:
     return environment.get_template("page.html.j2").render(page=page, css=Markup(css))
 
 
-def number(value: Any) -> str:
-    """A number with three significant digits; a dash where there is none."""
+def number(value: Any, digits: int = 3) -> str:
+    """A number with some significant digits; a dash where there is none."""
     if value is None:
         return "–"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return str(value)
     if not math.isfinite(value):
         return "∞" if value > 0 else str(value)
-    return f"{value:.3g}"
+    return f"{value:.{digits}g}"
 
 
 def breakable(text: str) -> Markup:

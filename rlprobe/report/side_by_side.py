@@ -53,8 +53,9 @@ def metrics(benchmark: Run, target: Run) -> tuple[list[MetricRow], list[MetricRo
             continue
         b, t = (side.get(key) for side in sides)
         rows.append(MetricRow(name, number, b, t, _difference(b, t)))
-    first = [row for row in rows if _FIRST.search(row.name)]
-    rest = [row for row in rows if not _FIRST.search(row.name)]
+    told = [row for row in rows if row.benchmark or row.target]  # zero on both sides says little
+    first = [row for row in told if _FIRST.search(row.name)]
+    rest = [row for row in rows if row not in first]
     return first[:_SHOWN], first[_SHOWN:] + rest
 
 

@@ -105,7 +105,9 @@ def _attention(finding: Finding, origin: Origin, shape: Shape) -> Found:
     onset = [d for d in finding.key_data if d.position is not None and d.error]
     if onset:
         first = min(onset, key=lambda d: d.position or 0)
-        said.append(f"{first.name} of sample {first.sample} part from position {first.position} on")
+        said.append(
+            f"{first.name} of sample {first.sample} part from token {first.position} of the response on"
+        )
     if shape.offset is not None and abs(shape.offset) > 0.5 * shape.error:
         said.append(f"its mean is off by {shape.offset:.2g} of its size")
     return "mask", 0.5, said
