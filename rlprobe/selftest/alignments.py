@@ -1,0 +1,151 @@
+"""The alignments that faults are planted in: the CPU default, and what a fault ``needs`` of it.
+
+Benchmark and target are this CPU with other kernels, so that every fault is looked for in real
+round-off. Each combination of needs is an alignment of its own, with a collected run of its own
+that all its faults share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlprobe.config import Alignment
+from rlprobe.config.loading import parse
+from rlprobe.errors import ConfigError
+
+#: Kernels of the target; those of the benchmark are what torch chooses.
+OTHER_KERNELS = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
+
+_MODELS = {"dense": "builtin:tiny-qwen2", "moe": "builtin:tiny-qwen2-moe"}
+_BRIEF = "builtin:tiny-qwen2-brief"
+_CRITIC = {False: "builtin:tiny-qwen2-critic", True: "builtin:tiny-qwen2-critic-bias"}
+_ESTIMATORS = {"ppo": "gae", "grpo": "grpo"}
+
+_OVERRIDES = (
+    "data.train_batch_size=4",
+    "data.max_prompt_length=64",
+    "data.max_response_length=16",
+    "data.shuffle=false",
+    "actor_rollout_ref.actor.use_kl_loss=true",
+    "actor_rollout_ref.actor.optim.lr=1e-3",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2",
+    "actor_rollout_ref.rollout.n=2",
+    "critic.optim.lr=1e-3",
+    "critic.ppo_micro_batch_size_per_gpu=2",
+)
+
+#: What ``needs`` may say, and what each key accepts.
+ACCEPTED: dict[str, str] = {
+    "world_size": "a whole number from 1",
+    "steps": "a whole number from 1",
+    "algorithm": " or ".join(_ESTIMATORS),
+    "temperature": "a number above 0",
+    "precision": "fp32, bf16 or fp16",
+    "model": " or ".join(_MODELS),
+    "response_lengths": "equal or varied",
+    "critic_head_bias": "true or false",
+    "environment": "variables of the target's processes",
+}
+
+
+def alignment(
+    needs: Mapping[str, Any],
+    *,
+    store: str,
+    results: str,
+    name: str,
+    tensors: bool = False,
+    seed: int = 1,
+    fault: str | None = None,
+) -> Alignment:
+    """The alignment that fulfils ``needs``.
+
+    Args:
+        needs: see :data:`ACCEPTED`.
+        store: the store's directory.
+        results: where results of all alignments go.
+        name: this one's name.
+        tensors: keep every tensor (msprobe's engine) instead of statistics and sketches.
+        seed: of sampling, hence of the rollouts.
+        fault: ``FILE:NAME`` to be planted in the target.
+
+    Raises:
+        ConfigError: a need is unknown or has a value that cannot be fulfilled.
+    """
+    _check(needs)
+    varied = needs.get("response_lengths") == "varied"
+    model = _MODELS[needs.get("model", "dense")]
+    if varied and needs.get("model", "dense") != "dense":
+        raise ConfigError("needs: response_lengths varied is there for the dense model only")
+    device = {
+        "device": "cpu",
+        "precision": needs.get("precision", "fp32"),
+        "world_size": needs.get("world_size", 1),
+    }
+    steps = needs.get("steps", 1)
+    overrides = [
+        f"algorithm.adv_estimator={_ESTIMATORS[needs.get('algorithm', 'ppo')]}",
+        *_OVERRIDES,
+        f"actor_rollout_ref.rollout.temperature={needs.get('temperature', 1.0)}",
+        f"actor_rollout_ref.rollout.ignore_eos={str(not varied).lower()}",
+    ]
+    capture: dict[str, Any] = {"engine": "light", "token_range": None}
+    if tensors:
+        capture = {"engine": "msprobe", "task": "tensor", "token_range": None}
+    raw = {
+        "name": name,
+        "framework": "verl",
+        "framework_version": "0.9.1",
+        "model": {
+            "path": _BRIEF if varied else model,
+            "critic_path": _CRITIC[bool(needs.get("critic_head_bias", False))],
+        },
+        "data": {"train_files": "builtin:arithmetic"},
+        "seed": seed,
+        "steps": {"total": steps, "start": 0, "end": steps - 1},
+        "overrides": overrides,
+        "capture": capture,
+        "benchmark": device,
+        "target": {
+            **device,
+            "environment": {**OTHER_KERNELS, **needs.get("environment", {})},
+            "fault": fault,
+        },
+        "controls": {"repeat": True},
+        "store": store,
+        "results": results,
+    }
+    return parse(raw, f"alignment {name}")
+
+
+def _check(needs: Mapping[str, Any]) -> None:
+    def refuse(key: str) -> None:
+        raise ConfigError(f"needs: {key}: found {needs[key]!r}; accepted: {ACCEPTED[key]}")
+
+    for key in needs:
+        if key not in ACCEPTED:
+            raise ConfigError(f"needs: {key!r} is unknown; accepted: {', '.join(ACCEPTED)}")
+    for key in ("world_size", "steps"):
+        value = needs.get(key, 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            refuse(key)
+    for key, known in (
+        ("algorithm", tuple(_ESTIMATORS)),
+        ("model", tuple(_MODELS)),
+        ("precision", ("fp32", "bf16", "fp16")),
+        ("response_lengths", ("equal", "varied")),
+        ("critic_head_bias", (True, False)),
+    ):
+        if key in needs and needs[key] not in known:
+            refuse(key)
+    temperature = needs.get("temperature", 1.0)
+    if isinstance(temperature, bool) or not isinstance(temperature, (int, float)):
+        refuse("temperature")
+    if not temperature > 0:
+        refuse("temperature")
+    if not isinstance(needs.get("environment", {}), Mapping):
+        refuse("environment")

@@ -1,0 +1,182 @@
+"""The real pipeline on one planted change: run, commit, compare, diagnose.
+
+Nothing here is of the self-test's own but how runs are started: the functions are those behind
+``rlprobe run``, ``compare`` and ``diagnose``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from rlprobe.compare import sides
+from rlprobe.compare.compare import Options, compare
+from rlprobe.diagnose import diagnosis, judged
+from rlprobe.diagnose.diagnosis import Diagnosis
+from rlprobe.diagnose.inputs import NAME as PLAN
+from rlprobe.diagnose.inputs import Results
+from rlprobe.diagnose.run import diagnose
+from rlprobe.runs.jobs import Jobs
+from rlprobe.runs.launch import Start, launch
+from rlprobe.runs.plan import pairs, plan
+from rlprobe.runs.spec import BENCHMARK, REPEAT, TARGET, RunSpec
+from rlprobe.selftest import alignments
+from rlprobe.selftest.catalogue import Case
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How one case is run: which rollouts, what is kept, how strong the fault is."""
+
+    case: Case
+    strength: float = 1.0
+    tensors: bool = False
+    seed: int = 1
+
+    @property
+    def name(self) -> str:
+        """Of the alignment, hence of its results directory."""
+        parts = [self.case.name]
+        if self.tensors:
+            parts.append("tensors")
+        if self.seed != 1:
+            parts.append(f"seed{self.seed}")
+        if self.strength != 1.0:
+            parts.append(f"strength{self.strength:.3e}".replace("+", ""))
+        return ".".join(parts)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the pipeline said of a trial."""
+
+    diagnosis: Diagnosis
+    directory: Path
+    seconds: float
+
+    @property
+    def record(self) -> str | None:
+        """The record where the two sides part first."""
+        first = self.diagnosis.noise.get("first")
+        return None if first is None else str(first["record"])
+
+    @property
+    def ratio(self) -> float | None:
+        """Its error in multiples of its floor; the largest of any record where none parts."""
+        first = self.diagnosis.noise.get("first")
+        if first is not None:
+            return _number(first["ratio"])
+        found = [
+            number
+            for stage in self.diagnosis.noise.get("stages", {}).values()
+            if (number := _number(stage["largest_ratio"])) is not None
+        ]
+        return max(found, default=None)
+
+    def ratio_of(self, stage: str, step: int, rank: int, record: str) -> float | None:
+        """A record's error in multiples of its floor; None where it has none.
+
+        Raises:
+            DumpError: a comparison's table is damaged.
+        """
+        found = judged.load(Results.open(self.directory), stage, step)
+        if found is None:
+            return None
+        rows = found.rows.filter((pl.col("rank") == rank) & (pl.col("name") == record))
+        return None if rows.is_empty() else _number(rows.get_column("excess").max())
+
+
+def _number(value: Any) -> float | None:
+    """A number as a diagnosis writes it: infinities are text."""
+    return None if value is None else float(value)
+
+
+class Pipeline:
+    """Runs trials, and keeps what they share.
+
+    Args:
+        directory: ``store/`` and the trials' results go below it.
+        start: starts replays, and collecting runs but the first kind.
+        collect: starts the benchmark and the repeat of the alignment without needs; None: as
+            ``rlprobe run`` does, under Ray.
+    """
+
+    def __init__(self, directory: Path, start: Start, collect: Start | None) -> None:
+        self._directory = Path(os.path.relpath(directory))
+        self._store = self._directory / "store"
+        self._start = start
+        self._collect = collect
+        self._locks: dict[str, threading.Lock] = {}
+        self._guard = threading.Lock()
+
+    def judge(self, trial: Trial) -> Judged:
+        """Run a trial to its diagnosis, which is written beside its comparisons.
+
+        Raises:
+            ConfigError: the case needs what there is not.
+            RunError: a run failed.
+            DumpError, StoreError: what a run left is damaged.
+        """
+        began = time.monotonic()
+        jobs = self._jobs(trial)
+        directory = Path(jobs.results)
+        shutil.rmtree(directory, ignore_errors=True)
+        repeat = self._collected(trial, jobs)
+        launch(jobs.runs[TARGET], self._store, start=self._start)
+        shutil.copytree(repeat, directory / "compare" / REPEAT, copy_function=os.link)
+        self._compare(jobs, TARGET, directory / "compare" / TARGET)
+        (directory / PLAN).write_text(json.dumps(jobs.described(), indent=1), encoding="utf-8")
+        found = diagnose(directory)
+        text = json.dumps(found.as_dict(), indent=1)
+        (directory / diagnosis.NAME).write_text(text, encoding="utf-8")
+        return Judged(found, directory, time.monotonic() - began)
+
+    def _jobs(self, trial: Trial) -> Jobs:
+        alignment = alignments.alignment(
+            trial.case.declared.needs,
+            store=str(self._store),
+            results=str(self._directory / "results"),
+            name=trial.name,
+            tensors=trial.tensors,
+            seed=trial.seed,
+            fault=trial.case.reference,
+        )
+        runs = plan(alignment, environ={})
+        runs[TARGET] = dataclasses.replace(runs[TARGET], fault_strength=trial.strength)
+        return Jobs(alignment, runs, pairs(runs))
+
+    def _collected(self, trial: Trial, jobs: Jobs) -> Path:
+        """Make the benchmark and the repeat, and compare them, once for all that share them."""
+        runs = jobs.runs
+        plain = not (trial.case.declared.needs or trial.tensors or trial.seed != 1)
+        start = self._collect if plain else self._start
+        key = runs[REPEAT].key
+        directory = self._directory / "repeats" / key[:16]
+        with self._lock(key):
+            launch(runs[BENCHMARK], self._store, start=start)
+            launch(runs[REPEAT], self._store, start=start)
+            if not directory.exists():
+                self._compare(jobs, REPEAT, directory)
+        return directory
+
+    def _lock(self, key: str) -> threading.Lock:
+        with self._guard:
+            return self._locks.setdefault(key, threading.Lock())
+
+    def _compare(self, jobs: Jobs, pair: str, out: Path) -> None:
+        left, right = (self._side(jobs.runs, role) for role in jobs.pairs[pair])
+        options = Options(pair=pair, stages=jobs.stages(pair), coverage=jobs.alignment.coverage)
+        compare(left, right, out, options)
+
+    def _side(self, runs: Mapping[str, RunSpec], role: str) -> sides.Side:
+        return sides.resolve(str(self._store / "runs" / runs[role].key), None)
