@@ -38,6 +38,13 @@ class Variant:
     def side(self) -> Path:
         return self.scratch / "side"
 
+    @property
+    def error(self) -> str:
+        """rlprobe's own message, as ``rlprobe run`` shows it."""
+        lines = [line for line in self.log.splitlines() if line.startswith("rlprobe: error:")]
+        assert lines, self.log[-3000:]
+        return lines[-1]
+
     def metrics(self) -> list[dict[str, Any]]:
         """The trainer's metrics by step, timings and memory left out."""
         steps = []

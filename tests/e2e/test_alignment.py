@@ -188,7 +188,7 @@ def test_a_bad_configuration_is_one_clear_message(workspace: Path, line: str, sa
         if not any(row.startswith(f"{key}:") for row in block.splitlines())
     ]
     path = workspace / "bad.yaml"
-    path.write_text("\n\n".join([*kept, line, "name: bad" if key != "name" else ""]))
+    path.write_text("\n\n".join([*kept, line]) + "\n")
     done = command("workflow/align", path)
     assert done.returncode == 2, done.stdout
     assert said in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -112,13 +113,20 @@ def test_a_killed_comparison_is_made_again(
 ) -> None:
     before = aligned.diagnosis
     summary = aligned.results / "compare/target" / stages.ACTOR_UPDATE / "summary.json"
-    for path in summary.parent.iterdir():
-        path.unlink()
+    shutil.rmtree(summary.parent)
+    for name in ("diagnosis.json", "report.html", "verdict.txt"):
+        (aligned.results / name).unlink()
+
+    def comparing() -> list[int]:
+        found = set(_processes("rlprobe compare", "cmdline"))
+        return [pid for pid in _processes(str(aligned.results), "cmdline") if pid in found]
+
     running = workflow(aligned.config)
-    _wait(lambda: _processes("rlprobe compare", "cmdline"), 60, "a comparison")
-    for pid in _processes("rlprobe compare", "cmdline"):
+    _wait(comparing, 60, "a comparison")
+    for pid in comparing():
         os.kill(pid, signal.SIGKILL)
-    running.wait(timeout=120)
+    assert running.wait(timeout=120) == 1
+    assert not summary.exists()
     again = align(aligned.config)
     assert again.status == 0, again.output
     assert summary.exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -212,8 +213,6 @@ def recompute_rewards(workers: list[Any] | None, prompts: DataProto, output: Dat
     Raises:
         ReplayError: this configuration has no reward workers.
     """
-    import ray
-
     if not workers:
         raise ReplayError(
             "recompute_rewards is set, but this configuration has no reward workers; leave it off "
@@ -223,13 +222,17 @@ def recompute_rewards(workers: list[Any] | None, prompts: DataProto, output: Dat
         batch=output.batch.clone(recurse=False),
         non_tensor_batch={**output.non_tensor_batch, **prompts.non_tensor_batch},
     )
-    pending = [
-        workers[row % len(workers)].compute_score.remote(data.slice(row, row + 1))
-        for row in range(len(data))
-    ]
+
+    async def ask() -> list[dict[str, Any]]:
+        pending = [
+            workers[row % len(workers)].compute_score.remote(data.slice(row, row + 1))
+            for row in range(len(data))
+        ]
+        return list(await asyncio.gather(*pending))
+
     scores = torch.zeros_like(output.batch["responses"], dtype=torch.float32)
     width = output.batch["prompts"].shape[1]
-    for row, result in enumerate(ray.get(pending)):
+    for row, result in enumerate(asyncio.run(ask())):
         # verl puts a sample's score on its last valid response token
         last = int(output.batch["attention_mask"][row, width:].sum()) - 1
         scores[row, max(last, 0)] = float(result["reward_score"])
