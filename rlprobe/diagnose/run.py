@@ -37,6 +37,8 @@ from rlprobe.diagnose.inputs import (
     Results,
     require,
 )
+from rlprobe.errors import ReplayError
+from rlprobe.rollouts import hdf5
 from rlprobe.store.read import Run
 
 _log = logging.getLogger(__name__)
@@ -66,10 +68,10 @@ def diagnose(directory: Path) -> Diagnosis:
     parted = None if gate.is_shut else analysis.first_of(step)
     strip = _strip(results, target, step, parted, gate)
     if gate.is_shut:
-        return _not_comparable(results, gate, step, strip)
+        return _not_comparable(results, gate, step, strip, benchmark)
     if parted is None:
         return _aligned(results, gate, step, strip)
-    return _diverged(results, gate, step, strip, parted, target)
+    return _diverged(results, gate, step, strip, parted, benchmark, target)
 
 
 def first_step(benchmark: Run, target: Run) -> int:
@@ -126,10 +128,11 @@ def _diverged(
     step: Step,
     strip: list[StageResult],
     parted: Finding,
+    benchmark: Run,
     target: Run,
 ) -> Diagnosis:
     cause = classify(step, parted, _world_size(target))
-    first = _first(step, parted, target)
+    first = _first(step, parted, benchmark)
     assert parted.origin is not None
     row = parted.origin.row
     begin = target.manifest.first_step
@@ -153,7 +156,7 @@ def _diverged(
 
 
 def _not_comparable(
-    results: Results, gate: Gate, step: Step, strip: list[StageResult]
+    results: Results, gate: Gate, step: Step, strip: list[StageResult], benchmark: Run
 ) -> Diagnosis:
     first: First | None = None
     cause: Cause | None = None
@@ -163,7 +166,7 @@ def _not_comparable(
         if shut.stage:
             first = First(
                 shut.stage, step.number, shut.rank, shut.module, None, shut.operator,
-                shut.sample, None, shut.benchmark, shut.target,
+                _sample_id(benchmark, step.number, shut.sample), None, shut.benchmark, shut.target,
             )  # fmt: skip
     return Diagnosis(
         verdict="not_comparable",
@@ -183,11 +186,24 @@ def _world_size(run: Run) -> int:
     return max((process.world_size for process in run.manifest.layout), default=1)
 
 
-def _first(step: Step, parted: Finding, target: Run) -> First:
+def _sample_id(benchmark: Run, step: int, digest: str | None) -> str | None:
+    """A sample's id in the rollouts; its digest where they are not in the store."""
+    path = benchmark.rollouts.get(step)
+    if digest is None or path is None:
+        return digest
+    try:
+        samples = hdf5.read(path).samples
+    except ReplayError:
+        return digest  # the gate says that they cannot be read
+    return next((s.id for s in samples if s.sample_digest == digest), digest)
+
+
+def _first(step: Step, parted: Finding, benchmark: Run) -> First:
     origin = parted.origin
     assert origin is not None
     row = origin.row
     sample, token = _place(parted)
+    sample = _sample_id(benchmark, step.number, sample)
     return First(
         stage=parted.stage.name,
         step=step.number,

@@ -106,7 +106,8 @@ def _attention(finding: Finding, origin: Origin, shape: Shape) -> Found:
     if onset:
         first = min(onset, key=lambda d: d.position or 0)
         said.append(
-            f"{first.name} of sample {first.sample} part from token {first.position} of the response on"
+            f"{first.name} part from token {first.position} of the response on, in the sample "
+            "that differs most"
         )
     if shape.offset is not None and abs(shape.offset) > 0.5 * shape.error:
         said.append(f"its mean is off by {shape.offset:.2g} of its size")

@@ -22,6 +22,9 @@ from tests.unit.diagnose.transformer import STAGES, Device
 Align = Callable[..., "Alignment"]
 
 
+CAPTURE = {"engine": "light", "task": "statistics", "sketch": True}
+
+
 @dataclass
 class Alignment:
     """Results on disk, and their diagnosis."""
@@ -46,7 +49,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Device, str
             scratch = root / f"scratch{len(list(root.iterdir()))}"
             transformer.run(scratch, device, role)
             declared = {"role": role, "name": scratch.name, "replay_of": parent, "device": "cpu",
-                        "precision": "fp32", "capture": {"engine": "light", "sketch": True}}  # fmt: skip
+                        "precision": "fp32", "capture": CAPTURE}  # fmt: skip
             key = run_key(declared)
             commit(scratch, root / "store", key, declared)
             made[name] = key

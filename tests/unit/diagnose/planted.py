@@ -11,6 +11,7 @@ from rlprobe.stages import ACTOR_UPDATE, LOG_PROB, REFERENCE
 
 Array = np.ndarray
 LAYER = "model.layers.1"
+LARGEST = np.finfo(np.float32).max
 MATRIX = f"{LAYER}.mlp.up_proj.weight"
 
 
@@ -77,7 +78,7 @@ FORWARD = [
             ("unknown",), "model.layers.0.self_attn.v_proj"),
     Planted("not a number", {f"output {LAYER}.mlp.act_fn": poisoned},
             ("nonfinite",), f"{LAYER}.mlp.act_fn"),
-    Planted("saturated", {f"output {LAYER}.mlp.act_fn": lambda y: np.where(y > 0.5, 3.4028235e38, y)},
+    Planted("saturated", {f"output {LAYER}.mlp.act_fn": lambda y: np.where(y > 0.5, LARGEST, y)},
             ("saturation",), f"{LAYER}.mlp.act_fn"),
     Planted("in the reference only", {"output lm_head": lambda y: y * 1.01},
             ("constant_factor",), "lm_head", stage=REFERENCE, only=REFERENCE),

@@ -179,7 +179,8 @@ class Model:
             return identity(self.linear(f"{path}.o_proj", mixed))
 
         inputs = {"hidden_states": x, "attention_mask": mask,
-                  "position_embeddings.0": angles[0], "position_embeddings.1": angles[1]}  # fmt: skip
+                  "position_embeddings.0": angles[0],
+                  "position_embeddings.1": angles[1]}  # fmt: skip
         return self.call(path, "Attention", inputs, make, leafy=False)
 
     def mlp(self, path: str, x: Node) -> Node:

@@ -1,0 +1,130 @@
+"""``rlprobe diagnose``, ``verdict`` and ``report`` as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rlprobe.cli import main
+from rlprobe.diagnose import diagnosis
+from rlprobe.errors import DumpError
+from tests.unit.diagnose.conftest import Align
+from tests.unit.diagnose.planted import FORWARD, SHUT
+from tests.unit.diagnose.transformer import Device
+
+EPSILON = next(fault for fault in FORWARD if fault.name == "epsilon of a norm")
+KEYS = ["format", "verdict", "sentence", "gate", "first", "cause", "coverage", "noise", "stages"]
+
+
+def test_aligned_diverged_and_not_comparable_have_their_exit_codes(
+    align: Align, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shut = SHUT[0]
+    expected = [
+        (Device(split=True), 0, 0, "agree"),
+        (Device(split=True, faults=EPSILON.faults, stage=EPSILON.only), 0, 3, "part in"),
+        (Device(faults=shut.faults), 4, 4, "cannot be compared"),
+    ]
+    for number, (device, code, verdict_code, said) in enumerate(expected):
+        alignment = align(device, repeat=False, name=f"n{number}")
+        assert main(["diagnose", str(alignment.results)]) == code
+        assert main(["diagnose", str(alignment.results), "--no-fail", "-q"]) == 0
+        capsys.readouterr()
+        path = alignment.results / "diagnosis.json"
+        assert main(["verdict", str(path)]) == verdict_code
+        out = capsys.readouterr().out
+        assert said in out and out.count("\n") == 1
+        written = json.loads(path.read_text())
+        assert list(written) == KEYS
+        assert diagnosis.read(path).as_dict() == written
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not a diagnosis"),
+        ("{", "not a diagnosis"),
+        ("[]", "format None"),
+        ('{"format": 2}', "format 2"),
+        ('{"format": 1, "verdict": "fine"}', "not a diagnosis"),
+    ],
+)
+def test_a_file_that_is_no_diagnosis_is_refused(
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "d.json"
+    path.write_text(text)
+    assert main(["verdict", str(path)]) == 1
+    assert message in capsys.readouterr().err
+    assert main(["verdict", str(tmp_path / "none.json")]) == 1
+
+
+def test_only_classes_of_the_list_are_causes(tmp_path: Path, align: Align) -> None:
+    found = align(Device(split=True, faults=EPSILON.faults, stage=EPSILON.only)).diagnose()
+    raw = found.as_dict()
+    raw["cause"]["class"] = "gremlins"
+    (tmp_path / "d.json").write_text(json.dumps(raw))
+    with pytest.raises(DumpError, match="gremlins"):
+        diagnosis.read(tmp_path / "d.json")
+
+
+def test_the_page_is_one_file_that_needs_no_network(align: Align) -> None:
+    alignment = align(Device(split=True, faults=EPSILON.faults, stage=EPSILON.only))
+    assert main(["diagnose", str(alignment.results)]) == 0
+    began = time.monotonic()
+    assert main(["report", str(alignment.results)]) == 0
+    assert time.monotonic() - began < 10
+    page = (alignment.results / "report.html").read_text(encoding="utf-8")
+    for word in ("src=", "@import", "url(", "<script", "<link"):
+        assert word not in page
+    assert not re.findall(r'href="(?!#)', page)
+    assert not re.findall(r"https?://", page)
+    assert "parts here" in page and "Diverged" in page
+    plain = page.replace("<wbr>", "")
+    assert "actor_compute_log_prob / model.layers.1.input_layernorm" in plain
+    assert "What is 1+1?" in plain or "What is" in plain  # the sample's decoded text
+    assert "the target trained on 4 of the 4 recorded samples" in plain  # in place of generation
+
+
+def test_the_page_says_why_nothing_was_judged(align: Align) -> None:
+    alignment = align(Device(faults=SHUT[1].faults), repeat=False)
+    assert main(["diagnose", str(alignment.results), "--no-fail"]) == 0
+    assert main(["report", str(alignment.results)]) == 0
+    page = (alignment.results / "report.html").read_text(encoding="utf-8").replace("<wbr>", "")
+    assert "Not comparable" in page and "What shut the gate" in page
+    assert "its elements are permuted" in page
+
+
+def test_hostile_names_and_texts_are_escaped(align: Align) -> None:
+    alignment = align(Device(split=True, faults=EPSILON.faults, stage=EPSILON.only))
+    path = alignment.results / "alignment.json"
+    plan = json.loads(path.read_text())
+    plan["name"] = "<script>alert(1)</script>\x1b[2J"
+    path.write_text(json.dumps(plan))
+    assert main(["diagnose", str(alignment.results)]) == 0
+    found = json.loads((alignment.results / "diagnosis.json").read_text())
+    found["gate"][0]["evidence"] = "<img src=x onerror=alert(1)>"
+    (alignment.results / "diagnosis.json").write_text(json.dumps(found))
+    assert main(["report", str(alignment.results)]) == 0
+    page = (alignment.results / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in page and "<img" not in page and "\x1b" not in page
+    assert "&lt;script&gt;" in page and "&lt;img src=x" in page
+
+
+def test_judging_and_reporting_need_neither_torch_nor_a_framework(align: Align) -> None:
+    alignment = align(Device(), repeat=False)
+    program = (
+        "import sys\n"
+        "for name in 'torch msprobe ray verl transformers'.split(): sys.modules[name] = None\n"
+        "from rlprobe.cli import main\n"
+        f"assert main(['diagnose', {str(alignment.results)!r}]) == 0\n"
+        f"assert main(['report', {str(alignment.results)!r}]) == 0\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

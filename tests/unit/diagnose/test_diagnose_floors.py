@@ -1,0 +1,92 @@
+"""Controls: what a repeat and a run in high precision say about the floor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pytest
+
+from rlprobe.diagnose.confined import Outcome, is_confined
+from rlprobe.diagnose.floors import with_floor
+
+
+def table(**columns: list[Any]) -> pl.DataFrame:
+    """Rows with noise 1e-6 and an error of 5e-6 each, unless said otherwise."""
+    count = len(next(iter(columns.values())))
+    rows: dict[str, Any] = {
+        "step": [0] * count, "rank": [0] * count, "name": [f"r{i}" for i in range(count)],
+        "direction": ["forward"] * count, "slot": ["output"] * count, "status": ["matched"] * count,
+        "reason": [None] * count, "error": [5e-6] * count, "error_kind": ["sketch"] * count,
+        "error_uncertainty": [0.09] * count, "noise": [1e-6] * count, "noise_dense": [None] * count,
+        "dense_error": [None] * count,
+    }  # fmt: skip
+    rows |= columns
+    kinds = {"noise_dense": pl.Float64, "dense_error": pl.Float64, "reason": pl.String}
+    frame = pl.DataFrame(rows, schema_overrides=kinds)
+    return frame.with_columns(ratio=pl.col("error") / pl.col("noise"))
+
+
+def test_without_a_control_the_bound_judges() -> None:
+    found = with_floor(table(error=[5e-6, 5e-7]), {})
+    assert found.get_column("beyond").to_list() == [True, False]
+    assert found.get_column("floor").to_list() == [1e-6, 1e-6]
+
+
+def test_a_device_that_does_not_repeat_itself_raises_the_floor() -> None:
+    again = table(error=[4e-6, 0.0])
+    found = with_floor(table(error=[5e-6, 5e-6]), {"repeat": again})
+    assert not found.get_column("beyond").any()
+    exact = with_floor(table(error=[5e-6, 5e-6]), {"repeat": table(error=[0.0, 0.0])})
+    assert exact.get_column("beyond").all()
+
+
+def test_a_repeat_whose_sketch_saw_nothing_raises_nothing() -> None:
+    again = table(error=[2e-7], error_uncertainty=[1.0])
+    found = with_floor(table(error=[5e-6]), {"repeat": again})
+    assert found.get_column("repeat_error").to_list() == [0.0]
+    assert found.get_column("floor").to_list() == [1e-6]
+
+
+def test_no_difference_seen_is_not_near_the_floor() -> None:
+    found = with_floor(table(error=[2e-7], error_uncertainty=[1.0], noise=[3e-7]), {})
+    assert found.get_column("excess").to_list() == [0.0]
+
+
+def test_a_target_no_worse_than_the_benchmark_is_not_beyond() -> None:
+    # In bf16 both sides are 1e-2 away from fp32; the target a little more.
+    precise = table(error=[1.66e-3, 1.66e-3])
+    rows = table(error=[2.9e-3, 2e-2], noise=[1e-5, 1e-5])
+    found = with_floor(rows, {}, precise)
+    assert found.get_column("R").to_list() == pytest.approx([1.43, 12.0], rel=0.01)
+    assert found.get_column("beyond").to_list() == [False, True]
+
+
+def test_a_benchmark_that_is_the_worse_one_is_not_blamed_on_the_target() -> None:
+    found = with_floor(table(error=[1e-2], noise=[1e-5]), {}, table(error=[1e-2]))
+    assert found.get_column("R").to_list() == [0.0]
+    assert not found.get_column("beyond").any()
+
+
+def test_not_finite_on_one_side_is_beyond_anything() -> None:
+    rows = table(error=[None, None], status=["nonfinite"] * 2, reason=["target", "both"])
+    assert with_floor(rows, {}).get_column("beyond").to_list() == [True, False]
+
+
+def hidden(error: float, **more: Any) -> pl.DataFrame:
+    return pl.DataFrame(
+        {"judged": [True], "beyond": [True], "phase": [0], "status": ["matched"],
+         "dtype_benchmark": ["torch.float32"], "error": [error]} | more
+    )  # fmt: skip
+
+
+AGREE = [Outcome("old_log_probs", 3e-7, 8e-6)]
+
+
+def test_padding_that_no_result_depends_on_is_told_from_a_fault() -> None:
+    assert is_confined(hidden(0.69), AGREE)
+    assert not is_confined(hidden(2e-5), AGREE)  # it may yet be too small to show
+    assert not is_confined(hidden(0.69), [Outcome("old_log_probs", 1e-4, 8e-6)])
+    assert not is_confined(hidden(0.69), [])
+    assert not is_confined(hidden(0.69, phase=[2]), AGREE)
+    assert not is_confined(hidden(0.69, dtype_benchmark=["torch.int64"]), AGREE)

@@ -1,0 +1,176 @@
+"""When must no verdict be given, and what is said beside one?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.gate import settings, weights
+from rlprobe.errors import DumpError, StoreError
+from rlprobe.sketch import sketch
+from tests.unit.diagnose.conftest import Align, Alignment
+from tests.unit.diagnose.transformer import Device
+
+
+def items(alignment: Alignment) -> dict[str, GateItem]:
+    return {item.item: item for item in alignment.diagnose().gate}
+
+
+def test_a_clean_alignment_opens_every_item(align: Align) -> None:
+    found = items(align(Device()))
+    assert {item.state for item in found.values()} == {"open"}, found
+    assert set(found) >= {
+        "mock proof", "tokens", "weights", "rewards", "advantages", "sampling", "configuration",
+        "parallel layout", "precision", "versions", "coverage", "stages and steps", "repeats",
+    }  # fmt: skip
+    assert "4 of the 4 recorded samples" in found["mock proof"].evidence
+
+
+def test_without_a_mock_proof_nothing_is_judged(align: Align) -> None:
+    found = align(Device(faults={"no proof": True}), repeat=False).diagnose()
+    assert found.verdict == "not_comparable"
+    assert "nothing shows that the rollouts were replayed" in found.sentence
+
+
+def test_other_hyperparameters_shut_the_gate_and_other_places_do_not(align: Align) -> None:
+    other = {"actor": {"optim": {"lr": 2e-3}, "clip_ratio": 0.2}, "trainer": {"device": "y"}}
+    found = align(Device(faults={"configuration": other}), repeat=False).diagnose()
+    assert found.verdict == "not_comparable"
+    assert "actor.optim.lr: 0.001 -> 0.002" in found.sentence
+    assert found.cause is not None and found.cause.class_ == "hyperparameter"
+    place = {"trainer": {"device": "y"}}
+    item = items(align(Device(faults={"configuration": place}), repeat=False, name="b"))
+    assert item["configuration"].state == "open"
+    assert "1 differ that cannot matter" in item["configuration"].evidence
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("actor_rollout_ref.actor.optim.lr", "algorithm"),
+        ("actor_rollout_ref.actor.optim.weight_decay", "algorithm"),
+        ("algorithm.kl_ctrl.kl_coef", "algorithm"),
+        ("actor_rollout_ref.rollout.temperature", "algorithm"),
+        ("actor_rollout_ref.actor.fsdp_config.model_dtype", "rounding"),
+        ("actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu", "rounding"),
+        ("actor_rollout_ref.model.override_config.attn_implementation", "rounding"),
+        ("trainer.experiment_name", "harmless"),
+        ("actor_rollout_ref.rollout.name", "harmless"),
+        ("trainer.default_local_dir", "harmless"),
+        ("actor_rollout_ref.model.something_new", "unknown"),
+    ],
+)
+def test_a_setting_matters_or_it_does_not(key: str, kind: str) -> None:
+    assert settings.kind(key) == kind
+
+
+def test_a_device_that_was_not_run_twice_is_a_caveat(align: Align) -> None:
+    found = align(Device(), repeat=False).diagnose()
+    assert found.verdict == "aligned"
+    assert [item.item for item in found.gate if item.state == "caveat"] == ["repeats"]
+    assert "one caveat" in found.sentence
+
+
+def test_a_stage_that_was_not_compared_shuts_the_gate(align: Align) -> None:
+    alignment = align(Device(), repeat=False)
+    shutil.rmtree(alignment.results / "compare" / "target" / "actor_update")
+    found = alignment.diagnose()
+    assert found.verdict == "not_comparable"
+    assert "actor_update was not compared" in found.sentence
+
+
+def test_too_little_compared_is_never_a_pass(align: Align) -> None:
+    alignment = align(Device(), repeat=False)
+    path = alignment.results / "compare" / "target" / "actor_update" / "summary.json"
+    summary = json.loads(path.read_text())
+    summary["coverage"]["target"] = 0.5
+    path.write_text(json.dumps(summary))
+    found = alignment.diagnose()
+    assert found.verdict == "not_comparable"
+    assert "50.0% of the target's records" in found.sentence
+
+
+def test_a_run_that_is_not_in_the_store_is_named(align: Align) -> None:
+    alignment = align(Device(), repeat=False)
+    path = alignment.results / "alignment.json"
+    plan = json.loads(path.read_text())
+    plan["runs"]["target"]["key"] = "0" * 64
+    path.write_text(json.dumps(plan))
+    with pytest.raises(StoreError, match="target run 000000000000 is not in"):
+        alignment.diagnose()
+
+
+def test_damaged_inputs_are_errors_with_a_place(align: Align, tmp_path: Path) -> None:
+    alignment = align(Device(), repeat=False)
+    records = alignment.results / "compare" / "target" / "actor_update" / "records.parquet"
+    records.write_bytes(records.read_bytes()[:200])
+    with pytest.raises(DumpError, match=r"actor_update/records\.parquet is not readable"):
+        alignment.diagnose()
+    (alignment.results / "alignment.json").write_text('{"name": 3}')
+    with pytest.raises(DumpError, match="not an alignment's plan"):
+        alignment.diagnose()
+    (alignment.results / "alignment.json").unlink()
+    with pytest.raises(DumpError, match="rlprobe config plan"):
+        alignment.diagnose()
+
+
+def rows(values: np.ndarray, parts: int, **more: Any) -> list[dict[str, Any]]:
+    """A parameter as ``parts`` shards of its rows."""
+    found = []
+    for rank, part in enumerate(np.split(values, parts)):
+        offset = rank * part.size
+        found.append({
+            "step": 0, "stage": "actor_update", "role": "actor", "rank": rank, "name": "w",
+            "dtype": "torch.float32", "shape": list(values.shape), "local_shape": list(part.shape),
+            "offset": None if parts == 1 else json.dumps({"dim": 0, "index": rank}),
+            "digest": f"sha256:{hash(part.tobytes())}", "norm": float(np.linalg.norm(part)),
+            "sketch": sketch(part, offset).tolist(), "complete": parts == 1, **more,
+        })  # fmt: skip
+    return found
+
+
+def stage(left: list[dict[str, Any]], right: list[dict[str, Any]]) -> Any:
+    return weights._stage(pl.DataFrame(left), pl.DataFrame(right))
+
+
+VALUES = np.random.default_rng(0).standard_normal((64, 32)).astype(np.float32)
+
+
+def test_equal_weights_sharded_otherwise_are_equal() -> None:
+    assert not stage(rows(VALUES, 1), rows(VALUES, 4)).wrong
+    assert not stage(rows(VALUES, 2), rows(VALUES, 4)).wrong
+
+
+def test_one_changed_element_in_a_shard_is_seen() -> None:
+    other = VALUES.copy()
+    other[40, 3] += 0.01
+    assert "w" in stage(rows(VALUES, 1), rows(other, 4)).wrong
+    assert "w" in stage(rows(VALUES, 4), rows(other, 4)).wrong
+
+
+def test_permuted_weights_are_called_permuted() -> None:
+    assert stage(rows(VALUES, 1), rows(VALUES[::-1], 1)).wrong["w"]["permuted"]
+    assert stage(rows(VALUES, 1), rows(VALUES[::-1].copy(), 4)).wrong["w"]["permuted"]
+
+
+def test_shards_without_a_place_are_compared_by_norm_and_said_to_be() -> None:
+    result = stage(rows(VALUES, 1), rows(VALUES, 4, offset=None))
+    assert not result.wrong and result.by_norm == 1
+    assert "w" in stage(rows(VALUES, 1), rows(2 * VALUES, 4, offset=None)).wrong
+
+
+def test_replicas_count_once() -> None:
+    twice = [*rows(VALUES, 2), *({**row, "rank": row["rank"] + 2} for row in rows(VALUES, 2))]
+    assert not stage(rows(VALUES, 1), twice).wrong
+
+
+def test_a_parameter_on_one_side_only_is_a_difference() -> None:
+    more = [*rows(VALUES, 1), *({**row, "name": "lora"} for row in rows(VALUES, 1))]
+    assert stage(rows(VALUES, 1), more).wrong["lora"]["what"] == "is on the target only"

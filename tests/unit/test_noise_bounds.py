@@ -1,0 +1,220 @@
+"""How far may two correct devices be apart?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from rlprobe.compare import noise, roundoff
+from rlprobe.compare.noise_updates import poisson_quantile
+
+FP32, BF16 = "torch.float32", "torch.bfloat16"
+
+
+def record(order: int, name: str, **values: Any) -> dict[str, Any]:
+    """A matched row of a comparison; its error is 1e-9 unless said otherwise."""
+    shape = values.pop("shape", [2, 8, 64])
+    dtype = values.pop("dtype", FP32)
+    row: dict[str, Any] = {
+        "step": 0, "rank": 0, "order": order, "name": name, "module": None, "op": "Linear",
+        "call": 0, "direction": "forward", "slot": "output", "index": "0", "status": "matched",
+        "error": 1e-9, "error_kind": "tensor", "error_uncertainty": 0.0,
+        "value_benchmark": None, "value_target": None,
+    }  # fmt: skip
+    for side in ("benchmark", "target"):
+        row |= {f"dtype_{side}": dtype, f"shape_{side}": shape, f"norm_{side}": 1.0}
+        row |= {f"{name}_{side}": 1.0 for name in ("max", "min", "mean")}
+    row |= {f"{name}_diff": 1e-9 for name in ("max", "min", "mean", "norm")}
+    return row | values
+
+
+def chain(layers: int, width: int = 64, dtype: str = FP32) -> list[dict[str, Any]]:
+    """A stack of linear modules: input, weight, output each."""
+    rows: list[dict[str, Any]] = []
+    for layer in range(layers):
+        module = f"layers.{layer}"
+        common = {"module": module, "dtype": dtype}
+        shape = [2, 8, width]
+        rows.append(record(len(rows), f"{module}.in", slot="input", shape=shape, **common))
+        rows.append(
+            record(len(rows), f"{module}.w", slot="parameters", index="weight",
+                   shape=[width, width], error=0.0, **common)
+        )  # fmt: skip
+        rows.append(record(len(rows), f"{module}.out", shape=shape, **common))
+    return rows
+
+
+def bounds(rows: list[dict[str, Any]], **options: Any) -> dict[str, float]:
+    table = noise.annotate(pl.DataFrame(rows, infer_schema_length=None), **options)
+    return dict(table.select("name", "noise").iter_rows())
+
+
+def test_the_bound_grows_with_the_root_of_depth() -> None:
+    found = bounds(chain(16))
+    growth = found["layers.15.out"] / found["layers.0.out"]
+    assert growth == pytest.approx(4.0, rel=0.01)
+
+
+def test_the_bound_grows_with_the_root_of_the_reduction() -> None:
+    narrow, wide = (bounds(chain(1, width=w))["layers.0.out"] for w in (64, 4096))
+    assert wide / narrow == pytest.approx(8.0, rel=0.05)
+
+
+def test_a_coarse_format_rounds_once_and_sums_in_fp32() -> None:
+    narrow, wide = (bounds(chain(1, width=w, dtype=BF16))["layers.0.out"] for w in (64, 4096))
+    assert wide == pytest.approx(narrow, rel=0.01)  # the stored rounding dominates
+    assert narrow > 1000 * bounds(chain(1))["layers.0.out"]
+
+
+def test_what_is_equal_on_both_sides_adds_nothing() -> None:
+    rows = chain(8)
+    for row in rows[:-3]:
+        row.update(error=0.0, **{f"{n}_diff": 0.0 for n in ("max", "min", "mean", "norm")})
+    assert bounds(rows)["layers.7.out"] == pytest.approx(bounds(chain(1))["layers.0.out"], rel=0.5)
+    assert bounds(rows)["layers.7.out"] < 0.5 * bounds(chain(8))["layers.7.out"]
+
+
+def test_the_bound_holds_for_real_fp32_sums_in_another_order() -> None:
+    generator = np.random.default_rng(0)
+    a = b = generator.standard_normal((64, 256)).astype(np.float32)
+    rows, worst = chain(6, width=256), []
+    for layer in range(6):
+        w = (generator.standard_normal((256, 256)) / 16).astype(np.float32)
+        a = a @ w.T
+        b = (
+            (b[:, ::-1] @ w.T[::-1])
+            if layer % 2
+            else b[:, :128] @ w.T[:128] + b[:, 128:] @ w.T[128:]
+        )
+        error = float(np.linalg.norm(b.astype(float) - a) / np.linalg.norm(a.astype(float)))
+        rows[3 * layer + 2]["error"] = error
+        worst.append(error)
+    found = bounds(rows)
+    ratios = [error / found[f"layers.{layer}.out"] for layer, error in enumerate(worst)]
+    assert 0 < max(ratios) < 0.7
+
+
+def test_tf32_factors_widen_products_only() -> None:
+    plain, coarse = (bounds(chain(1), products=p)["layers.0.out"] for p in (0.0, 2.0**-11))
+    assert coarse > 50 * plain
+
+
+def test_integers_have_no_round_off() -> None:
+    rows = [
+        record(0, "ids", slot="input", dtype="torch.int64", error=1e-3, module="m"),
+        record(1, "same", slot="input", dtype="torch.int64", error=0.0, module="m", index="1"),
+    ]
+    table = noise.annotate(pl.DataFrame(rows, infer_schema_length=None))
+    assert table.get_column("ratio").to_list() == [float("inf"), 0.0]
+
+
+def test_a_sketch_resolves_no_better_than_it_can() -> None:
+    rows = [record(0, "x", error_kind="sketch", error=2e-7, op="Embedding", module="e",
+                   **{f"{n}_diff": 0.0 for n in ("max", "min", "mean", "norm")})]  # fmt: skip
+    assert bounds(rows)["x"] == pytest.approx(noise.SKETCH_RESOLUTION)
+
+
+def test_a_loss_near_zero_is_judged_by_its_terms() -> None:
+    rows = [
+        *chain(2),
+        record(6, "loss", slot="loss", op="loss", dtype="float", shape=None, module=None,
+               max_benchmark=None, max_target=None, value_benchmark="4e-08", value_target="3e-07",
+               error=6.5, error_kind="statistics"),
+    ]  # fmt: skip
+    table = noise.annotate(pl.DataFrame(rows, infer_schema_length=None))
+    assert table.get_column("ratio")[-1] < 1
+    rows[-1].update(value_target="0.01", error=250_000.0)
+    table = noise.annotate(pl.DataFrame(rows, infer_schema_length=None))
+    assert table.get_column("ratio")[-1] > 100
+
+
+def parameter(
+    order: int, name: str, slot: str, error: float, norm: float, size: int = 4096, **more: Any
+) -> dict[str, Any]:
+    row = record(order, f"{name}.{slot}", module=name, slot=slot, index="weight", op="Parameter",
+                 direction="update", shape=[size], error=error, **more)  # fmt: skip
+    return row | {"norm_benchmark": norm, "norm_target": norm, "norm_diff": norm * 1e-9}
+
+
+def test_flipped_signs_of_adam_are_no_alarm_and_a_learning_rate_is() -> None:
+    n, rate = 4096, 1e-3
+    generator = np.random.default_rng(1)
+    gradient = generator.standard_normal(n)
+    other = gradient * (1 + 2e-6 * generator.standard_normal(n))
+    other += 2e-6 * generator.standard_normal(n)
+    steps = [rate * g / (abs(g) + 1e-8) for g in (gradient, other)]
+    steps[1][0] = -steps[1][0]  # a flip, which happens to one element in a million
+    norm = float(np.linalg.norm(steps[0]))
+    error = float(np.linalg.norm(steps[1] - steps[0]) / norm)
+    assert error > 0.01
+    rows = [
+        *chain(2),
+        parameter(6, "p", "grad_clipped", 2.8e-6, float(np.linalg.norm(gradient))),
+        parameter(7, "q", "grad_clipped", 2.8e-6, 100.0),
+        parameter(8, "p", "change", error, norm),
+        parameter(9, "q", "change", 1e-6, norm),
+    ]
+    table = noise.annotate(pl.DataFrame(rows, infer_schema_length=None))
+    assert table.get_column("ratio")[-2] < 1
+    rows[-2].update(norm_target=norm * 1.01, norm_diff=norm * 0.01, error=0.01)
+    table = noise.annotate(pl.DataFrame(rows, infer_schema_length=None))
+    assert table.get_column("ratio")[-2] > 1
+
+
+def test_sgd_passes_the_gradients_error_on() -> None:
+    rows = [*chain(2)]
+    for number, norm in enumerate((1.0, 3.0, 0.2)):
+        rows.append(parameter(6 + number, f"p{number}", "grad_clipped", 2e-6, norm))
+    for number, norm in enumerate((1.0, 3.0, 0.2)):
+        rows.append(parameter(9 + number, f"p{number}", "change", 1e-3, norm * 1e-3))
+    table = noise.annotate(pl.DataFrame(rows, infer_schema_length=None))
+    assert (table.get_column("ratio").tail(3) > 10).all()
+
+
+def test_a_bias_whose_terms_cancel_keeps_the_error_of_the_terms() -> None:
+    def rows(norm: float) -> list[dict[str, Any]]:
+        arriving = record(6, "back", module="layers.1", direction="backward", slot="input",
+                          norm_benchmark=1.0)  # fmt: skip
+        bias = parameter(7, "layers.1", "grad", 1e-5, norm, size=64)
+        return [*chain(2), arriving, bias | {"index": "bias"}]
+
+    assert bounds(rows(1e-3))["layers.1.grad"] > 100 * bounds(rows(1.0))["layers.1.grad"]
+
+
+@pytest.mark.parametrize("mean", [0.0, 1e-7, 0.01, 0.5, 3.0, 20.0, 49.0])
+def test_poisson_quantile_against_the_sum_of_its_terms(mean: float) -> None:
+    k = int(poisson_quantile(mean, 1e-5)[0])
+    terms = [np.exp(-mean)]
+    for i in range(1, 400):
+        terms.append(terms[-1] * mean / i)
+    beyond = [sum(terms[i + 1 :]) for i in range(k + 1)]
+    assert beyond[k] <= 1e-5 * (1 + 1e-6)
+    assert k == 0 or beyond[k - 1] > 1e-5 * (1 - 1e-6)
+
+
+def test_poisson_quantile_of_large_means_is_close_and_never_too_small() -> None:
+    for mean in (60.0, 1e3, 1e6):
+        k = poisson_quantile(mean, 1e-5)[0]
+        normal = mean + 4.27 * np.sqrt(mean)
+        assert normal * 0.999 <= k < normal + 0.6 * np.sqrt(mean) + 2 * np.log(1e5)
+
+
+def test_every_process_has_its_own_chain() -> None:
+    rows = chain(2) + [row | {"rank": 1} for row in chain(2)]
+    table = noise.annotate(pl.DataFrame(rows, infer_schema_length=None))
+    first, second = table.filter(pl.col("rank") == 0), table.filter(pl.col("rank") == 1)
+    assert first.get_column("noise").equals(second.get_column("noise"))
+
+
+def test_an_empty_table_stays_empty() -> None:
+    table = pl.DataFrame(chain(1), infer_schema_length=None).clear()
+    assert noise.annotate(table).height == 0
+
+
+def test_unit_round_offs_are_halves_of_the_formats_epsilons() -> None:
+    assert roundoff.UNIT[FP32] == np.finfo(np.float32).eps / 2
+    assert roundoff.UNIT["torch.float16"] == np.finfo(np.float16).eps / 2
+    assert roundoff.UNIT["torch.float64"] == np.finfo(np.float64).eps / 2
