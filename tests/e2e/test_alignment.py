@@ -176,16 +176,16 @@ def test_the_committed_tree_is_as_the_contract_says(aligned: Aligned) -> None:
         ("name: [", "YAML"),
         ("stepps: {total: 2}", "stepps"),
         ("steps: {total: 0}", "total"),
-        ('model: {path: "/no/such/model"}', "/no/such/model"),
+        ('model: {path: "/no/such/model"}\ndata: {train_files: "builtin:arithmetic"}', "/no/such"),
     ],
 )
 def test_a_bad_configuration_is_one_clear_message(workspace: Path, line: str, said: str) -> None:
     text = (ROOT / "config/config.yaml").read_text()
-    key = line.partition(":")[0]
+    keys = tuple(f"{row.partition(':')[0]}:" for row in line.splitlines())
     kept = [
         block
         for block in text.split("\n\n")
-        if not any(row.startswith(f"{key}:") for row in block.splitlines())
+        if not any(row.startswith(keys) for row in block.splitlines())
     ]
     path = workspace / "bad.yaml"
     path.write_text("\n\n".join([*kept, line]) + "\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import shutil
 from pathlib import Path
 
 import pytest
@@ -38,7 +37,7 @@ def test_msprobe_compare_matches_every_row_of_a_stage(aligned: Aligned, tmp_path
 def test_compare_distributed_takes_step_directories(aligned: Aligned, tmp_path: Path) -> None:
     step = f"dump/{stages.LOG_PROB}/step0"
     code = (
-        "import sys; from msprobe.pytorch import compare_distributed; "
+        "import sys; from msprobe.pytorch.compare.distributed_compare import compare_distributed; "
         "compare_distributed(sys.argv[1], sys.argv[2], sys.argv[3])"
     )
     done = command(
@@ -54,12 +53,7 @@ def test_single_comparator_reads_the_key_data(aligned: Aligned, tmp_path: Path) 
         "import sys; from msprobe.core import SingleComparator; "
         "SingleComparator.compare(sys.argv[1], sys.argv[2], sys.argv[3])"
     )
-    sides = []
-    for role in ("benchmark", "target"):
-        # SingleComparator walks whatever lies beside the arrays, so it gets data/ alone
-        side = tmp_path / role
-        shutil.copytree(aligned.run(role) / "dump/data", side)
-        sides.append(side)
+    sides = [aligned.run(role) / "dump" for role in ("benchmark", "target")]
     out = tmp_path / "out"
     done = command("python", "-c", code, *sides, out)
     assert done.returncode == 0, done.stdout
