@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprobe.cli.common import write_json
-from rlprobe.compare import sides
+from rlprobe.compare import rules, sides
 from rlprobe.compare.compare import COVERAGE, Options, compare, insufficient
 from rlprobe.errors import NotComparable, UsageError
 
@@ -58,6 +58,12 @@ def add_parser(subparsers: Any) -> None:
         help="check the CRC-32 of tensor files (slower than comparing them)",
     )
     parser.add_argument(
+        "--rules",
+        type=Path,
+        metavar="FILE",
+        help="matching rules of your own (YAML), before the packaged ones",
+    )
+    parser.add_argument(
         "--noise",
         action="store_true",
         help="also fill in the round-off bound of every record (diagnose does it in any case)",
@@ -71,7 +77,13 @@ def run(args: argparse.Namespace) -> int:
     if args.jobs < 1:
         raise UsageError(f"--jobs is at least 1, found {args.jobs}")
     options = Options(
-        args.pair, tuple(args.stage), args.coverage, args.jobs, args.check_crc, args.noise
+        args.pair,
+        tuple(args.stage),
+        args.coverage,
+        args.jobs,
+        args.check_crc,
+        args.noise,
+        None if args.rules is None else rules.load(args.rules),
     )
     benchmark = sides.resolve(args.benchmark, args.store)
     target = sides.resolve(args.target, args.store)

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import polars as pl
 
-from rlprobe.compare import matcher, measures, pairs, planner, writer
+from rlprobe.compare import matcher, measures, pairs, planner, rules, writer
 from rlprobe.compare.planner import Pairing, StagePlan
+from rlprobe.compare.rules import Rules
 from rlprobe.compare.sides import Process, Side, StageSource
 from rlprobe.compare.writer import Summary
 from rlprobe.errors import NotComparable
@@ -37,6 +38,8 @@ class Options:
     check_crc: bool = False
     #: Also fill in the round-off bound and the ratio to it (diagnose does it in any case).
     noise: bool = False
+    #: How records of different names are matched; None for the packaged rules.
+    rules: Rules | None = None
 
 
 def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[Summary]:
@@ -118,7 +121,10 @@ def _process_table(stage: StagePlan, pairing: Pairing, options: Options) -> pl.D
     """All rows of one process pair, columns of :data:`writer.SCHEMA`."""
     benchmark = _load(stage.benchmark, pairing.benchmark)
     target = _load(stage.target, pairing.target)
-    matches = None if matcher.same_names(benchmark, target) else matcher.match(benchmark, target)
+    matches = None
+    if not matcher.same_names(benchmark, target):
+        matched = matcher.match(benchmark, target, options.rules or rules.load())
+        benchmark, target, matches = matched.benchmark, matched.target, matched.matches
     table = measures.measure(pairs.side_by_side(benchmark, target, matches))
     if _has_tensors(table):
         table = _elementwise(table, stage, pairing, options)

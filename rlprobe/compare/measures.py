@@ -282,7 +282,7 @@ def _error() -> list[pl.Expr]:
     statistics = pl.col("statistics").fill_nan(None)
     # what is not finite on one side only is no number away from the other side
     apart = (pl.col("status") == NONFINITE) & (pl.col("reason") != "both")
-    error = (
+    error: pl.Expr = (
         pl.when(single)
         .then(None)
         .when(same)
@@ -295,7 +295,7 @@ def _error() -> list[pl.Expr]:
         .then(None)
         .otherwise(statistics)
     )
-    kind = (
+    kind: pl.Expr = (
         pl.when(single)
         .then(None)
         .when(same)

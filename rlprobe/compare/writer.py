@@ -14,6 +14,7 @@ import polars as pl
 from polars.io.plugins import register_io_source
 
 from rlprobe.compare import measures
+from rlprobe.compare.rules import RECOMPUTE
 
 FORMAT = 1
 RECORDS, SUMMARY = "records.parquet", "summary.json"
@@ -119,13 +120,16 @@ class Summary:
         for rule, count in used.value_counts().iter_rows():
             self.rules[rule] += count
         measured = pl.col("error_kind").is_not_null() | (pl.col("status") == measures.NONFINITE)
+        repeated = pl.col("status").is_in([measures.BENCHMARK_ONLY, measures.TARGET_ONLY]) & pl.col(
+            "rule"
+        ).eq_missing(RECOMPUTE)
         numbers = table.select(
             measured.sum().alias("compared"),
             (pl.col("identical") & measured).sum().alias("identical"),
             pl.col("error").filter(pl.col("error").is_finite()).max().alias("max_error"),
             *(
-                # a null argument has nothing to compare
-                pl.col(f"dtype_{side}").is_not_null().sum().alias(f"records_{side}")
+                # a null argument has nothing to compare, a repeated call nothing new
+                (pl.col(f"dtype_{side}").is_not_null() & ~repeated).sum().alias(f"records_{side}")
                 for side in ("benchmark", "target")
             ),
         ).row(0, named=True)

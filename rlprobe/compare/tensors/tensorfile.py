@@ -63,9 +63,10 @@ class TensorFile:
             for start in range(0, len(flat), size):
                 yield flat[start : start + size]
             return
-        yield from _blocks(self._view(), size)
+        yield from _blocks(self.view(), size)
 
-    def _view(self) -> Array:
+    def view(self) -> Array:
+        """The raw elements as an array of the tensor's shape, nothing copied."""
         item = self.elements.itemsize
         view: Array = np.lib.stride_tricks.as_strided(
             self.elements[self.offset :],

@@ -1,0 +1,177 @@
+"""Matching rules: which differently named records are the same; YAML, extendable by the user."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from rlprobe.errors import ConfigError
+
+FORMAT = 1
+#: Rules built into the matcher, by the names summary.json counts them under.
+WRAPPERS = "wrappers"
+CLASS = "class"
+CALL_COUNTER = "call_counter"
+RECOMPUTE = "recompute"
+CHUNKS = "megatron_chunks"
+BUILT_IN = (WRAPPERS, CLASS, CALL_COUNTER, RECOMPUTE, CHUNKS)
+
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Rename:
+    """Regular expressions rewriting module paths."""
+
+    name: str
+    replace: tuple[tuple[re.Pattern[str], str], ...]
+
+    def apply(self, path: str) -> str:
+        for pattern, replacement in self.replace:
+            path = pattern.sub(replacement, path)
+        return path
+
+
+@dataclass(frozen=True)
+class Fuse:
+    """A module that is several on the other side."""
+
+    name: str
+    whole: str
+    parts: tuple[str, ...]
+    #: Classes of the whole in which the parts lie one behind the other.
+    elementwise: re.Pattern[str]
+
+
+@dataclass(frozen=True)
+class Function:
+    """Functions that are each other's counterparts, and what of them means the same."""
+
+    name: str
+    names: tuple[str, ...]
+    slots: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """All rules, in order of precedence."""
+
+    renames: tuple[Rename, ...] = ()
+    fuses: tuple[Fuse, ...] = ()
+    functions: tuple[Function, ...] = ()
+
+
+def load(extra: Path | None = None) -> Rules:
+    """The packaged rules, and a user's before them.
+
+    Raises:
+        ConfigError: a file is not in the format; the message names the rule and what is accepted.
+    """
+    packaged = resources.files(__package__).joinpath("rules.yaml").read_text(encoding="utf-8")
+    rules = parse(packaged, "rules.yaml")
+    if extra is None:
+        return rules
+    try:
+        if extra.stat().st_size > _MAX_BYTES:
+            raise ConfigError(f"{extra} is larger than {_MAX_BYTES} bytes: no rules file")
+        own = parse(extra.read_text(encoding="utf-8"), str(extra))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"rules file {extra} cannot be read: {error}") from error
+    return Rules(
+        _merged(own.renames, rules.renames),
+        _merged(own.fuses, rules.fuses),
+        _merged(own.functions, rules.functions),
+    )
+
+
+def _merged(own: Sequence[Any], packaged: Sequence[Any]) -> tuple[Any, ...]:
+    names = {rule.name for rule in own}
+    return (*own, *(rule for rule in packaged if rule.name not in names))
+
+
+def parse(text: str, origin: str) -> Rules:
+    """Rules from YAML text.
+
+    Raises:
+        ConfigError: see :func:`load`.
+    """
+    import yaml
+
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{origin} is not YAML: {error}") from error
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        raise ConfigError(f"{origin}: format: {FORMAT} was expected at the top")
+    unknown = sorted(set(raw) - {"format", *_SECTIONS}, key=str)
+    if unknown:
+        raise ConfigError(
+            f"{origin}: unknown key {unknown[0]!r}; accepted: format, {', '.join(_SECTIONS)}"
+        )
+    found: dict[str, tuple[Any, ...]] = {}
+    for section, build in _SECTIONS.items():
+        items = raw.get(section) or []
+        if not isinstance(items, list):
+            raise ConfigError(f"{origin}: {section} is a list of rules, found {items!r:.60}")
+        found[section] = tuple(_built(build, item, f"{origin}: {section}") for item in items)
+    names = [rule.name for rules in found.values() for rule in rules]
+    twice = {name for name in names if names.count(name) > 1} | ({*names} & {*BUILT_IN})
+    if twice:
+        raise ConfigError(f"{origin}: rule name {min(twice)!r} is used twice or built in")
+    return Rules(found["rename"], found["fuse"], found["functions"])
+
+
+def _built(build: Any, item: Any, where: str) -> Any:
+    if not isinstance(item, dict) or not isinstance(item.get("name"), str):
+        raise ConfigError(f"{where}: every rule is an object with a name, found {item!r:.60}")
+    where = f"{where}: {item['name']}"
+    try:
+        return build(item)
+    except re.error as error:
+        raise ConfigError(
+            f"{where}: {error.pattern!r} is no regular expression: {error}"
+        ) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{where}: {_ACCEPTED[build]}; found {error}") from error
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(v, str) for v in values):
+        raise ValueError(repr(values)[:60])
+    return tuple(values)
+
+
+def _rename(item: dict[str, Any]) -> Rename:
+    pairs = [_texts(pair) for pair in item["replace"]]
+    compiled = tuple((re.compile(pattern), replacement) for pattern, replacement in pairs)
+    for pattern, replacement in compiled:
+        if len(replacement) > 256:
+            raise ValueError(replacement[:60])
+        groups = [int(number) for number in re.findall(r"\\(?:g<)?(\d+)", replacement)]
+        if max(groups, default=0) > pattern.groups:
+            raise ValueError(f"{replacement!r}, which names a group that {pattern.pattern!r} lacks")
+    return Rename(item["name"], compiled)
+
+
+def _fuse(item: dict[str, Any]) -> Fuse:
+    parts = _texts(item["parts"])
+    if len(parts) < 2 or "." in "".join((item["whole"], *parts)):
+        raise ValueError(f"whole {item['whole']!r}, parts {parts!r}")
+    return Fuse(item["name"], item["whole"], parts, re.compile(item.get("elementwise", "$^")))
+
+
+def _function(item: dict[str, Any]) -> Function:
+    slots = {str(slot): _texts(indices) for slot, indices in item["slots"].items()}
+    return Function(item["name"], _texts(item["names"]), slots)
+
+
+_SECTIONS = {"rename": _rename, "fuse": _fuse, "functions": _function}
+_ACCEPTED = {
+    _rename: "replace is a list of [regular expression, replacement]",
+    _fuse: "whole and parts are last components of module paths, at least two parts",
+    _function: "names is a list of functions, slots maps input or output to indices",
+}
