@@ -137,7 +137,8 @@ class Reader:
         creation = found.id.get_create_plist()
         if creation.get_external_count():
             raise self.fail(f"/{name} keeps its data in another file, which is refused")
-        if creation.get_layout() != h5py.h5d.CONTIGUOUS or creation.get_nfilters():
+        # Neither virtual nor chunked, and only chunks can be compressed.
+        if creation.get_layout() != h5py.h5d.CONTIGUOUS:
             raise self.fail(f"/{name} is not stored contiguously, which is refused")
         if len(found.shape or ()) == 0 or len(found.shape) > MAX_AXES:
             raise self.fail(f"/{name} has {len(found.shape or ())} axes, which is refused")

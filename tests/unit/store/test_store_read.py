@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+from dataclasses import replace
 
 import pytest
 
@@ -198,8 +199,12 @@ def test_a_missing_file_leaves_nothing_behind(committed, tmp_path):
     assert not any(p.name.startswith((".out", "out")) for p in tmp_path.iterdir())
 
 
-def test_a_packed_file_never_overwrites_one_that_is_there(committed, tmp_path, store):
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_packed_file_never_overwrites_one_that_is_there(committed, tmp_path, store, backwards):
     run = committed()
+    if backwards:  # a manifest from elsewhere may list its files in any order
+        files = run.manifest.files[::-1]
+        run = replace(run, manifest=run.manifest.model_copy(update={"files": files}))
     directory = run.dump / "actor_update" / "step0" / "rank0"
     large = next((directory / "dump_tensor_data").iterdir())
     (directory / "dump_tensor_data.zip").unlink()
