@@ -57,7 +57,7 @@ def wrap_family(cls: type, hooks: dict[str, Around], *, framework: str) -> None:
         if own is not None:
             own.__get__(None, sub)(**kwargs)
         else:
-            super(cls, sub).__init_subclass__(**kwargs)
+            super(cls, sub).__init_subclass__(**kwargs)  # type: ignore[arg-type]
         for name, around in hooks.items():
             wrap_method(sub, name, around)
 

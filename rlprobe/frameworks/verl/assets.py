@@ -101,7 +101,7 @@ def _shape(vocabulary: dict[str, int]) -> dict[str, Any]:
     }
 
 
-_EXPERTS = {
+_EXPERTS: dict[str, Any] = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 64,

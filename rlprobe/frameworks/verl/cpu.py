@@ -194,7 +194,7 @@ def _install() -> None:
     when_imported("verl.utils.distributed", _process_group)
     when_imported("verl.utils.model", _value_head)
     if not torch.accelerator.is_available():
-        torch.Tensor.pin_memory = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+        torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
 
 
 _install()
