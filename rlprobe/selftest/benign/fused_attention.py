@@ -1,0 +1,12 @@
+"""torch's fused attention instead of the eager one."""
+
+from collections.abc import Iterator
+
+from rlprobe.selftest import Site, benign
+from rlprobe.selftest.patching import swapped
+
+
+@benign()
+def fused_attention(site: Site) -> Iterator[None]:
+    with swapped(site.model.config, "_attn_implementation", "sdpa"):
+        yield

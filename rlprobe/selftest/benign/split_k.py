@@ -1,0 +1,21 @@
+"""Linear layers sum two halves of their width apart, as tensor parallelism does."""
+
+from collections.abc import Iterator
+
+import torch
+
+from rlprobe.selftest import Site, benign
+from rlprobe.selftest.patching import swapped
+
+
+@benign()
+def split_k(site: Site) -> Iterator[None]:
+    right = torch.nn.functional.linear
+
+    def halves(x, weight, bias=None):
+        half = x.shape[-1] // 2
+        summed = right(x[..., :half], weight[:, :half]) + right(x[..., half:], weight[:, half:])
+        return summed if bias is None else summed + bias
+
+    with swapped(torch.nn.functional, "linear", halves):
+        yield

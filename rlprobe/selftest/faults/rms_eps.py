@@ -1,0 +1,16 @@
+"""A norm with another epsilon."""
+
+from collections.abc import Iterator
+
+from rlprobe.selftest import Site, fault
+from rlprobe.selftest.patching import swapped
+
+PATH = "model.layers.1.input_layernorm"
+
+
+@fault(stage="actor_compute_log_prob", module=PATH, cause="hyperparameter")
+def rms_eps(site: Site) -> Iterator[None]:
+    layer = site.model.get_submodule(PATH)
+    epsilon = layer.variance_epsilon + site.strength * 1e-2
+    with swapped(layer, "variance_epsilon", epsilon):
+        yield
