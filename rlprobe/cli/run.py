@@ -32,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from rlprobe.errors import ConfigError
     from rlprobe.runs.launch import launch
     from rlprobe.runs.plan import plan
+    from rlprobe.store.alignments import record_alignment
 
     alignment = load(args.config)
     runs = plan(alignment)
@@ -41,7 +42,10 @@ def run(args: argparse.Namespace) -> int:
             "(controls are switched on in its controls section)"
         )
     spec = runs[args.role]
-    manifest = launch(spec, args.store or Path(alignment.store), args.log)
+    store = args.store or Path(alignment.store)
+    # before the run is made, so that no clean-up takes it for garbage
+    record_alignment(store, alignment.name, [other.key for other in runs.values()])
+    manifest = launch(spec, store, args.log)
     if args.json:
         write_json(args.json, {"role": spec.role, "key": spec.key, "manifest": str(manifest)})
     print(spec.key)

@@ -1,0 +1,106 @@
+"""Are the examples for real sites complete? Each is validated and planned as its site would."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rlprobe import frameworks
+from rlprobe.config import load
+from rlprobe.runs.jobs import Jobs
+from tests.workflow.project import Project
+
+_ROOT = Path(__file__).resolve().parents[2]
+#: Examples of sites with devices; the others run on any machine and are run by other tests.
+EXAMPLES = [
+    *sorted((_ROOT / "config/examples").rglob("*gpu*.yaml")),
+    _ROOT / "config/examples/two_sites/npu_site.yaml"
+]
+#: Where the sites of the examples keep models, data, images and stores.
+_SITES = ("/shared", "/data", "/nfs")
+
+
+@pytest.fixture(params=EXAMPLES, ids=lambda path: path.stem)
+def example(request: pytest.FixtureRequest, project: Project) -> Path:
+    """An example whose site's files exist, below the test's own directory."""
+    source: Path = request.param
+    text = source.read_text(encoding="utf-8")
+    for site in _SITES:
+        text = text.replace(f" {site}/", f" {project.directory}{site}/")
+    path = project.directory / source.name
+    path.write_text(text, encoding="utf-8")
+    raw = yaml.safe_load(text)
+    for model in raw["model"].values():
+        make_model(Path(model))
+    for file in [raw["data"]["train_files"], raw["data"].get("val_files")]:
+        if file is not None:
+            touch(Path(file))
+    for section in (raw["benchmark"].get("container", {}), raw["target"].get("container", {})):
+        if section.get("runtime") == "apptainer":
+            touch(Path(section["image"]))
+    for key in ("image", "torch_image"):
+        if key in raw.get("analysis", {}):
+            touch(Path(raw["analysis"][key]))
+    imported = [raw["benchmark"].get("run"), raw.get("controls", {}).get("repeat")]
+    for key in imported:
+        if isinstance(key, str):
+            touch(Path(raw["store"], "runs", key, "manifest.json"))
+    return path
+
+
+def make_model(path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    path.mkdir(parents=True, exist_ok=True)
+    body = len(header).to_bytes(8, "little") + header + bytes(4)
+    (path / "model.safetensors").write_bytes(body)
+    (path / "config.json").write_text('{"model_type": "qwen2"}', encoding="utf-8")
+    (path / "tokenizer.json").write_text("{}", encoding="utf-8")
+
+
+def touch(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x")
+
+
+def test_it_is_valid_and_says_what_it_runs(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(example.parent)
+    jobs = Jobs.load(example)
+    assert {"benchmark", "target"} <= set(jobs.runs)
+    assert jobs.runs["benchmark"].device == "cuda"
+    assert jobs.runs["target"].device == "npu"
+
+
+def test_it_is_planned_on_its_cluster(example: Path, project: Project) -> None:
+    planned = project.planned(config=example.name, profile="profiles/ascend_cluster")
+    imported = load(example).benchmark.run is not None
+    assert ("run_benchmark" in planned) is not imported
+    assert planned["run_target"] == 1
+    assert planned["verdict"] == 1
+
+
+def test_the_framework_knows_every_override(
+    example: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    alignment = load(example)
+    if alignment.framework != "verl":
+        pytest.skip("only verl describes its options without a GPU")
+    hydra = pytest.importorskip("hydra")
+    monkeypatch.chdir(example.parent)
+    places = frameworks.Places(scratch=tmp_path / "scratch", assets=tmp_path / "assets")
+    for spec in Jobs.load(example).runs.values():
+        if spec.imported is not None:
+            continue
+        command = frameworks.get("verl").command(spec, places)
+        overrides = [word for word in command[3:] if not word.startswith("hydra.")]
+        with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+            config = hydra.compose(name_of(overrides), overrides)
+        assert config.trainer.n_gpus_per_node * config.trainer.nnodes == spec.world_size
+
+
+def name_of(overrides: list[str]) -> str:
+    """verl's configuration of the training back end that a command line asks for."""
+    megatron = any("strategy=megatron" in override for override in overrides)
+    return "ppo_megatron_trainer" if megatron else "ppo_trainer"
