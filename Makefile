@@ -40,3 +40,5 @@ $(STAMP):
 	  echo "torch cannot be imported: let pip find a CPU build of it (see README, Installing), remove $(VENV) and try again" >&2; exit 1; }
 	@rm -f $(VENV)/installed-*
 	@touch $@
+
+-include cluster.mk
