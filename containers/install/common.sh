@@ -41,8 +41,9 @@ install_locked() {
     python3 -m venv /opt/venv
     pip_install /opt/venv/bin/python -r "$LOCKS/$lock"
     pip_install /opt/venv/bin/python rlprobe
-    # Nobody can write bytecode into an image later. Some sources are for newer Pythons only.
-    /opt/venv/bin/python -m compileall -qq -j 0 /opt/venv/lib ||
+    # Nobody can write bytecode into an image later. Tests are never imported, and some sources
+    # are for newer Pythons only.
+    /opt/venv/bin/python -m compileall -qq -j 0 -x '/tests/|/torch/testing/_internal/' /opt/venv/lib ||
         say "sources for another Python were left uncompiled"
     labels /opt/venv/bin/python
 }
