@@ -41,4 +41,4 @@ $(STAMP):
 	@rm -f $(VENV)/installed-*
 	@touch $@
 
--include cluster.mk
+-include cluster.mk selftest.mk

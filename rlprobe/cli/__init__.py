@@ -30,6 +30,7 @@ COMMANDS: dict[str, str] = {
     "store": "look into, check and clean the store",
     "rollouts": "look into recorded rollouts",
     "doctor": "check an alignment's storage, partitions, devices and images before it runs",
+    "selftest": "plant faults and benign changes, run the pipeline on each, print the score",
     "config": "check an alignment file; print its plan or its JSON schema",
 }
 

@@ -67,3 +67,17 @@ def cases(directories: Sequence[Path] = OWN, only: Sequence[str] = ()) -> list[C
         places = ", ".join(map(str, directories))
         raise UsageError(f"no file in {places} declares a fault or a benign change")
     return sorted(chosen, key=lambda case: case.declared.is_benign)
+
+
+#: Stages that the quick subset takes a fault of, as far as there are any.
+_QUICK = ("actor_compute_log_prob", "critic_update", "actor_update")
+
+
+def quick(found: Sequence[Case]) -> list[Case]:
+    """A few of them that share one collected run: a fault of three stages, one benign change."""
+    plain = [case for case in found if not case.declared.needs]
+    chosen = [
+        next((case for case in plain if case.declared.stage == stage), None) for stage in _QUICK
+    ]
+    chosen.append(next((case for case in plain if case.declared.is_benign), None))
+    return [case for case in chosen if case is not None] or list(found[:1])

@@ -78,7 +78,7 @@ def attention_of(module: Any, wrong: Callable[..., Any]) -> Iterator[None]:
     [batch, heads, tokens, width], the mask is additive or None.
     """
     file = sys.modules[type(module).__module__]
-    right = file.eager_attention_forward  # type: ignore[attr-defined]
+    right = file.eager_attention_forward
 
     def attention(called: Any, *args: Any, **kwargs: Any) -> Any:
         if called is not module:

@@ -52,7 +52,7 @@ class Trial:
         if self.seed != 1:
             parts.append(f"seed{self.seed}")
         if self.strength != 1.0:
-            parts.append(f"strength{self.strength:.3e}".replace("+", ""))
+            parts.append(f"strength{self.strength:.4e}".replace("+", ""))
         return ".".join(parts)
 
 

@@ -94,6 +94,10 @@ class Warm:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all servers."""
         for server in self._servers.values():
             server.close()
         self._servers.clear()

@@ -148,7 +148,7 @@ def _carry_calls_without_ray() -> None:
 
     from rlprobe.frameworks.verl import engines, localserver
 
-    class Checkpoints(checkpoint_engine.CheckpointEngineManager):  # type: ignore[misc]
+    class Checkpoints(checkpoint_engine.CheckpointEngineManager):
         """Weights to the rollout of this process; replicas, there are none."""
 
         def update_weights(self, global_steps: int | None = None) -> dict[str, Any]:

@@ -17,9 +17,7 @@ def query_rows_permuted(site: Site) -> Iterator[None]:
     weight = site.model.get_submodule(PATH).weight
     local = getattr(weight, "_local_tensor", weight).data
     right = local.clone()
-    with torch.no_grad():
-        local.copy_(
-            right.unflatten(0, (site.model.config.num_attention_heads, -1)).flip(0).flatten(0, 1)
-        )
+    heads = right.unflatten(0, (site.model.config.num_attention_heads, -1))
+    local.copy_(heads.flip(0).flatten(0, 1))
     yield
     local.copy_(right)

@@ -1,0 +1,131 @@
+"""What the self-test found of each case, and the file that says so."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlprobe.selftest.catalogue import Case
+from rlprobe.selftest.score import Found, Right, Tally, expected, false_alarms
+
+#: Verdict of a case whose pipeline did not come to an end.
+FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Weaker:
+    """A fault weakened to twice the floor, or why it could not be."""
+
+    strength: float
+    found: Found | None
+    reason: str = ""
+
+
+@dataclass
+class Result:
+    """One case after all passes that were asked for."""
+
+    case: Case
+    full: Found
+    seconds: float
+    #: What ended the pipeline, where something did.
+    error: str = ""
+    weakened: Weaker | None = None
+    tensors: Found | None = None
+    #: A benign change with other rollouts: seed -> found.
+    seeds: dict[int, Found] = field(default_factory=dict)
+
+    @property
+    def is_benign(self) -> bool:
+        return self.case.declared.is_benign
+
+    def right(self, found: Found) -> Right:
+        return Right.of(self.case.declared, found)
+
+    def as_dict(self) -> dict[str, Any]:
+        """A row of the result file; the passes after the first stand in keys of their own."""
+        row: dict[str, Any] = {
+            "name": self.case.name,
+            "expected": expected(self.case.declared),
+            "found": self.full.as_dict(),
+            "ratio": _plain(self.full.ratio),
+            "seconds": round(self.seconds, 2),
+        }
+        if self.error:
+            row["error"] = self.error
+        if self.weakened is not None:
+            weaker = self.weakened
+            row["weakened"] = {
+                "strength": weaker.strength,
+                "found": weaker.found.as_dict() if weaker.found else None,
+                "ratio": _plain(weaker.found.ratio) if weaker.found else None,
+                "reason": weaker.reason or None,
+            }
+        if self.tensors is not None:
+            row["tensors"] = {
+                "found": self.tensors.as_dict(),
+                "ratio": _plain(self.tensors.ratio),
+            }
+        if self.seeds:
+            row["seeds"] = [
+                {"seed": seed, "found": found.as_dict(), "ratio": _plain(found.ratio)}
+                for seed, found in sorted(self.seeds.items())
+            ]
+        return row
+
+
+def _plain(value: float | None) -> float | str | None:
+    """JSON has no infinity."""
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The tallies of all passes."""
+
+    full: Tally
+    weakened: Tally
+    tensors: Tally
+    not_scalable: dict[str, str]
+    alarms: int
+    benign: int
+
+    @classmethod
+    def of(cls, results: list[Result]) -> Scores:
+        faults = [r for r in results if not r.is_benign]
+        benign = [
+            found
+            for r in results
+            if r.is_benign
+            for found in (r.full, *([r.tensors] if r.tensors else []), *r.seeds.values())
+        ]
+        return cls(
+            full=Tally.of(r.right(r.full) for r in faults),
+            weakened=Tally.of(
+                r.right(r.weakened.found) for r in faults if r.weakened and r.weakened.found
+            ),
+            tensors=Tally.of(r.right(r.tensors) for r in faults if r.tensors),
+            not_scalable={
+                r.case.name: r.weakened.reason
+                for r in faults
+                if r.weakened and r.weakened.found is None
+            },
+            alarms=false_alarms(benign),
+            benign=len(benign),
+        )
+
+    def shortfalls(self) -> list[str]:
+        """What falls short of what is asked for, in words."""
+        found = [
+            f"{name}: {line}"
+            for name, tally in (
+                ("full strength", self.full),
+                ("weakened", self.weakened),
+                ("tensors", self.tensors),
+            )
+            for line in tally.shortfalls()
+        ]
+        if self.alarms:
+            found.append(f"{self.alarms} of {self.benign} benign runs alarmed")
+        return found

@@ -1,0 +1,161 @@
+"""The scoreboard as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from rlprobe.selftest.results import FAILED, Result, Scores
+from rlprobe.selftest.score import Found, Right, Tally, upper_bound
+
+_HEAD = ("fault", "verdict", "stage", "module", "cause", "ratio", "twice the floor", "tensors", "s")
+_BENIGN = ("benign change", "verdict", "nearest", "further runs", "tensors", "s")
+
+
+def render(results: list[Result], scores: Scores, seconds: float) -> str:
+    """What was planted and found, a line each, then the totals."""
+    faults = [r for r in results if not r.is_benign]
+    benign = [r for r in results if r.is_benign]
+    parts = []
+    if faults:
+        parts += [_table(_HEAD, map(_fault, faults)), ""]
+    if benign:
+        parts += [_table(_BENIGN, map(_unharmful, benign)), ""]
+    parts += [*_totals(scores, seconds)]
+    misses = [line for r in faults for line in _misses(r)]
+    if misses:
+        parts += ["", "not as declared:", *(f"  {line}" for line in misses)]
+    return "\n".join(parts)
+
+
+def _fault(result: Result) -> tuple[str, ...]:
+    right = result.right(result.full)
+    return (
+        result.case.name,
+        _mark(right.verdict, result.full.verdict),
+        _mark(right.stage),
+        _mark(right.module),
+        _mark(right.cause, result.full.cause or "-"),
+        _number(result.full.ratio),
+        _weakened(result),
+        "-" if result.tensors is None else _short(result.right(result.tensors)),
+        f"{result.seconds:.1f}",
+    )
+
+
+def _weakened(result: Result) -> str:
+    weaker = result.weakened
+    if weaker is None:
+        return "-"
+    if weaker.found is None:
+        return "not scalable"
+    return f"{_short(result.right(weaker.found))} at {weaker.strength:.1e}"
+
+
+def _unharmful(result: Result) -> tuple[str, ...]:
+    alarms = [found for found in result.seeds.values() if found.verdict != "aligned"]
+    further = f"{len(alarms)} of {len(result.seeds)} alarm" if result.seeds else "-"
+    return (
+        result.case.name,
+        _mark(result.full.verdict == "aligned", result.full.verdict),
+        _number(result.full.ratio),
+        further,
+        "-" if result.tensors is None else result.tensors.verdict,
+        f"{result.seconds:.1f}",
+    )
+
+
+def _mark(right: bool, said: str = "") -> str:
+    sign = "ok" if right else "MISS"
+    return f"{sign} ({said})" if said and not right else sign
+
+
+def _short(right: Right) -> str:
+    if right.verdict and right.stage and right.module and right.cause:
+        return "ok"
+    wrong = [
+        name
+        for name, good in (
+            ("verdict", right.verdict),
+            ("stage", right.stage),
+            ("module", right.module),
+            ("cause", right.cause),
+        )
+        if not good
+    ]
+    return f"MISS {wrong[0]}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return "inf" if math.isinf(value) else f"{value:.3g}"
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def _totals(scores: Scores, seconds: float) -> list[str]:
+    lines = []
+    for name, tally in (
+        ("full strength", scores.full),
+        ("twice the floor", scores.weakened),
+        ("tensors", scores.tensors),
+    ):
+        if tally.total:
+            lines.append(f"{name}: {_line(tally)}")
+    if scores.not_scalable:
+        lines.append(
+            f"not scalable: {len(scores.not_scalable)} ("
+            + "; ".join(f"{name}: {reason}" for name, reason in scores.not_scalable.items())
+            + ")"
+        )
+    if scores.benign:
+        bound = upper_bound(scores.alarms, scores.benign)
+        lines.append(
+            f"false alarms: {scores.alarms} of {scores.benign} benign runs; "
+            f"the rate is below {100 * bound:.1f} % at 95 %"
+        )
+    lines.append(f"time: {seconds:.0f} s")
+    return lines
+
+
+def _line(tally: Tally) -> str:
+    counts = (
+        ("found", tally.verdict),
+        ("stage", tally.stage),
+        ("module", tally.module),
+        ("cause", tally.cause),
+    )
+    return f"{tally.total} faults, " + ", ".join(
+        f"{name} {count} ({100 * count / tally.total:.0f} %)" for name, count in counts
+    )
+
+
+def _misses(result: Result) -> list[str]:
+    passes: list[tuple[str, Found | None]] = [
+        ("", result.full),
+        (" at twice the floor", result.weakened.found if result.weakened else None),
+        (" with tensors", result.tensors),
+    ]
+    lines = []
+    for name, found in passes:
+        if found is None:
+            continue
+        right = result.right(found)
+        if found.verdict == FAILED:
+            lines.append(f"{result.case.name}{name}: {result.error or 'the run failed'}")
+        elif not (right.verdict and right.stage and right.module and right.cause):
+            declared = result.case.declared
+            lines.append(
+                f"{result.case.name}{name}: declared {declared.verdict}, {declared.stage}, "
+                f"{declared.module}, {' or '.join(declared.cause)}; found {found.verdict}, "
+                f"{found.stage}, {found.module}, {found.cause}"
+            )
+    return lines
