@@ -51,7 +51,8 @@ def annotate(table: pl.DataFrame, *, products: float = 0.0) -> pl.DataFrame:
         products: unit round-off of matrix products' factors where a device rounds them first:
             2**-11 for TF32; 0 where it does not.
 
-    ``noise`` is null where a record is on one side only or has no number. ``ratio`` is
+    ``noise`` is there for every record of floating-point numbers, with or without a partner, and
+    for integers that were compared. ``ratio`` is
     error / noise, or the norms' difference over its own bound where that says more (changes of
     parameters); it is infinite for a difference where there is no round-off. ``noise_dense`` bounds
     what a parameter's change differs by besides flipped signs; null elsewhere.
@@ -211,10 +212,9 @@ def _bound() -> pl.Expr:
         .otherwise(0.0)
     )
     bound = pl.max_horizontal(cap, sketched, coarse)
-    return pl.when(pl.col("error").is_not_null()).then(
-        # Integers have no round-off, but a sketch of them resolves no better.
-        pl.when(pl.col("u").is_null()).then(sketched).otherwise(bound)
-    )
+    # Integers have no round-off, but a sketch of them resolves no better.
+    exact = pl.when(pl.col("error").is_not_null()).then(sketched)
+    return pl.when(pl.col("u").is_null()).then(exact).otherwise(bound)
 
 
 def _ratio() -> pl.Expr:

@@ -147,22 +147,23 @@ def _cancellation(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _changes(table: pl.DataFrame) -> pl.DataFrame:
-    key = ["module", "index", "call"]
     changes = table.filter(pl.col("slot") == CHANGE)
     if changes.is_empty():
         return table
+    gradients = table.filter(pl.col("slot").is_in(GRADIENTS) & (pl.col("direction") == "update"))
+    # Where a stage updates several times and its change is recorded once, all updates made it.
+    single = changes.get_column("call").n_unique() < gradients.get_column("call").n_unique()
+    key = ["module", "index"] if single else ["module", "index", "call"]
     # The last gradient before the optimizer is the one it used.
-    used = (
-        table.filter(pl.col("slot").is_in(GRADIENTS) & (pl.col("direction") == "update"))
-        .group_by(key, maintain_order=True)
-        .agg(
-            gradient_norm=pl.col("norm_benchmark").last(),
-            gradient_error=pl.col("error").last(),
-            gradient_kind=pl.col("error_kind").last(),
-            gradient_noise=pl.col("model").last(),
-            gradient_same=pl.col("same").last(),
-            gradient_u=pl.col("u").last(),
-        )
+    each = gradients.group_by("module", "index", "call", maintain_order=True).last()
+    used = each.group_by(key, maintain_order=True).agg(
+        gradient_norm=pl.col("norm_benchmark").min(),
+        gradient_error=pl.col("error").max(),
+        gradient_kind=pl.col("error_kind").last(),
+        gradient_noise=pl.col("model").max(),
+        gradient_same=pl.col("same").all(),
+        gradient_u=pl.col("u").max(),
+        updates=pl.len(),
     )
     weights = (
         table.filter((pl.col("slot") == "parameters") & (pl.col("direction") == "forward"))
@@ -207,9 +208,11 @@ def _change_bounds(changes: pl.DataFrame, linear: bool) -> pl.DataFrame:
             "gradient_noise",
             "weight",
             "gradient_u",
+            "updates",
         )
     }
     norm, size = columns["norm_benchmark"], columns["size"]
+    columns["updates"] = np.nan_to_num(columns["updates"], nan=1.0)
     exact = changes.get_column("gradient_kind").is_in(["tensor", "digest", "sketch"])
     same = changes.get_column("gradient_same").fill_null(False).to_numpy()
     # What the gradients were seen to differ by explains the flips; statistics see too little.
@@ -231,7 +234,8 @@ def _change_bounds(changes: pl.DataFrame, linear: bool) -> pl.DataFrame:
         model = error + stored
         norms = dense = model
     else:
-        flips = np.where(same, 0.0, poisson_quantile(size * (error + near), FLIP_TAIL))
+        chance = size * (error + near) * columns["updates"]
+        flips = np.where(same, 0.0, poisson_quantile(chance, FLIP_TAIL))
         flips = np.minimum(flips, size)
         model = np.sqrt(4.0 * flips / size + (4.0 * error) ** 2 + stored**2)
         norms = 4.0 * error + stored + flips / size

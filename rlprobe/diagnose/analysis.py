@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from rlprobe import stages
-from rlprobe.diagnose import confined, execution, judged, keydata, origin
+from rlprobe.diagnose import confined, execution, judged, keydata, origin, roundings
 from rlprobe.diagnose.confined import Outcome
 from rlprobe.diagnose.inputs import BENCHMARK, TARGET, Results
 from rlprobe.diagnose.keydata import Difference
@@ -57,8 +57,9 @@ def analyse(results: Results, step: int) -> Step:
     if benchmark is not None and target is not None:
         found.key_data = _key_data(benchmark, target, step)
     loaded = []
+    factors = roundings.products(benchmark, target)
     for name in results.stages():
-        stage = judged.load(results, name, step)
+        stage = judged.load(results, name, step, factors)
         if stage is not None:
             loaded.append(_judge(stage, found.key_data))
     loaded = [_confined_elsewhere(finding, loaded) for finding in loaded]
@@ -87,14 +88,23 @@ def _judge(stage: judged.Stage, key_data: dict[str, Difference]) -> Finding:
     hidden = confined.is_confined(rows, outcomes)
     first, rank = (None, None) if hidden else _first(stage, produced)
     return Finding(
-        stage, own, outcomes, first, rank, hidden, judgeable.height, 0 if hidden else beyond.height
+        stage,
+        own,
+        outcomes,
+        first,
+        rank,
+        hidden,
+        judgeable.height + len(produced),
+        0 if hidden else beyond.height,
     )
 
 
 def _deepest(rows: pl.DataFrame) -> float:
     """The floor of what follows the deepest forward record."""
     forward = rows.filter(
-        pl.col("judged") & (pl.col("phase") == execution.FORWARD) & pl.col("floor").is_not_null()
+        (pl.col("phase") == execution.FORWARD)
+        & pl.col("floor").is_not_null()
+        & (pl.col("slot") != "parameters")
     )
     largest = forward.get_column("floor").max()
     return float(largest) if isinstance(largest, float) else 0.0

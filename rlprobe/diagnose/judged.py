@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from rlprobe.compare import noise
-from rlprobe.diagnose import changes, execution, floors
+from rlprobe.diagnose import changes, execution, floors, positions
 from rlprobe.diagnose.execution import Call
 from rlprobe.diagnose.inputs import HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET, Results
 from rlprobe.errors import DumpError
@@ -41,6 +41,8 @@ class Stage:
     name: str
     step: int
     processes: list[Process]
+    #: Why records of micro-batches cannot be judged by position; None where they can.
+    misplaced: str | None = None
 
     @property
     def rows(self) -> pl.DataFrame:
@@ -107,11 +109,16 @@ def load(results: Results, stage: str, step: int, products: float = 0.0) -> Stag
     rows = noise.annotate(rows, products=products)
     rows = changes.with_dense(rows, results, stage, step)
     rows = floors.with_floor(rows, repeats, precise)
-    processes = []
+    found = []
     for (rank,), part in rows.group_by("rank", maintain_order=True):
         ordered, calls = execution.timeline(part)
-        processes.append(Process(int(str(rank)), ordered, calls))
-    return Stage(stage, step, sorted(processes, key=lambda process: process.rank))
+        found.append(Process(int(str(rank)), ordered, calls))
+    found.sort(key=lambda process: process.rank)
+    whole = pl.concat([process.rows for process in found])
+    misplaced = positions.difference(results, stage, step, whole)
+    if misplaced is not None:
+        found = [Process(p.rank, positions.only_what_has_no_place(p.rows), p.calls) for p in found]
+    return Stage(stage, step, found, misplaced)
 
 
 def _control(results: Results, pair: str, stage: str, step: int) -> pl.DataFrame | None:

@@ -93,7 +93,7 @@ def _strip(
         finding = step.findings.get(name)
         if found is not None and found.state == "replayed":
             strip.append(StageResult(name, "replayed", 0, 0))
-        elif finding is None or gate.is_shut:
+        elif finding is None or gate.is_shut or not finding.records:
             if name in planned or finding is not None:
                 counts = (finding.records, finding.beyond) if finding is not None else (0, 0)
                 strip.append(StageResult(name, "not_compared", *counts))

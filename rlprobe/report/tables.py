@@ -54,6 +54,11 @@ def stage(results: Results, name: str, step: Step, open_: bool) -> StageTable:
     finding = step.findings.get(name)
     rows = [] if finding is None else _rows(finding.stage.rows)
     notes = [str(note) for note in summary["notes"]]
+    if finding is not None and finding.stage.misplaced is not None:
+        notes.append(
+            f"On the two sides {finding.stage.misplaced}: records of micro-batches were not "
+            "judged, only what does not depend on the places of samples."
+        )
     if finding is not None and finding.confined:
         notes.append(
             "Some records differ far beyond their floor while everything this stage computes for "

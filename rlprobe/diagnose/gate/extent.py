@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlprobe.diagnose import positions
+from rlprobe.diagnose.analysis import Step
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, listed, opened, shut
 from rlprobe.diagnose.inputs import REPEAT, REPEAT_TARGET, TARGET, Results
@@ -15,7 +17,7 @@ def check(evidence: Evidence) -> list[GateItem]:
     """Items stages and steps, coverage, capture, repeats."""
     return [
         _stages(evidence),
-        _coverage(evidence.results),
+        _coverage(evidence.results, evidence.step),
         _capture(evidence),
         _repeats(evidence.results),
     ]
@@ -73,14 +75,18 @@ def _count(summary: dict[str, Any]) -> float:
     return float(sum(summary["counts"].values()))
 
 
-def _coverage(results: Results) -> GateItem:
-    poor, unmatched = [], []
+def _coverage(results: Results, step: Step) -> GateItem:
+    poor, unmatched, split = [], [], []
     for stage in results.stages():
         summary = results.summary(TARGET, stage)
         if summary is None:
             continue
         if not summary["compared"]:
             poor.append(f"{stage}: nothing was compared")
+        finding = step.findings.get(stage)
+        if finding is not None and finding.stage.misplaced == positions.SPLIT:
+            split.append(stage)
+            continue
         for side in ("benchmark", "target"):
             share = summary["coverage"][side]
             if summary["compared"] and share < results.plan.coverage:
@@ -102,6 +108,20 @@ def _coverage(results: Results) -> GateItem:
         )
     if not any((results.summary(TARGET, s) or {}).get("compared") for s in results.stages()):
         return shut(COVERAGE, "nothing was compared", "see the logs of the runs and of compare")
+    if split and not any(finding.records for finding in step.findings.values()):
+        return shut(
+            COVERAGE,
+            f"{positions.SPLIT} in {listed(split, 6)}, and nothing was captured that does not "
+            "depend on it",
+            "use the same micro-batch sizes on both sides, or capture an update stage or key data",
+        )
+    if split:
+        return caveat(
+            COVERAGE,
+            f"{positions.SPLIT} in {listed(split, 6)}: activations have no partner there, and "
+            "gradients, changes and key data were judged alone",
+            "use the same micro-batch sizes on both sides to see where a difference begins",
+        )
     if unmatched:
         return caveat(
             COVERAGE,

@@ -107,11 +107,16 @@ def _tokens(
         reordered += left != right
     if not compared:
         return shut(TOKENS, "no stage has samples on both sides", "capture the same stages"), None
-    note = f"; rows in another order in {reordered} (joined by sample)" if reordered else ""
-    return opened(
-        TOKENS,
-        f"the same samples, token by token, in {compared} stages: {listed(names, 6)}{note}",
-    ), None
+    said = f"the same samples, token by token, in {compared} stages: {listed(names, 6)}"
+    if reordered:
+        return caveat(
+            TOKENS,
+            f"{said}; in {reordered} of them rows stand in another order",
+            "records of whole micro-batches were not judged there, only gradients, changes and key "
+            "data joined by sample; keep the order (balance_batch, shuffling) to see where a "
+            "difference begins",
+        ), None
+    return opened(TOKENS, said), None
 
 
 def _samples(proof: list[dict[str, object]], stage: str) -> list[str]:

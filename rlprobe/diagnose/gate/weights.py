@@ -149,7 +149,9 @@ def _copies(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One of each shard: replicas (data parallel) hold the same part."""
     seen: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        seen.setdefault((tuple(row["local_shape"]), row["offset"]), row)
+        # A shard of unknown place is another's replica where its content is the same.
+        place = row["offset"] if row["offset"] is not None else row["digest"]
+        seen.setdefault((tuple(row["local_shape"]), place), row)
     return list(seen.values())
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from rlprobe.stages import ACTOR_UPDATE, LOG_PROB
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.planted import FORWARD, SHUT, UPDATE, Planted
 from tests.unit.diagnose.transformer import Device
@@ -15,6 +18,23 @@ def test_other_kernels_agree(align: Align, seed: int) -> None:
     assert found.verdict == "aligned", found.sentence
     assert all(s["largest_error"] > 0 for s in found.noise["stages"].values())
     assert all(s["largest_ratio"] < 0.7 for s in found.noise["stages"].values())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"order": [2, 0, 3, 1]}, "another order"), ({"micro": 1}, "split differently"),
+     ({"micro": 4}, "split differently")],
+)  # fmt: skip
+def test_other_places_of_samples_are_no_difference(
+    align: Align, change: dict[str, Any], said: str
+) -> None:
+    found = align(Device(split=True, faults=change), repeat=False).diagnose()
+    assert found.verdict == "aligned", found.sentence
+    assert said in " ".join(item.evidence for item in found.gate if item.state == "caveat")
+    judged = {stage.stage: stage.records for stage in found.stages}
+    assert judged[ACTOR_UPDATE] > 40 and judged[LOG_PROB] == 2  # log-probs and entropies
+    wrong = Device(split=True, faults={**change, "learning rate": 1.1e-3})
+    assert align(wrong, repeat=False, name="b").diagnose().verdict == "diverged"
 
 
 @pytest.mark.parametrize("fault", [*FORWARD, *UPDATE, *SHUT], ids=lambda fault: fault.name)

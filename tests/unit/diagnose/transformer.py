@@ -263,6 +263,8 @@ def _run(scratch: Path, device: Device, role: str, steps: int) -> None:
     rewards = device.fault("rewards", stages.ACTOR_UPDATE, lambda r: r)(
         np.array([s.reward for s in made.samples], F32)
     )
+    order = device.faults.get("order", list(range(ROWS)))
+    tokens, rewards = tokens[order], rewards[order]
     side = scratch / "side"
     lines(side / "metrics.jsonl", [
         {"step": step, "trainer_step": step + 1, "metrics": {"actor/pg_loss": 0.1 * step}}
@@ -290,8 +292,9 @@ def forward(
     dump, found = Dump(), []
     temperature = device.fault("temperature", stage, 1.0)
     shift = device.fault("label shift", stage, 0)
-    for micro in range(ROWS // MICRO):
-        rows = tokens[micro * MICRO : (micro + 1) * MICRO]
+    size = device.faults.get("micro", MICRO)
+    for micro in range(ROWS // size):
+        rows = tokens[micro * size : (micro + 1) * size]
         logits = Model(device, parameters, stage, dump).logits(rows)
         labels = np.roll(rows, -1 - shift, axis=1)
         logs = tape.picked_log_probs(logits, labels, temperature)
@@ -316,8 +319,9 @@ def update(
     response = np.arange(TOKENS)[None] >= PROMPT - 1
     response = response & (np.arange(TOKENS)[None] < TOKENS - 1)
     total: dict[str, Array] = {}
-    for micro in range(ROWS // MICRO):
-        part = slice(micro * MICRO, (micro + 1) * MICRO)
+    size = device.faults.get("micro", MICRO)
+    for micro in range(ROWS // size):
+        part = slice(micro * size, (micro + 1) * size)
         model = Model(device, start, stage, dump)
         rows = tokens[part]
         labels = np.roll(rows, -1 - device.fault("label shift", stage, 0), axis=1)
@@ -326,7 +330,7 @@ def update(
         )
         ratio = np.exp(logs.value - old[part])
         a = advantage[part, None]
-        scale = device.fault("loss scale", stage, 1.0) / (response.sum() * ROWS)
+        scale = device.fault("loss scale", stage, 1.0) / (int(response.sum()) * ROWS)
         kl = 1.0 - np.exp(ref[part] - logs.value)
         by_log = (-a * ratio + 0.01 * kl) * response * F32(scale)
         by_log = device.fault("loss gradient", stage, lambda g: g)(by_log)

@@ -1,0 +1,32 @@
+"""Factors that a device rounds before it multiplies them: TF32 and its like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlprobe.compare.roundoff import UNIT
+from rlprobe.store.read import Run
+
+#: torch's ``float32_matmul_precision`` -> the format that factors may be rounded to.
+_PRECISION = {"high": 2.0**-11, "medium": UNIT["torch.bfloat16"]}
+
+
+def products(*runs: Run | None) -> float:
+    """Unit round-off of the coarsest factors that any process of the runs may use; 0 for none."""
+    return max(
+        (_of(process) for run in runs if run is not None for process in run.environment().values()),
+        default=0.0,
+    )
+
+
+def _of(process: dict[str, Any]) -> float:
+    if process.get("device") == "cpu":
+        return 0.0
+    switches = process.get("switches") or {}
+    variables = process.get("variables") or {}
+    if str(variables.get("NVIDIA_TF32_OVERRIDE")) == "0":
+        return 0.0
+    found = _PRECISION.get(str(switches.get("float32_matmul_precision")), 0.0)
+    tf32 = switches.get("allow_tf32_matmul") is True
+    tf32 = tf32 or str(variables.get("NVIDIA_TF32_OVERRIDE")) == "1"
+    return max(found, _PRECISION["high"] if tf32 else 0.0)
