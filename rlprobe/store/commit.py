@@ -169,7 +169,7 @@ class _Commit:
 
     def _table(self, frame: pl.DataFrame, path: str) -> None:
         temporary = self.work / "table.parquet"
-        frame.write_parquet(temporary, compression="zstd", compression_level=1)
+        frame.write_parquet(temporary, compression="zstd", statistics=False)
         self._adopt(temporary, path)
 
     def _adopt(self, temporary: Path, path: str) -> None:

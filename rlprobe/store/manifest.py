@@ -130,10 +130,11 @@ class Manifest(_Model):
         return self
 
     def to_bytes(self) -> bytes:
-        """The file's content; the same for the same manifest."""
+        """The file's content, the same for the same manifest: a line a member, a line a file."""
         value = self.model_dump(mode="json")
-        text = json.dumps(value, indent=1, sort_keys=True, ensure_ascii=True, allow_nan=False)
-        return text.encode() + b"\n"
+        files = ",\n".join(map(_line, value.pop("files")))
+        members = [f"{_line(name)}:{_line(value[name])}" for name in sorted(value)]
+        return ("{" + ",\n".join([*members, f'"files":[\n{files}]']) + "}\n").encode()
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Manifest:
@@ -174,6 +175,13 @@ class Manifest(_Model):
         except FileNotFoundError as error:
             raise StoreError(f"{path} does not exist: the run was never completed here") from error
         return cls.from_bytes(data, str(path))
+
+
+def _line(value: Any) -> str:
+    """JSON on one line: runs have many files, and a repeat of a run should cost next to nothing."""
+    return json.dumps(
+        value, separators=(",", ":"), sort_keys=True, ensure_ascii=True, allow_nan=False
+    )
 
 
 def check_path(path: str) -> None:
