@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from torch import nn
 
+from rlprobe import stages
 from rlprobe.capture.dumpfile import DumpFiles, mark_partial
 from rlprobe.capture.engine import Place, Tally
 from rlprobe.capture.hooks import Tape, attach
 from rlprobe.capture.names import named_modules
 from rlprobe.capture.session import CaptureOptions
 from rlprobe.capture.statistics import Statistics
+from rlprobe.capture.token_range import TokenRange
 from rlprobe.errors import ConfigError
 
 
@@ -77,9 +79,18 @@ class LightWatch:
         self._tape = Tape(state.counts, files.construct, files.stacks, Statistics(options.sketch))
         wanted = set(options.modules)
         attach(self._tape, named_modules(models), lambda path: not wanted or path in wanted)
+        self._tokens = None
+        if place.stage == stages.GENERATE and options.token_range is not None:
+            self._tokens = TokenRange(options.token_range, self._switch)
+            self._tape.handles.append(self._tokens.attach(models[0]))
+
+    def _switch(self, on: bool) -> None:
+        self._tape.active = on
 
     def micro_step(self, index: int) -> None:
-        """Module calls are counted by the hooks; a micro-batch needs nothing here."""
+        """Module calls are counted by the hooks; only generation counts tokens from here."""
+        if self._tokens is not None:
+            self._tokens.restart()
 
     def finish(self) -> Tally:
         tape = self._tape

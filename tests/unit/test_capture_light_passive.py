@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+from torch.utils import checkpoint  # noqa: E402
 
 from tests.unit.capture_helpers import (  # noqa: E402
     UPDATE,
@@ -22,8 +26,6 @@ from tests.unit.capture_helpers import (  # noqa: E402
     recorder,
     tokens,
 )
-from torch import Tensor, nn  # noqa: E402
-from torch.utils import checkpoint  # noqa: E402
 
 Pair = namedtuple("Pair", ["first", "second"])
 
@@ -106,16 +108,12 @@ class Checkpointed(Tiny):
         self.kind = kind
 
     def forward(self, ids: Tensor) -> Tensor:
+        saved = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+        contexts = partial(checkpoint.create_selective_checkpoint_contexts, saved)
         x = self.embed(ids)
         for layer in self.layers:
             if self.kind == "selective":
-                policy = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
-                x = checkpoint.checkpoint(
-                    layer,
-                    x,
-                    use_reentrant=False,
-                    context_fn=lambda: checkpoint.create_selective_checkpoint_contexts(policy),
-                )
+                x = checkpoint.checkpoint(layer, x, use_reentrant=False, context_fn=contexts)
             else:
                 x = checkpoint.checkpoint(layer, x, use_reentrant=self.kind == "reentrant")
         return self.head(x)
