@@ -89,21 +89,21 @@ class CpuServer:
         tokens: list[int] = []
         log_probs: list[float] = []
         reason = "length"
-        for index in range(sampling.get("max_tokens") or self._config.response_length):
-            with self._captured(index):
+        with self._captured():
+            for _ in range(sampling.get("max_tokens") or self._config.response_length):
                 result = self._model(input_ids=current, past_key_values=cache, use_cache=True)
-            cache = result.past_key_values
-            distribution = _distribution(result.logits[0, -1].float(), sampling)
-            if (sampling.get("temperature") or 0) > 0:
-                token = torch.multinomial(distribution.exp(), 1, generator=generator)
-            else:
-                token = distribution.argmax(-1, keepdim=True)
-            tokens.append(int(token))
-            log_probs.append(float(distribution[token]))
-            if tokens[-1] == self._eos and not self._config.ignore_eos:
-                reason = "completed"
-                break
-            current = token.view(1, 1)
+                cache = result.past_key_values
+                distribution = _distribution(result.logits[0, -1].float(), sampling)
+                if (sampling.get("temperature") or 0) > 0:
+                    token = torch.multinomial(distribution.exp(), 1, generator=generator)
+                else:
+                    token = distribution.argmax(-1, keepdim=True)
+                tokens.append(int(token))
+                log_probs.append(float(distribution[token]))
+                if tokens[-1] == self._eos and not self._config.ignore_eos:
+                    reason = "completed"
+                    break
+                current = token.view(1, 1)
         return TokenOutput(
             token_ids=tokens,
             log_probs=log_probs if sampling.get("logprobs") else None,
@@ -111,13 +111,10 @@ class CpuServer:
             extra_fields={"global_steps": self._step},
         )
 
-    def _captured(self, token: int) -> contextlib.AbstractContextManager[Any]:
-        """The generate stage around one forward, where the token is in the captured range."""
+    def _captured(self) -> contextlib.AbstractContextManager[Any]:
+        """The generate stage around one request; the engine picks the tokens of the range."""
         session = control.session()
         if session is None or session.capture.token_range is None:
-            return contextlib.nullcontext()
-        first, last = session.capture.token_range
-        if not first <= token <= last:
             return contextlib.nullcontext()
         if self._recorder is None:
             self._recorder = Recorder(
