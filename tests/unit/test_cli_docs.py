@@ -12,7 +12,7 @@ import pytest
 from rlprobe.cli import parse
 
 #: Other programs that the documentation may call.
-OTHERS = {"git", "pip", "cd", "sbatch", "python"}
+OTHERS = {"apptainer", "cd", "docker", "git", "pip", "python", "sbatch", "scp"}
 
 
 def pages(root: Path) -> list[Path]:
@@ -60,7 +60,8 @@ def test_rlprobe_commands_are_accepted(root: Path, capsys: pytest.CaptureFixture
 
 
 def test_make_targets_exist(root: Path) -> None:
-    makefile = (root / "Makefile").read_text(encoding="utf-8")
+    parts = [root / "Makefile", *root.glob("*.mk")]
+    makefile = "\n".join(path.read_text(encoding="utf-8") for path in parts)
     for page, words in of(root, "make"):
         for target in words[1:]:
             if "=" not in target:
@@ -75,7 +76,10 @@ def test_snakemake_commands_are_accepted(root: Path, monkeypatch: pytest.MonkeyP
     for page, words in of(root, "snakemake"):
         _, args = parse_args(words[1:])
         assert all(Path(profile).exists() for profile in args.profile or []), page
-        assert all(Path(file).exists() for file in args.configfile or []), page
+        # A target after --configfile would be taken for another file.
+        for file in args.configfile or []:
+            examples = (root / "config" / "examples").rglob(Path(file).name)
+            assert Path(file).exists() or any(examples), f"{page}: {file}"
 
 
 def test_linked_files_exist(root: Path) -> None:
