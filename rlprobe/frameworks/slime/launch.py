@@ -30,7 +30,6 @@ RESERVED: dict[str, str] = {
     "actor-num-nodes": "resources.nodes",
     "actor-num-gpus-per-node": "world_size",
     "save-debug-rollout-data": "the run's own recording",
-    "load-debug-rollout-data": "the run's own replay",
     "dump-details": "the run's own recording",
     "debug-rollout-only": "nothing: such a run trains nothing",
 }

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlprobe import stages
-from rlprobe.capture import determinism
+from rlprobe.capture import configurations, determinism
 from rlprobe.capture.names import unwrap
 from rlprobe.capture.session import Session
 from rlprobe.frameworks import progress
@@ -57,22 +57,9 @@ def around_init(
     result = original(self, *args, **kwargs)
     role = argument(original, "role", (self, *args), kwargs)
     if session.capture.configurations and role == "actor" and running.rank() == 0:
-        from rlprobe.capture import configurations
-
         configured = argument(original, "args", (self, *args), kwargs)
-        configurations.write(session, {"slime": _plain(vars(configured))})
+        configurations.write(session, {"slime": vars(configured)})
     return result
-
-
-def _plain(value: Any) -> Any:
-    """Arguments as JSON can hold them."""
-    if isinstance(value, (str, int, float, bool, type(None))):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in sorted(value.items(), key=str)}
-    return str(value)
 
 
 def around_train_actor(
