@@ -9,7 +9,7 @@ from pathlib import Path
 
 import polars as pl
 
-from rlprobe.compare import matcher, measures, pairs, planner, rules, writer
+from rlprobe.compare import measures, pairs, planner, writer
 from rlprobe.compare.planner import Pairing, StagePlan
 from rlprobe.compare.rules import Rules
 from rlprobe.compare.sides import Process, Side, StageSource
@@ -119,10 +119,13 @@ def _tables(stage: StagePlan, options: Options) -> Iterator[pl.DataFrame]:
 
 def _process_table(stage: StagePlan, pairing: Pairing, options: Options) -> pl.DataFrame:
     """All rows of one process pair, columns of :data:`writer.SCHEMA`."""
-    benchmark = _load(stage.benchmark, pairing.benchmark)
-    target = _load(stage.target, pairing.target)
+    benchmark = _load(stage.benchmark, pairing.benchmark, pairs.LOADED)
+    target = _load(stage.target, pairing.target, pairs.LOADED)
     matches = None
-    if not matcher.same_names(benchmark, target):
+    if not pairs.same_names(benchmark, target):
+        # Imported here: most pairs have the same names.
+        from rlprobe.compare import matcher, rules
+
         matched = matcher.match(benchmark, target, options.rules or rules.load())
         benchmark, target, matches = matched.benchmark, matched.target, matched.matches
     table = measures.measure(pairs.side_by_side(benchmark, target, matches))
@@ -165,7 +168,9 @@ def _elementwise(
     return elementwise.measure(table, benchmark, target, options.jobs)
 
 
-def _load(source: StageSource | None, process: Process | None) -> pl.DataFrame:
+def _load(
+    source: StageSource | None, process: Process | None, columns: Sequence[str]
+) -> pl.DataFrame:
     if source is None or process is None:
-        return pl.DataFrame(schema={name: records.SCHEMA[name] for name in pairs.LOADED})
-    return source.load(process, pairs.LOADED)
+        return pl.DataFrame(schema={name: records.SCHEMA[name] for name in columns})
+    return source.load(process, columns)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from rlprobe.compare import calls, fusing, recompute
+from rlprobe.compare.pairs import Matches
 from rlprobe.compare.rules import CHUNKS, CLASS, RECOMPUTE, WRAPPERS, Rules
 
 #: What identifies a record on both sides once wrappers are out of its module path.
@@ -22,35 +23,12 @@ _MATCHED = {"benchmark": pl.UInt32, "target": pl.UInt32, "rule": pl.String}
 
 
 @dataclass(frozen=True)
-class Matches:
-    """Row numbers of both sides, a row per pair or single record.
-
-    ``benchmark`` and ``target`` are null where the record is on the other side only; ``rule`` is
-    null where the names are the same.
-    """
-
-    benchmark: pl.Series
-    target: pl.Series
-    rule: pl.Series
-
-    def __len__(self) -> int:
-        return len(self.rule)
-
-
-@dataclass(frozen=True)
 class Matched:
     """The pairs, and both sides with the records that stand for several joined ones."""
 
     benchmark: pl.DataFrame
     target: pl.DataFrame
     matches: Matches
-
-
-def same_names(benchmark: pl.DataFrame, target: pl.DataFrame) -> bool:
-    """Whether both sides hold the same records in the same order, the usual case."""
-    if benchmark.height != target.height:
-        return False
-    return bool((benchmark.get_column("name") == target.get_column("name")).all())
 
 
 def match(benchmark: pl.DataFrame, target: pl.DataFrame, rules: Rules) -> Matched:

@@ -17,14 +17,17 @@ from __future__ import annotations
 
 import json
 import math
+from typing import TYPE_CHECKING
 
-import numpy as np
 import polars as pl
 
-from rlprobe.sketch import DEFAULT_FLOOR
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 #: Accumulation error of two sketches relative to the norm: below it they see no difference.
-SKETCH_FLOOR = math.sqrt(2.0) * DEFAULT_FLOOR
+#: (``sqrt(2) * rlprobe.sketch.DEFAULT_FLOOR``, spelled out because numpy's import is not free.)
+SKETCH_FLOOR = math.sqrt(2.0) * 1.4e-7
 #: Digests that identify content: sha256, and msprobe's CRC-32 (not its xor, which is blind to
 #: order and to values that occur twice).
 CONTENT_DIGESTS = ("sha256:", "crc32:")
@@ -232,6 +235,10 @@ def _same_xor() -> pl.Expr:
 def _sketch_error(table: pl.DataFrame) -> pl.Series:
     """Relative L2 difference estimated from sketches; null where one is missing or overflowed."""
     left, right = table.get_column("sketch_benchmark"), table.get_column("sketch_target")
+    if left.null_count() == len(left) or right.null_count() == len(right):
+        return pl.Series("sketch_error", [None], dtype=pl.Float64).new_from_index(0, len(left))
+    import numpy as np
+
     result = np.full(table.height, np.nan)
     usable = (
         left.is_not_null()
@@ -257,7 +264,7 @@ def _sketch_error(table: pl.DataFrame) -> pl.Series:
     return pl.Series("sketch_error", result).fill_nan(None)
 
 
-def _matrix(sketches: pl.Series) -> np.ndarray | None:
+def _matrix(sketches: pl.Series) -> npt.NDArray[np.float64] | None:
     """Rows of float64, so that squares of float32 do not overflow."""
     if sketches.is_empty():
         return None
@@ -265,7 +272,7 @@ def _matrix(sketches: pl.Series) -> np.ndarray | None:
     if (sketches.list.len() != width).any():
         return None
     flat = sketches.explode(empty_as_null=False, keep_nulls=False).to_numpy()
-    return flat.astype(np.float64).reshape(len(sketches), width)
+    return flat.astype("float64").reshape(len(sketches), width)
 
 
 def _error() -> list[pl.Expr]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
 import polars as pl
-
-from rlprobe.compare.matcher import Matches
 
 #: Said once, from the benchmark where it has the record and else from the target.
 COMMON = ("name", "module", "op", "call", "direction", "slot", "index")
@@ -30,6 +27,29 @@ BOTH = (
 SIDES = ("benchmark", "target")
 #: What has to be loaded of each side.
 LOADED = ("order", *COMMON, *BOTH[2:], "sketch")
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Row numbers of both sides, a row per pair or single record.
+
+    ``benchmark`` and ``target`` are null where the record is on the other side only; ``rule`` is
+    null where the names are the same.
+    """
+
+    benchmark: pl.Series
+    target: pl.Series
+    rule: pl.Series
+
+    def __len__(self) -> int:
+        return len(self.rule)
+
+
+def same_names(benchmark: pl.DataFrame, target: pl.DataFrame) -> bool:
+    """Whether both sides hold the same records in the same order, the usual case."""
+    if benchmark.height != target.height:
+        return False
+    return bool((benchmark.get_column("name") == target.get_column("name")).all())
 
 
 def side_by_side(
@@ -57,13 +77,10 @@ def side_by_side(
                 columns[name] = columns[name].zip_with(
                     presence["benchmark"], frame.get_column(name)
                 )
-    columns["same_shape"] = same_shapes(columns["shape_benchmark"], columns["shape_target"])
+    columns["same_shape"] = columns["shape_benchmark"].eq_missing(columns["shape_target"])
     height = len(columns["name"])
-    columns["rule"] = (
-        pl.Series([None], dtype=pl.String).new_from_index(0, height)
-        if matches is None
-        else matches.rule
-    )
+    nothing = pl.Series([None], dtype=pl.String)
+    columns["rule"] = nothing.new_from_index(0, height) if matches is None else matches.rule
     table = pl.DataFrame(columns)
     if matches is None:
         return table.with_columns(order=pl.col("order_benchmark"))
@@ -89,25 +106,8 @@ def _in_order(table: pl.DataFrame) -> pl.DataFrame:
 
 def elements(shapes: pl.Series) -> pl.Series:
     """Number of elements of each shape as float64, null where the shape is."""
-    lengths = shapes.list.len().fill_null(0).to_numpy().astype(np.int64)
-    flat = shapes.explode(empty_as_null=False, keep_nulls=False).to_numpy().astype(np.float64)
-    sizes = np.ones(len(lengths))
-    filled = lengths > 0
-    starts = (np.cumsum(lengths) - lengths)[filled]
-    if len(starts):
-        sizes[filled] = np.multiply.reduceat(flat, starts)
-    return pl.Series(sizes).zip_with(shapes.is_not_null(), pl.Series([None], dtype=pl.Float64))
-
-
-def same_shapes(left: pl.Series, right: pl.Series) -> pl.Series:
-    """Whether two shapes are the same; null equals null."""
-    lengths = [s.list.len().fill_null(0).to_numpy().astype(np.int64) for s in (left, right)]
-    flat: list[Any] = [
-        s.explode(empty_as_null=False, keep_nulls=False).to_numpy() for s in (left, right)
-    ]
-    same = (lengths[0] == lengths[1]) & (left.is_null() == right.is_null()).to_numpy()
-    starts = [np.cumsum(n) - n for n in lengths]
-    for axis in range(int(lengths[0].max(initial=0))):
-        rows = np.nonzero(same & (lengths[0] > axis))[0]
-        same[rows] = flat[0][starts[0][rows] + axis] == flat[1][starts[1][rows] + axis]
-    return pl.Series(same)
+    product: pl.Expr = pl.when(pl.col("shape").is_not_null()).then(1.0)
+    for axis in range(int(shapes.list.len().max() or 0)):  # type: ignore[arg-type]
+        length = pl.col("shape").list.get(axis, null_on_oob=True)
+        product = product * length.cast(pl.Float64).fill_null(1.0)
+    return shapes.alias("shape").to_frame().select(product).to_series()

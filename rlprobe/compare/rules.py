@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +70,8 @@ def load(extra: Path | None = None) -> Rules:
     Raises:
         ConfigError: a file is not in the format; the message names the rule and what is accepted.
     """
+    from importlib import resources
+
     packaged = resources.files(__package__).joinpath("rules.yaml").read_text(encoding="utf-8")
     rules = parse(packaged, "rules.yaml")
     if extra is None:

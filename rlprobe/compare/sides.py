@@ -11,14 +11,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from rlprobe import stages
-from rlprobe.compare.tensors import source
-from rlprobe.compare.tensors.source import TensorSource
 from rlprobe.errors import ConfigError, DumpError, UsageError
-from rlprobe.store import dumpjson, records
+from rlprobe.store import records
+
+if TYPE_CHECKING:
+    from rlprobe.compare.tensors.source import TensorSource
 
 MANIFEST, RECORDS, DUMP = "manifest.json", "records", "dump"
 #: Name of a single stage directory that does not say which stage it holds.
@@ -66,6 +68,8 @@ class DumpStage(StageSource):
     def load(self, process: Process, columns: Sequence[str]) -> pl.DataFrame:
         path = self.paths[process]
         if path.is_file():
+            from rlprobe.store import dumpjson
+
             frame = records.finish(dumpjson.read(path), process.step, process.rank)
         else:
             where = records.RankDirectory(process.step, process.rank, path)
@@ -73,6 +77,8 @@ class DumpStage(StageSource):
         return frame.select(columns)
 
     def tensors(self, process: Process, check_crc: bool) -> TensorSource | None:
+        from rlprobe.compare.tensors import source
+
         path = self.paths[process]
         # Always beside dump.json: the absolute dump_data_dir inside the file is of another place.
         directory = (path.parent if path.is_file() else path) / records.TENSORS
@@ -95,6 +101,7 @@ class RunStage(StageSource):
     def tensors(self, process: Process, check_crc: bool) -> TensorSource | None:
         if self.tree is None:
             return None
+        from rlprobe.compare.tensors import source
         from rlprobe.store.tensors import places
 
         run = self.table.parents[1]

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
-from polars.io.plugins import register_io_source
 
 from rlprobe.compare import measures
 from rlprobe.compare.rules import RECOMPUTE
@@ -215,6 +214,7 @@ _PARQUET: dict[str, Any] = {"compression": "lz4", "row_group_size": 1 << 17}
 
 def _source(tables: Iterable[pl.DataFrame], summary: Summary) -> pl.LazyFrame:
     """The tables as one lazy frame of which only one is in memory at a time."""
+    from polars.io.plugins import register_io_source
 
     def batches(
         with_columns: list[str] | None,

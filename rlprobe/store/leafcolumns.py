@@ -8,39 +8,15 @@ import math
 from typing import Any
 
 import msgspec
-import numpy as np
 import polars as pl
 
 from rlprobe.store import apinames
+from rlprobe.store.schema import LEAF_SCHEMA
 
 INPUT, PARAMETERS, OUTPUT, GRAD, DEBUG = "input", "parameters", "output", "grad", "debug"
 MAX_DIMENSIONS = 64
 MAX_DIMENSION = 1 << 62
 MAX_SKETCH_BYTES = 1 << 16
-
-#: Columns of :func:`read`, a row per leaf in msprobe's row order.
-LEAF_SCHEMA: dict[str, Any] = {
-    "name": pl.String,
-    "module": pl.String,
-    "op": pl.String,
-    "call": pl.Int32,
-    "direction": pl.String,
-    "slot": pl.String,
-    "index": pl.String,
-    "dtype": pl.String,
-    "shape": pl.List(pl.Int64),
-    "requires_grad": pl.Boolean,
-    "max": pl.Float64,
-    "min": pl.Float64,
-    "mean": pl.Float64,
-    "norm": pl.Float64,
-    "value": pl.String,
-    "digest": pl.String,
-    "sketch": pl.List(pl.Float32),
-    "data_name": pl.String,
-    "api": pl.String,
-}
-
 
 #: A statistic: bool for boolean tensors, a string for what is not finite.
 Number = float | bool | str | None
@@ -179,7 +155,9 @@ def _sketches(leaves: list[Leaf]) -> pl.Series:
     texts = [leaf.Sketch for leaf in leaves]
     present = [text for text in texts if text is not None]
     if not present:
-        return pl.Series([None] * len(leaves), dtype=pl.List(pl.Float32))
+        return pl.Series([None], dtype=pl.List(pl.Float32)).new_from_index(0, len(leaves))
+    import numpy as np  # only where there are sketches: its import is felt in small comparisons
+
     blobs = [_sketch_bytes(text) for text in present]
     if len({len(blob) for blob in blobs}) > 1:
         raise ValueError("sketches of different lengths in one file")

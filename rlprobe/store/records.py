@@ -12,26 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import polars as pl
 
 from rlprobe.errors import DumpError, StoreError
-from rlprobe.store import dumpjson, leafcolumns
-
-#: Columns of a record table, in this order.
-SCHEMA: dict[str, Any] = {
-    "step": pl.Int32,
-    "rank": pl.Int32,
-    "order": pl.Int32,
-    **{
-        key: kind
-        for key, kind in leafcolumns.LEAF_SCHEMA.items()
-        if key not in ("data_name", "api")
-    },
-    "data": pl.String,
-    "data_name": pl.String,
-    "stack": pl.String,
-}
+from rlprobe.store.schema import SCHEMA as SCHEMA
 
 _STEP = re.compile(r"^step(0|[1-9][0-9]{0,8})$")
 _RANK = re.compile(r"^rank(0|[1-9][0-9]{0,8})?$")
@@ -125,6 +109,9 @@ def build_rank(
     files = [where.path / name for name in (DUMP, DEBUG) if (where.path / name).is_file()]
     if not files:
         raise DumpError(f"{where.path} holds neither {DUMP} nor {DEBUG}")
+    # Imported where dumps are read: most comparisons read tables, and their whole time counts.
+    from rlprobe.store import dumpjson
+
     frame = pl.concat([dumpjson.read(file) for file in files])
     prefix = ""
     if objects is not None and stage_dir is not None:
@@ -173,6 +160,8 @@ def read_stack(path: Path) -> dict[str, str]:
     """
     if not path.is_file():
         return {}
+    import msgspec
+
     try:
         if path.stat().st_size > _MAX_STACK_BYTES:
             raise DumpError(f"{path} is larger than {_MAX_STACK_BYTES} bytes")
