@@ -66,6 +66,15 @@ def accumulated(finding: Finding, origin: Origin, shape: Shape, world_size: int)
                 ],
             )
         return "constant_factor", 0.8, [f"all gradients are {factor:.6g} times the benchmark's"]
+    if world_size > 1 and origin.kind == kinds.ACCUMULATION and not origin.row["passage"]:
+        return (
+            "reduction",
+            0.7,
+            [
+                "parameters' gradients part in the first micro-batch, where nothing is accumulated "
+                "yet and gradients are reduced over the ranks"
+            ],
+        )
     growth = _growth(finding)
     if growth is not None and growth > 0.25:
         return (

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
+
+import polars as pl
 
 from rlprobe.diagnose import origin as kinds
 from rlprobe.diagnose.analysis import Finding
-from rlprobe.diagnose.cause.shape import Shape
+from rlprobe.diagnose.cause.shape import Shape, of
 from rlprobe.diagnose.origin import Origin
 
 Found = tuple[str, float, list[str]]
@@ -14,6 +17,7 @@ Found = tuple[str, float, list[str]]
 _NORM = re.compile(r"norm", re.IGNORECASE)
 _ROTARY = re.compile(r"rotary|rope|position", re.IGNORECASE)
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
+_ACTIVATION = re.compile(r"act|silu|gelu|relu|swish", re.IGNORECASE)
 _ROUTER = re.compile(r"router|gate$|topk|moe|expert", re.IGNORECASE)
 _LINEAR = re.compile(r"linear|matmul|mm$|conv|embedding", re.IGNORECASE)
 _INTEGER = re.compile(r"torch\.(u?int|long|short|bool)")
@@ -60,6 +64,8 @@ def forward(finding: Finding, origin: Origin, shape: Shape) -> Found:
         )
     if _ATTENTION.search(what):
         return _attention(finding, origin, shape)
+    if _ACTIVATION.search(what):
+        return "hyperparameter", 0.4, [f"{operator}: another function or another approximation"]
     if _ROUTER.search(what):
         return "routing", 0.5, [f"{operator} chooses experts, and its output differs"]
     return "unknown", 0.3, [f"an error of {shape.error:.2g} that is no factor, rounding or order"]
@@ -109,6 +115,55 @@ def _attention(finding: Finding, origin: Origin, shape: Shape) -> Found:
             f"{first.name} part from token {first.position} of the response on, in the sample "
             "that differs most"
         )
-    if shape.offset is not None and abs(shape.offset) > 0.5 * shape.error:
-        said.append(f"its mean is off by {shape.offset:.2g} of its size")
-    return "mask", 0.5, said
+    chances = _chances(finding, origin)
+    if chances is None:
+        return "mask", 0.4, said
+    if chances["min_benchmark"] == 0 < chances["min_target"]:
+        return "mask", 0.9, [*said, "no attention probability is 0 any more: nothing is masked"]
+    if chances["max_target"] < 1 == chances["max_benchmark"]:
+        return "mask", 0.8, [
+            *said, "no token attends to itself alone any more: the first one sees others"
+        ]  # fmt: skip
+    own = of(chances)
+    if own.factor is None or own.error == 0:
+        return "mask", 0.4, said
+    # A sharper or flatter softmax moves all probabilities one way; other angles move them about.
+    bias = abs(own.factor - 1.0) / own.error
+    if bias > _COHERENT:
+        return (
+            "hyperparameter",
+            0.6,
+            [
+                *said,
+                f"masked tokens stay masked and attention is "
+                f"{'sharper' if own.factor > 1 else 'flatter'} throughout: another softmax scale",
+            ],
+        )
+    return "position", 0.5, [
+        *said, "masked tokens stay masked and attention is as sharp as before: other angles"
+    ]  # fmt: skip
+
+
+#: Share of the probabilities' difference that is one of size, for a change of scale.
+_COHERENT = 0.2
+
+
+def _chances(finding: Finding, origin: Origin) -> dict[str, Any] | None:
+    """Attention probabilities of the same call, where an eager kernel gave them out."""
+    rows = finding.stage.rows.filter(
+        (pl.col("module") == origin.module)
+        & (pl.col("passage") == origin.row["passage"])
+        & (pl.col("phase") == origin.row["phase"])
+        & (pl.col("slot") == "output")
+        & (pl.col("shape_benchmark").list.len() == 4)
+        & pl.col("error").is_not_null()
+    )
+    if rows.is_empty():
+        return None
+    row = rows.row(0, named=True)
+    known = all(
+        row[f"{n}_{s}"] is not None for n in ("min", "max") for s in ("benchmark", "target")
+    )
+    return (
+        row if known and row["min_benchmark"] >= -1e-6 and row["max_benchmark"] <= 1.001 else None
+    )

@@ -71,10 +71,16 @@ def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, object]) -> 
             [f"the gradient that the loss sends back is {shape.factor:.6g} times the benchmark's"],
         )
     if shape.rounded_to is not None:
+        return "rounding_order", 0.5, [shape.said_rounding()]
+    if 1.0 < shape.error < 1.7 and shape.factor is not None and 0.8 < shape.factor < 1.25:
         return (
-            "rounding_order",
+            "label_or_mask_shift",
             0.5,
-            [shape.said_rounding()],
+            [
+                f"the gradient that the loss sends back is as large as the benchmark's and "
+                f"unrelated to it (error {shape.error:.2g}, near the root of 2): other labels, or "
+                "a shifted mask"
+            ],
         )
     return "loss", 0.8, ["the loss makes other gradients of the same outputs, by no common factor"]
 

@@ -60,10 +60,23 @@ def of(row: dict[str, Any]) -> Shape:
         bias = abs(factor - 1.0)
         # ||t - b|| >= | ||t|| - ||b|| |, with equality for multiples; sketches are 9 % uncertain.
         scaled = exact and bias > 0 and error <= bias * (1.0 + max(uncertainty, 0.02))
+        scaled = scaled and _extremes_scale(row, factor)
         permuted = exact and error > 0.3 and _same_statistics(row)
         if exact and not scaled and bias < 0.15 * error:
             rounded_to = _rounding(error, row)
     return Shape(error, factor, scaled, permuted, rounded_to, _offset(row))
+
+
+def _extremes_scale(row: dict[str, Any], factor: float) -> bool:
+    """Whether the extremes differ by the same factor, within a fifth of it and round-off."""
+    allowed = 0.2 * abs(factor - 1.0) + 2e-6
+    for name in ("max", "min"):
+        b, t = row.get(f"{name}_benchmark"), row.get(f"{name}_target")
+        if b is None or t is None:
+            continue
+        if not abs(t - factor * b) <= allowed * abs(b):
+            return False
+    return True
 
 
 def _same_statistics(row: dict[str, Any]) -> bool:

@@ -42,6 +42,11 @@ def poisoned(x: Array) -> Array:
     return y
 
 
+def leaking(mask: Array) -> Array:
+    """A mask that lets every token see all of the others a little."""
+    return np.maximum(mask, -12.0)
+
+
 def swapped_heads(x: Array) -> Array:
     half = x.shape[-1] // 2
     return np.concatenate([x[..., half:], x[..., :half]], -1)
@@ -63,7 +68,13 @@ FORWARD = [
     Planted("no causal mask", {f"mask {LAYER}.self_attn": lambda m: m * 0},
             ("mask",), f"{LAYER}.self_attn"),
     Planted("softmax scale", {f"scale {LAYER}.self_attn": 1.05},
-            ("mask", "hyperparameter", "constant_factor", "unknown"), f"{LAYER}.self_attn"),
+            ("hyperparameter",), f"{LAYER}.self_attn"),
+    Planted("mask of the last tokens", {f"mask {LAYER}.self_attn": leaking},
+            ("mask",), f"{LAYER}.self_attn"),
+    Planted("keys turned by other angles", {f"key angles {LAYER}.self_attn": lambda a: a[:, ::-1]},
+            ("position",), f"{LAYER}.self_attn"),
+    Planted("another activation", {f"output {LAYER}.mlp.act_fn": lambda y: y + 0.05 * y**2},
+            ("hyperparameter",), f"{LAYER}.mlp.act_fn"),
     Planted("positions from 1", {"positions": lambda p: p + 1},
             ("position",), "model"),
     Planted("rotary angles", {"output model.rotary_emb": lambda y: y[::-1]},
@@ -90,7 +101,7 @@ UPDATE = [
     Planted("loss twice as large", {"loss scale": 2.0},
             ("constant_factor", "loss"), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
     Planted("loss of other tokens", {"loss gradient": lambda g: np.roll(g, 1, -1)},
-            ("loss", "label_or_mask_shift", "row_order", "layout"), None, ACTOR_UPDATE,
+            ("label_or_mask_shift", "loss"), None, ACTOR_UPDATE,
             only=ACTOR_UPDATE),
     Planted("backward of a product",
             {f"backward {LAYER}.mlp.down_proj": lambda g: g * np.float32(1.1)},
@@ -118,6 +129,8 @@ UPDATE = [
             ("label_or_mask_shift",), None, LOG_PROB, only=LOG_PROB),
     Planted("temperature of the update", {"temperature": 1.1},
             ("sampling_semantics",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
+    Planted("weights that stay behind", {"stale": True},
+            ("stale_weights",), None, LOG_PROB, only=None),
     Planted("advantages", {"advantages": lambda a: a + np.array([0, 0, 1, 0])},
             ("data",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
 ]  # fmt: skip

@@ -150,7 +150,9 @@ def attention(
             (join(dv)),
         )
 
-    return Node(join(kernels.matmul(chances, vs)), (q, k, v), back)
+    node = Node(join(kernels.matmul(chances, vs)), (q, k, v), back)
+    node.chances = chances  # type: ignore[attr-defined]
+    return node
 
 
 def rotate(x: Node, cos: Array, sin: Array, heads: int) -> Node:

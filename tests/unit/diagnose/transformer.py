@@ -131,6 +131,8 @@ class Model:
         if harm is not None:
             node.value = harm(node.value).astype(F32)
         entry["output"] = [leaf(node.value)]
+        if hasattr(node, "chances"):
+            entry["output"].append(leaf(node.chances))
         own = {
             n.rpartition(".")[2]: p for n, p in self.nodes.items() if n.rpartition(".")[0] == path
         }
@@ -168,7 +170,9 @@ class Model:
     def attention(self, path: str, x: Node, mask: Array, angles: tuple[Array, Array]) -> Node:
         def make() -> Node:
             q, k, v = (self.linear(f"{path}.{name}", x) for name in ("q_proj", "k_proj", "v_proj"))
-            q, k = (tape.rotate(value, *angles, HEADS) for value in (q, k))
+            q = tape.rotate(q, *angles, HEADS)
+            turn = self.fault(f"key angles {path}", lambda a: a)
+            k = tape.rotate(k, *(turn(a) for a in angles), HEADS)
             used = self.fault(f"mask {path}", lambda m: m)(mask)
             scale = self.fault(f"scale {path}", 1.0) * (WIDTH / HEADS) ** -0.5
             mixed = tape.attention(q, k, v, HEADS, used, self.kernels, scale)
@@ -176,7 +180,9 @@ class Model:
             if harm is not None and mixed.back is not None:
                 plain = mixed.back
                 mixed.back = lambda g: tuple(harm(part) for part in plain(g))
-            return identity(self.linear(f"{path}.o_proj", mixed))
+            out = identity(self.linear(f"{path}.o_proj", mixed))
+            out.chances = mixed.chances  # type: ignore[attr-defined]
+            return out
 
         inputs = {"hidden_states": x, "attention_mask": mask,
                   "position_embeddings.0": angles[0],
@@ -395,11 +401,14 @@ def parts(
         ("ref", reference, (stages.REFERENCE,)),
     ):
         lines(side / "parts" / "weights" / f"{owner}-rank0.jsonl", [
-            {"step": 0, "stage": stage, "role": owner, "rank": 0, "name": name,
+            {"step": number, "stage": stage, "role": owner, "rank": 0, "name": name,
              "dtype": "torch.float32", "shape": list(value.shape), "local_shape": list(value.shape),
-             "digest": "sha256:" + hashlib.sha256(value.tobytes()).hexdigest(),
+             "digest": "sha256:" + hashlib.sha256(value.tobytes() + bytes(step)).hexdigest(),
              "norm": float(np.linalg.norm(value)), "sketch": sketch.sketch(value).tolist(),
              "complete": True}
+            for number in (0, 1)
+            # the actor's weights move between the steps, unless a fault holds them back
+            for step in [number if owner == "actor" and not device.faults.get("stale") else 0]
             for stage in entered for name, value in found.items()
         ])  # fmt: skip
         digests = [
