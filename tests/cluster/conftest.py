@@ -176,3 +176,9 @@ def site_in(tmp_path: Path, cluster: slurm.Slurm) -> Callable[[str], Site]:
 @pytest.fixture
 def site(site_in: Callable[[str], Site]) -> Site:
     return site_in("site")
+
+
+@pytest.fixture
+def lonely_site(tmp_path: Path) -> Callable[[str], Site]:
+    """Makes working directories that no cluster and no other site can see."""
+    return lambda name: Site(tmp_path / name, None)

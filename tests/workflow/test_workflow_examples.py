@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 #: Examples of sites with devices; the others run on any machine and are run by other tests.
 EXAMPLES = [
     *sorted((_ROOT / "config/examples").rglob("*gpu*.yaml")),
-    _ROOT / "config/examples/two_sites/npu_site.yaml"
+    _ROOT / "config/examples/two_sites/npu_site.yaml",
 ]
 #: Where the sites of the examples keep models, data, images and stores.
 _SITES = ("/shared", "/data", "/nfs")
@@ -73,7 +74,15 @@ def test_it_is_valid_and_says_what_it_runs(example: Path, monkeypatch: pytest.Mo
     assert jobs.runs["target"].device == "npu"
 
 
-def test_it_is_planned_on_its_cluster(example: Path, project: Project) -> None:
+def test_it_is_planned_on_its_cluster(
+    example: Path, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Snakemake looks for it before it plans a job that has an image.
+    stand_in = project.directory / "bin" / "apptainer"
+    touch(stand_in)
+    stand_in.write_text("#!/bin/sh\necho apptainer version 1.4.5\n", encoding="utf-8")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stand_in.parent}:{os.environ['PATH']}")
     planned = project.planned(config=example.name, profile="profiles/ascend_cluster")
     imported = load(example).benchmark.run is not None
     assert ("run_benchmark" in planned) is not imported
@@ -81,6 +90,7 @@ def test_it_is_planned_on_its_cluster(example: Path, project: Project) -> None:
     assert planned["verdict"] == 1
 
 
+@pytest.mark.slow
 def test_the_framework_knows_every_override(
     example: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -96,11 +106,5 @@ def test_the_framework_knows_every_override(
         command = frameworks.get("verl").command(spec, places)
         overrides = [word for word in command[3:] if not word.startswith("hydra.")]
         with hydra.initialize_config_module("verl.trainer.config", version_base=None):
-            config = hydra.compose(name_of(overrides), overrides)
+            config = hydra.compose("ppo_trainer", overrides)
         assert config.trainer.n_gpus_per_node * config.trainer.nnodes == spec.world_size
-
-
-def name_of(overrides: list[str]) -> str:
-    """verl's configuration of the training back end that a command line asks for."""
-    megatron = any("strategy=megatron" in override for override in overrides)
-    return "ppo_megatron_trainer" if megatron else "ppo_trainer"

@@ -228,7 +228,7 @@ def _precision(spec: RunSpec) -> list[str]:
     config = plan.from_overrides([*_base(spec), *spec.overrides])
     strategy = config["actor_rollout_ref"].get("actor", {}).get("strategy", "fsdp")
     rollout = [f"actor_rollout_ref.rollout.dtype={_DTYPES[spec.precision]}"]
-    if strategy == "megatron":
+    if "megatron" in (strategy, config.get("model_engine")):
         return [
             *rollout,
             f"actor_rollout_ref.actor.megatron.dtype={_DTYPES[spec.precision]}",
