@@ -1,0 +1,123 @@
+"""What does the doctor say on a laptop, and does every failure come with what to do?"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlprobe.cli import main
+from rlprobe.config import ContainerSection
+from rlprobe.doctor import examine, size, software, storage
+from rlprobe.doctor.item import Item
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "requirements").symlink_to(ROOT / "requirements")
+
+    def write(**changes: Any) -> Path:
+        raw = yaml.safe_load((ROOT / "config/config.yaml").read_text()) | changes
+        (tmp_path / "a.yaml").write_text(yaml.safe_dump(raw))
+        return tmp_path / "a.yaml"
+
+    return write
+
+
+def by_name(items: list[Item]) -> dict[str, Item]:
+    return {item.name: item for item in items}
+
+
+def test_a_laptop_is_well(config: Callable[..., Path]) -> None:
+    items = list(examine(config()))
+    assert not [item for item in items if item.state == "fail"]
+    found = by_name(items)
+    assert found["slurm"].state == "skip"
+    assert found["store hard links"].state == "ok"
+    assert "verl 0.9.1" in {i.found for i in items if i.name == "target environment"}
+
+
+def test_every_failure_says_what_to_do(config: Callable[..., Path]) -> None:
+    items = list(
+        examine(
+            config(
+                framework_version="0.8.0",
+                target={"container": {"runtime": "apptainer", "image": "images/none.sif"}},
+            )
+        )
+    )
+    failed = [item for item in items if item.state == "fail"]
+    assert {"configuration", "target.container.image", "benchmark environment"} <= {
+        item.name for item in failed
+    }
+    assert all(item.action for item in failed)
+    assert "verl is 0.9.1, framework_version says 0.8.0" in {item.found for item in failed}
+
+
+def test_a_directory_that_msprobe_refuses_is_found_before_the_first_dump(
+    config: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = config()
+    spaced = tmp_path / "my work"
+    spaced.mkdir()
+    (spaced / "requirements").symlink_to(ROOT / "requirements")
+    monkeypatch.chdir(spaced)
+    found = by_name(list(examine(path)))
+    assert found["store path"].state == "fail"
+    assert "msprobe refuses" in found["store path"].found
+
+
+def test_a_file_system_without_hard_links_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: object, target: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    item = storage.hard_link(tmp_path)
+    assert item.state == "warn"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_or_inode_table_too_small_is_a_failure(tmp_path: Path) -> None:
+    items = by_name(list(storage.space(tmp_path, size.Size(bytes=1 << 60, files=1 << 60))))
+    assert items["store space"].state == "fail"
+    assert items["store inodes"].state == "fail"
+    assert all(i.state == "ok" for i in storage.space(tmp_path, size.Size(bytes=1, files=1)))
+
+
+def test_the_versions_in_an_image_are_read_from_its_labels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = {"org.rlprobe.verl": "0.9.1", "other": "1"}
+    answer = json.dumps({"data": {"attributes": {"labels": labels}}})
+    fake = tmp_path / "apptainer"
+    fake.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    fake.chmod(0o755)
+    image = tmp_path / "i.sif"
+    image.touch()
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    item, versions = software._exists(
+        "target.container.image", ContainerSection(runtime="apptainer", image=str(image))
+    )
+    assert item.state == "ok"
+    assert versions == {"verl": "0.9.1"}
+
+
+def test_the_command_prints_a_line_an_item_and_fails_with_them(
+    config: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["doctor", "--config", str(config()), "--json", "d.json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.split()[0] in ("ok", "warn", "skip", "fail") for line in lines)
+    assert len(lines) == len(json.loads((tmp_path / "d.json").read_text())["items"])
+    assert main(["doctor", "--config", str(config(framework_version="0.1"))]) == 1
+    assert "; do: " in capsys.readouterr().out
