@@ -48,12 +48,27 @@ class CpuServer:
         state = {name: torch.as_tensor(value) for name, value in named}
         missing, unexpected = self._model.load_state_dict(state, strict=False)
         if missing or unexpected:
+            # verl names weights as the checkpoint does, where experts are apart
+            missing, unexpected = self._converted(state)
+        if missing or unexpected:
             raise RunError(
                 f"the policy's weights do not fit the rollout model: missing {missing[:3]}, "
                 f"unexpected {unexpected[:3]}"
             )
         self._step, self._seen = step, {}
         return len(state)
+
+    def _converted(self, state: dict[str, torch.Tensor]) -> tuple[list[str], list[str]]:
+        """Load weights that need transformers' conversion of checkpoints."""
+        model, found = type(self._model).from_pretrained(
+            None,
+            config=self._model.config,
+            state_dict=state,
+            dtype=self._model.dtype,
+            output_loading_info=True,
+        )
+        self._model = model.eval()
+        return sorted(found["missing_keys"]), sorted(found["unexpected_keys"])
 
     async def generate(
         self,
