@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from rlprobe.selftest import Site, fault
 
 
-@fault(stage="actor_update", cause="data", verdict="not_comparable")
+@fault(stage="actor_update", cause="data")
 def advantages_doubled(site: Site) -> Iterator[None]:
     advantages = site.batch["advantages"]
     flat = advantages.values() if advantages.is_nested else advantages

@@ -1,0 +1,122 @@
+"""Is a run in one process, without Ray, the same computation as the run under Ray?
+
+Everything is made a second time in a store of its own: rollouts are generated, replayed and
+captured, and nothing of the first store is read.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from rlprobe.rollouts import hdf5
+from rlprobe.runs.launch import launch
+from rlprobe.runs.spec import RunSpec
+from rlprobe.selftest.warm import Warm
+from rlprobe.stages import TRAINING_STAGES
+from tests.e2e.conftest import Aligned
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+ROLES = ("benchmark", "repeat", "target")
+#: Metrics about the machine and not the training.
+_MACHINE = ("timing", "perf", "agent_loop")
+
+
+@pytest.fixture(scope="module")
+def again(runs: dict[str, RunSpec], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Benchmark, repeat and target without Ray: the same specifications, another store."""
+    directory = tmp_path_factory.mktemp("inprocess")
+    with Warm(directory / "logs") as warm:
+        return {role: launch(runs[role], directory / "store", start=warm).parent for role in ROLES}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_record_of_every_training_stage_is_bitwise_the_same(
+    aligned: Aligned, again: dict[str, Path], role: str
+) -> None:
+    stages = [s for s in TRAINING_STAGES if (again[role] / "records" / f"{s}.parquet").exists()]
+    assert len(stages) == 5
+    for stage in stages:
+        ray, here = (
+            # where a call came from differs above verl's workers
+            pl.read_parquet(run / "records" / f"{stage}.parquet").drop("stack")
+            for run in (aligned.run(role), again[role])
+        )
+        assert here.height > 100
+        assert here.equals(ray, null_equal=True), _differences(ray, here)
+
+
+def _differences(ray: pl.DataFrame, here: pl.DataFrame) -> str:
+    if ray.height != here.height:
+        return f"{ray.height} records under Ray, {here.height} here"
+    unequal = [name for name in ray.columns if not ray[name].equals(here[name], null_equal=True)]
+    return f"columns that differ: {unequal}"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_weights_and_the_samples_trained_on_are_the_same(
+    aligned: Aligned, again: dict[str, Path], role: str
+) -> None:
+    ray, here = (
+        pl.read_parquet(run / "weights.parquet") for run in (aligned.run(role), again[role])
+    )
+    assert here.equals(ray, null_equal=True)
+    assert _json(again[role], "mock_proof.json") == _json(aligned.run(role), "mock_proof.json")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_metrics_are_the_same_but_for_timings(
+    aligned: Aligned, again: dict[str, Path], role: str
+) -> None:
+    ray, here = (_metrics(run) for run in (aligned.run(role), again[role]))
+    assert len(here) == 2
+    assert len(here[0]) > 30
+    assert here == ray
+
+
+def test_generation_is_the_same(aligned: Aligned, again: dict[str, Path]) -> None:
+    ray, here = (
+        hdf5.steps(run / "rollouts") for run in (aligned.run("benchmark"), again["benchmark"])
+    )
+    assert sorted(here) == sorted(ray) == [0, 1]
+    for step in here:
+        one, other = hdf5.read(ray[step]), hdf5.read(here[step])
+        assert [s.sample_digest for s in other.samples] == [s.sample_digest for s in one.samples]
+        assert [s.reward for s in other.samples] == [s.reward for s in one.samples]
+        for name, tensor in one.tensors.items():
+            assert _bytes(other.tensors[name]) == _bytes(tensor), name
+
+
+def test_it_is_not_the_same_as_another_role(again: dict[str, Path]) -> None:
+    """The comparison above can fail: other kernels give other numbers."""
+    here, other = (
+        pl.read_parquet(again[role] / "records" / "actor_update.parquet").drop("stack")
+        for role in ("repeat", "target")
+    )
+    assert not here.equals(other, null_equal=True)
+
+
+def _json(run: Path, name: str) -> Any:
+    return json.loads((run / name).read_text())
+
+
+def _metrics(run: Path) -> list[dict[str, float]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [
+        {
+            name: value
+            for name, value in json.loads(line)["metrics"].items()
+            if not name.startswith(_MACHINE) and "/perf/" not in name and "mfu" not in name
+        }
+        for line in lines
+    ]
+
+
+def _bytes(tensor: Any) -> bytes:
+    values = getattr(tensor, "values", tensor)
+    return bytes(values.tobytes())
