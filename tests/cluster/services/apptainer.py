@@ -61,8 +61,9 @@ def _install(prefix: Path) -> None:
     shutil.rmtree(prefix, ignore_errors=True)
     packages = prefix / "debs"
     packages.mkdir(parents=True)
-    apt = ["apt-get", "-o", "DPkg::Lock::Timeout=300", "install", "-y", "-qq"]
-    _run([*apt, "--no-install-recommends", *_TOOLS])
+    apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
+    _run([*apt, "update"])
+    _run([*apt, "install", "-y", "--no-install-recommends", *_TOOLS])
     _fetch_from_sid(prefix, packages, ["apptainer", "libc6"])
     for package in packages.glob("*.deb"):
         target = prefix / "glibc" if package.name.startswith("libc6_") else prefix
