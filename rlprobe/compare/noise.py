@@ -41,6 +41,13 @@ FALSE_ALARM_RATE = 1e-3
 
 _FORWARD, _BACKWARD, _UPDATE = "forward", "backward", "update"
 _PROCESS = ("step", "rank")
+_SIDES = ("benchmark", "target")
+#: Columns of a comparison that the bounds follow from.
+_NEEDED = [
+    *_PROCESS, "order", "name", "module", "op", "call", "direction", "slot", "index",
+    *(f"{name}_{side}" for name in ("dtype", "shape", "max", "value") for side in _SIDES),
+    "norm_benchmark", "max_diff", "min_diff", "mean_diff", "norm_diff", "error", "error_kind",
+]  # fmt: skip
 
 
 def annotate(table: pl.DataFrame, *, products: float = 0.0) -> pl.DataFrame:
@@ -63,7 +70,9 @@ def annotate(table: pl.DataFrame, *, products: float = 0.0) -> pl.DataFrame:
         )
     parts = [
         _process(part, products)
-        for part in table.with_row_index("_row").partition_by(_PROCESS, maintain_order=True)
+        for part in table.select(_NEEDED)
+        .with_row_index("_row")
+        .partition_by(_PROCESS, maintain_order=True)
     ]
     annotated = pl.concat(parts).sort("_row")
     return table.with_columns(
@@ -85,7 +94,7 @@ def _process(table: pl.DataFrame, products: float) -> pl.DataFrame:
 
 def _facts(table: pl.DataFrame) -> pl.DataFrame:
     """Per row: ``u`` (round-off of the coarser side), ``same`` (bitwise), ``unit`` (what ran)."""
-    sides = [roundoff.unit(f"dtype_{side}") for side in ("benchmark", "target")]
+    sides = [roundoff.unit(f"dtype_{side}") for side in _SIDES]
     seen = pl.col("error_kind").is_in(["digest", "tensor"]) & (pl.col("error") == 0)
     quiet = pl.all_horizontal(
         (pl.col(f"{name}_diff") == 0).fill_null(True) for name in ("max", "min", "mean", "norm")

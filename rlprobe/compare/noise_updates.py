@@ -65,7 +65,7 @@ def _has_gradients(table: pl.DataFrame) -> bool:
 
 
 def _deepest(table: pl.DataFrame, *directions: str) -> float:
-    found = table.filter(pl.col("direction").is_in(directions)).get_column("S").max()
+    found = table.select(pl.col("S").filter(pl.col("direction").is_in(directions)).max()).item()
     return float(found) if isinstance(found, float) else 0.0
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 import polars as pl
 
+from rlprobe.compare.roundoff import UNIT
 from rlprobe.diagnose import changes
 
 #: A repeat's difference is one draw; twice that bounds another with near certainty.
@@ -75,11 +76,13 @@ def with_floor(
     rows = changes.raise_excess(rows)
     rows = _against_precise(rows, precise)
     lopsided = (pl.col("status") == "nonfinite") & (pl.col("reason") != "both")
-    return rows.with_columns(
-        beyond=(
-            ((pl.col("excess") > 1) & (pl.col("R").is_null() | (pl.col("R") > R_LIMIT))) | lopsided
-        ).fill_null(False)
-    )
+    # A mask may be of booleans on one side and of numbers to add on the other: two ways to say the
+    # same, which their numbers cannot tell.
+    kinds = [pl.col(f"dtype_{side}").is_in(list(UNIT)) for side in ("benchmark", "target")]
+    unlike = (kinds[0] != kinds[1]).fill_null(False)
+    rows = rows.with_columns(excess=pl.when(~unlike).then(pl.col("excess")))
+    worse = (pl.col("excess") > 1) & (pl.col("R").is_null() | (pl.col("R") > R_LIMIT))
+    return rows.with_columns(beyond=((worse & ~unlike) | lopsided).fill_null(False))
 
 
 def _seen(column: str) -> pl.Expr:

@@ -20,6 +20,7 @@ def table(**columns: list[Any]) -> pl.DataFrame:
         "reason": [None] * count, "error": [5e-6] * count, "error_kind": ["sketch"] * count,
         "error_uncertainty": [0.09] * count, "noise": [1e-6] * count, "noise_dense": [None] * count,
         "dense_error": [None] * count,
+        "dtype_benchmark": ["torch.float32"] * count, "dtype_target": ["torch.float32"] * count,
     }  # fmt: skip
     rows |= columns
     kinds = {"noise_dense": pl.Float64, "dense_error": pl.Float64, "reason": pl.String}
@@ -71,6 +72,11 @@ def test_a_benchmark_that_is_the_worse_one_is_not_blamed_on_the_target() -> None
 def test_not_finite_on_one_side_is_beyond_anything() -> None:
     rows = table(error=[None, None], status=["nonfinite"] * 2, reason=["target", "both"])
     assert with_floor(rows, {}).get_column("beyond").to_list() == [True, False]
+
+
+def test_a_mask_of_booleans_is_not_compared_with_one_of_numbers() -> None:
+    rows = table(error=[1.0, 1.0], dtype_target=["torch.bool", "torch.bfloat16"])
+    assert with_floor(rows, {}).get_column("beyond").to_list() == [False, True]
 
 
 def hidden(error: float, **more: Any) -> pl.DataFrame:
