@@ -43,17 +43,46 @@ _WARM = (
     "rlprobe.frameworks.verl.localworkers",
     "rlprobe.frameworks.verl.no_engine",
     "rlprobe.frameworks.verl.workers",
+    "rlprobe.capture.configurations",
     "rlprobe.capture.light",
     "msprobe.pytorch",
+    # imported by verl and torch when they are first needed
+    "torch.distributed.checkpoint.state_dict",
+    "torch.nested._internal.ops",
+    "transformers.models.qwen2.modeling_qwen2",
+    "verl.experimental.reward_loop.reward_manager",
+    "verl.trainer.ppo.rollout_corr_helper",
+    "verl.utils.debug.metrics",
+    "verl.workers.reward_manager",
 )
 
 
-def compose(overrides: list[str]) -> Any:
-    """verl's configuration for a command line's Hydra overrides."""
+#: Overrides that say where a run's output goes, and nothing about what it computes.
+_PLACES = ("hydra.", "trainer.default_local_dir=")
+
+
+@functools.lru_cache(maxsize=16)
+def _composed(overrides: tuple[str, ...]) -> Any:
     import hydra
 
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
-        return hydra.compose("ppo_trainer", [o for o in overrides if not o.startswith("hydra.")])
+        return hydra.compose("ppo_trainer", list(overrides))
+
+
+def compose(overrides: list[str]) -> Any:
+    """verl's configuration for a command line's Hydra overrides.
+
+    Composing takes a second or two, so the result is kept for all that differ in no more than
+    where a run's output goes.
+    """
+    from omegaconf import OmegaConf
+
+    own = [o for o in overrides if o.startswith(_PLACES)]
+    config = copy.deepcopy(_composed(tuple(o for o in overrides if o not in own)))
+    for key, _, value in (override.partition("=") for override in own):
+        if not key.startswith("hydra."):
+            OmegaConf.update(config, key, value)
+    return config
 
 
 def train(overrides: list[str]) -> None:
@@ -86,6 +115,8 @@ def train(overrides: list[str]) -> None:
         os.environ.setdefault(name, value)
     values: dict[str, Any] = {}
     control.use_local(values)
+    # before the other ranks are forked: they need it as well
+    _carry_calls_without_ray()
     ranks = Ranks(config.trainer.n_gpus_per_node * config.trainer.nnodes, values)
     try:
         _task_runner(ranks).run(config)
@@ -110,8 +141,6 @@ def _task_runner(ranks: Any) -> Any:
     from verl.trainer.main_ppo_v0 import TaskRunner
 
     from rlprobe.frameworks.verl.localworkers import ColocatedGroups
-
-    _carry_calls_without_ray()
 
     class Pools(ResourcePoolManager):
         """Resource pools that reserve nothing."""
@@ -138,7 +167,8 @@ def _task_runner(ranks: Any) -> Any:
 
 
 def _carry_calls_without_ray() -> None:
-    """Replace, in this process, the names through which verl's trainer reaches for Ray."""
+    """Replace, in this process, the names through which verl reaches for Ray."""
+    import ray
     import verl.checkpoint_engine as checkpoint_engine
     import verl.experimental.agent_loop as agent_loop
     import verl.experimental.reward_loop as reward_loop
@@ -162,8 +192,14 @@ def _carry_calls_without_ray() -> None:
     checkpoint_engine.CheckpointEngineManager = Checkpoints
     # the workers' side pickles what it is given; nothing has to be put anywhere
     ray_utils.parallel_put = lambda data_list, max_workers=None: list(data_list)
+    # what is not replaced here must not start a cluster unasked
+    ray.init = _refuse_ray
     adapter = localserver.LocalAdapter
     rollout._ROLLOUT_REGISTRY[(engines.CPU, "async")] = f"{adapter.__module__}.{adapter.__name__}"
+
+
+def _refuse_ray(*args: Any, **kwargs: Any) -> None:
+    raise RunError("this configuration reaches for Ray in one process; use `rlprobe run`")
 
 
 def _child(request: dict[str, Any]) -> int:
@@ -205,13 +241,21 @@ def _fork(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _warm() -> None:
+    from transformers import AutoModelForImageTextToText
+
+    for name in _WARM:
+        importlib.import_module(name)
+    # verl looks a model's class up in these keys, which loads every configuration there is
+    list(AutoModelForImageTextToText._model_mapping.keys())
+
+
 def serve() -> None:
     """Answer requests on standard input until it ends."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries print while they load
     verl.activate()
-    for name in _WARM:
-        importlib.import_module(name)
+    _warm()
     for line in sys.stdin:
         answers.write(json.dumps(_fork(json.loads(line))) + "\n")
         answers.flush()
