@@ -34,7 +34,7 @@ install: $(STAMP)
 $(STAMP):
 	@echo "Installing $(LOCK) into $(VENV) with $(PYTHON); a few minutes the first time." >&2
 	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-compile --no-deps -r $(LOCK)
+	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $(LOCK)
 	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@$(VENV)/bin/python -c 'import torch' || { \
 	  echo "torch cannot be imported: let pip find a CPU build of it (see README, Installing), remove $(VENV) and try again" >&2; exit 1; }
