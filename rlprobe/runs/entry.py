@@ -96,7 +96,9 @@ def enter(
     """
     job = nodelocal.job_id()
     local = nodelocal.of_job(job)
+    nodelocal.sweep()
     local.make()
+    local.own()
     network = devices.communication(spec.device, spec.resources.interface, None)
     variables = {**network, **resources.visible(spec.device, spec.resources), **environment}
     binds = (str(store), *_paths(spec))

@@ -7,10 +7,12 @@ socket's is at most 107 bytes).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ BASE_ENV = "RLPROBE_NODE_TMP"
 _DEFAULT_BASE = "/tmp"
 #: Ray appends ``/ray/session_{timestamp}_{pid}/sockets/{name}``, 70 bytes at most.
 _LONGEST_RAY_PREFIX = 107 - 70
+_OWNER = "owner"
+_PATIENCE_S = 10.0
 _SAFE_JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -49,13 +53,6 @@ class NodeLocal:
     def home(self) -> Path:
         return self.root / "home"
 
-    def script(self) -> str:
-        """A shell command that makes the directories, for nodes other than this one.
-
-        ``mkdir`` without ``-p`` on the root fails where somebody made it before.
-        """
-        return f"umask 077 && mkdir {self.root} && mkdir {self.tmp} {self.home}"
-
     def make(self) -> None:
         """Make the directories; existing ones must be ours alone.
 
@@ -82,9 +79,31 @@ class NodeLocal:
                     "directory on the node's own disk"
                 ) from error
 
+    def own(self) -> None:
+        """Note that they live as long as this process, for :func:`sweep`."""
+        (self.root / _OWNER).write_text(f"{os.uname().nodename} {os.getpid()}", encoding="utf-8")
+
     def remove(self) -> None:
-        """Remove the directories of a job that has ended."""
-        shutil.rmtree(self.root, ignore_errors=True)
+        """Remove the directories of a job that has ended.
+
+        Again for a while: Ray's agents notice late that their node is gone, and write on.
+        """
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            shutil.rmtree(self.root, ignore_errors=True)
+            if not self.root.exists() or time.monotonic() > deadline:
+                return
+            time.sleep(0.5)
+
+
+def sweep(environ: Mapping[str, str] = os.environ) -> None:
+    """Remove what killed runs of this user left on this node; those that may live are kept."""
+    for root in _base(environ).glob("rlprobe-*"):
+        with contextlib.suppress(OSError, ValueError):
+            node, pid = (root / _OWNER).read_text(encoding="utf-8").split()
+            ours = root.lstat().st_uid == os.getuid() and node == os.uname().nodename
+            if ours and not Path("/proc", str(int(pid))).exists():
+                shutil.rmtree(root, ignore_errors=True)
 
 
 def of_job(job: str, environ: Mapping[str, str] = os.environ) -> NodeLocal:
@@ -95,10 +114,14 @@ def of_job(job: str, environ: Mapping[str, str] = os.environ) -> NodeLocal:
     """
     if not _SAFE_JOB.fullmatch(job):
         raise ConfigError(f"job name: found {job!r}; accepted: letters, digits, '.', '_' and '-'")
+    return NodeLocal(_base(environ) / f"rlprobe-{job}")
+
+
+def _base(environ: Mapping[str, str]) -> Path:
     base = Path(environ.get(BASE_ENV) or _DEFAULT_BASE)
     if not base.is_absolute() or not re.fullmatch(r"[A-Za-z0-9_./-]+", str(base)):
         raise ConfigError(f"{BASE_ENV}: found {str(base)!r}; accepted: an absolute, plain path")
-    return NodeLocal(base / f"rlprobe-{job}")
+    return base
 
 
 def environment(tmp: Path, home: Path) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -42,13 +43,6 @@ def test_a_directory_that_somebody_else_prepared_is_refused(tmp_path: Path, kind
         local.make()
 
 
-def test_other_nodes_make_them_with_one_shell_command(tmp_path: Path) -> None:
-    local = nodelocal.of_job("12.1", {nodelocal.BASE_ENV: str(tmp_path)})
-    subprocess.run(["sh", "-c", local.script()], check=True)
-    assert local.tmp.stat().st_mode & 0o777 == 0o700
-    assert subprocess.run(["sh", "-c", local.script()], capture_output=True, check=False).returncode
-
-
 def test_a_base_too_long_for_ray_s_sockets_is_refused() -> None:
     nodelocal.check_ray_path(nodelocal.of_job("1234567.4194304", {}).tmp)
     base = {nodelocal.BASE_ENV: "/local/scratch/of/some/user"}
@@ -65,3 +59,17 @@ def test_a_job_name_cannot_lead_elsewhere(name: str) -> None:
 def test_a_base_with_shell_signs_is_refused() -> None:
     with pytest.raises(ConfigError, match=nodelocal.BASE_ENV):
         nodelocal.of_job("12.1", {nodelocal.BASE_ENV: "/tmp/$(id)"})
+
+
+def test_what_a_killed_run_left_goes_and_what_may_live_stays(tmp_path: Path) -> None:
+    environ = {nodelocal.BASE_ENV: str(tmp_path)}
+    killed, alive, elsewhere, foreign = (nodelocal.of_job(f"12.{n}", environ) for n in (1, 2, 3, 4))
+    for local in (killed, alive, elsewhere, foreign):
+        local.make()
+    gone = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True)
+    (killed.root / "owner").write_text(f"{os.uname().nodename} {gone.stdout.strip()}")
+    alive.own()
+    (elsewhere.root / "owner").write_text(f"another-node {gone.stdout.strip()}")
+    nodelocal.sweep(environ)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"rlprobe-12.2", "rlprobe-12.3", "rlprobe-12.4"}

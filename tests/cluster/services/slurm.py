@@ -60,7 +60,7 @@ JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 ReturnToService=2
 MinJobAge=300
-KillWait=5
+KillWait=30
 SchedulerParameters=sched_interval=2,bf_interval=5
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
