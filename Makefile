@@ -19,8 +19,9 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 align: $(STAMP)
 	@workflow/align "$(CONFIG)"
 
+# Slurm, images and two nodes have a target of their own: make cluster.
 test: $(STAMP)
-	pytest $(PYTEST_ARGS)
+	pytest -m "not cluster" $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	ruff check .
