@@ -9,14 +9,13 @@ from pathlib import Path
 
 import polars as pl
 
-from rlprobe.compare import measures, pairs, planner, writer
+from rlprobe.compare import loading, measures, pairs, planner, writer
 from rlprobe.compare.planner import Pairing, StagePlan
 from rlprobe.compare.rules import Rules
-from rlprobe.compare.sides import Process, Side, StageSource
+from rlprobe.compare.sides import Side
 from rlprobe.compare.writer import Summary
 from rlprobe.errors import NotComparable
 from rlprobe.stages import GENERATE
-from rlprobe.store import records
 
 _log = logging.getLogger(__name__)
 
@@ -108,8 +107,8 @@ def _lack(what: str, summaries: Sequence[Summary]) -> str:
 
 
 def _tables(stage: StagePlan, options: Options) -> Iterator[pl.DataFrame]:
-    for pairing in stage.pairings:
-        table = _process_table(stage, pairing, options)
+    for pairing, benchmark, target in loading.load(stage, pairs.LOADED, options.jobs):
+        table = _process_table(stage, pairing, benchmark, target, options)
         if options.noise:
             from rlprobe.compare import noise
 
@@ -117,10 +116,14 @@ def _tables(stage: StagePlan, options: Options) -> Iterator[pl.DataFrame]:
         yield table
 
 
-def _process_table(stage: StagePlan, pairing: Pairing, options: Options) -> pl.DataFrame:
+def _process_table(
+    stage: StagePlan,
+    pairing: Pairing,
+    benchmark: pl.DataFrame,
+    target: pl.DataFrame,
+    options: Options,
+) -> pl.DataFrame:
     """All rows of one process pair, columns of :data:`writer.SCHEMA`."""
-    benchmark = _load(stage.benchmark, pairing.benchmark, pairs.LOADED)
-    target = _load(stage.target, pairing.target, pairs.LOADED)
     matches = None
     if not pairs.same_names(benchmark, target):
         # Imported here: most pairs have the same names.
@@ -166,11 +169,3 @@ def _elementwise(
         )
     )
     return elementwise.measure(table, benchmark, target, options.jobs)
-
-
-def _load(
-    source: StageSource | None, process: Process | None, columns: Sequence[str]
-) -> pl.DataFrame:
-    if source is None or process is None:
-        return pl.DataFrame(schema={name: records.SCHEMA[name] for name in columns})
-    return source.load(process, columns)

@@ -1,0 +1,99 @@
+"""Records of both sides, process pair by process pair, read ahead where reading is the work.
+
+A record table is read in milliseconds. A large dump.json takes seconds of one core, so several are
+decoded at once in processes of their own; at most as many as there are jobs are held in memory
+besides the pair being compared.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+import polars as pl
+
+from rlprobe.compare.planner import Pairing, StagePlan
+from rlprobe.compare.sides import DumpStage, Process, StageSource
+from rlprobe.errors import DumpError
+from rlprobe.store import records
+
+#: Bytes of dump.json from which decoding in another process pays for starting it.
+WORTHWHILE = 16 << 20
+
+Loaded = tuple[Pairing, pl.DataFrame, pl.DataFrame]
+
+
+def load(plan: StagePlan, columns: Sequence[str], jobs: int) -> Iterator[Loaded]:
+    """Every process pair of a stage with both sides' records (empty where a side lacks it).
+
+    Raises:
+        DumpError, StoreError: a side is damaged.
+    """
+    sides = plan.benchmark, plan.target
+    tasks = [
+        (side, process)
+        for pairing in plan.pairings
+        for side, process in zip(sides, (pairing.benchmark, pairing.target), strict=True)
+    ]
+    heavy = [isinstance(side, DumpStage) and process is not None for side, process in tasks]
+    large = max(
+        (_bytes(*task) for task, is_dump in zip(tasks, heavy, strict=True) if is_dump), default=0
+    )
+    if jobs < 2 or sum(heavy) < 2 or large < WORTHWHILE:
+        frames = (_load(side, process, columns) for side, process in tasks)
+        yield from _in_pairs(plan, frames)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, sum(heavy)), mp_context=context) as pool:
+        yield from _in_pairs(plan, _read_ahead(pool, tasks, columns, jobs))
+
+
+def _in_pairs(plan: StagePlan, frames: Iterator[pl.DataFrame]) -> Iterator[Loaded]:
+    for pairing in plan.pairings:
+        benchmark, target = next(frames), next(frames)
+        yield pairing, benchmark, target
+
+
+def _read_ahead(
+    pool: ProcessPoolExecutor,
+    tasks: Sequence[tuple[StageSource | None, Process | None]],
+    columns: Sequence[str],
+    jobs: int,
+) -> Iterator[pl.DataFrame]:
+    waiting: deque[Future[pl.DataFrame]] = deque()
+    todo = iter(tasks)
+    try:
+        while True:
+            while len(waiting) < max(2, jobs) and (task := next(todo, None)) is not None:
+                waiting.append(pool.submit(_load, *task, columns))
+            if not waiting:
+                return
+            yield waiting.popleft().result()
+    except BrokenProcessPool as error:
+        raise DumpError(
+            "a process that decoded dump files was killed, probably for memory; --jobs 1 decodes "
+            "one file at a time"
+        ) from error
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+def _load(
+    source: StageSource | None, process: Process | None, columns: Sequence[str]
+) -> pl.DataFrame:
+    if source is None or process is None:
+        return pl.DataFrame(schema={name: records.SCHEMA[name] for name in columns})
+    return source.load(process, columns)
+
+
+def _bytes(source: StageSource | None, process: Process | None) -> int:
+    """Size of a process's dump.json; 0 where there is none."""
+    if not isinstance(source, DumpStage) or process is None:
+        return 0
+    path = source.paths[process]
+    file = path if path.is_file() else path / records.DUMP
+    return file.stat().st_size if file.is_file() else 0
