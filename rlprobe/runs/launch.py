@@ -21,6 +21,7 @@ from rlprobe.errors import RlprobeError, RunError, StoreError
 from rlprobe.frameworks import proof
 from rlprobe.runs import entry, process, script
 from rlprobe.runs.follow import Progress
+from rlprobe.runs.plan import FAULT_ENV
 from rlprobe.runs.spec import BENCHMARK, RunSpec
 from rlprobe.store.commit import commit
 
@@ -194,6 +195,8 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
         **framework.environment(spec, places),
         **spec.environment,
         ENV: str(scratch / "session.json"),
+        # the plan has given it to the target; the benchmark must not inherit it from the caller
+        FAULT_ENV: "",
     }
     commands = [*framework.prepare(spec, places), framework.command(spec, places)]
     _log.info("%s: %s on %s, log %s", spec.role, spec.framework, spec.device, log)

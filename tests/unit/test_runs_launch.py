@@ -207,3 +207,15 @@ def test_a_fault_is_looked_for_from_where_the_command_was_started(
     spec = dataclasses.replace(bench.spec, fault="faults/a.py:b")
     session = launching.session_of(spec, bench.store, tmp_path)
     assert session.fault == f"{tmp_path}/faults/a.py:b"
+
+
+def test_a_fault_in_the_callers_environment_is_not_planted_in_the_benchmark(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLPROBE_FAULT", "faults/a.py:b")
+    seen = bench.store.parent / "seen"
+    bench.script.write_text(
+        f"import os\nopen({str(seen)!r}, 'w').write(os.environ['RLPROBE_FAULT'])\n{_TRAIN}"
+    )
+    bench.launch()
+    assert seen.read_text() == ""
