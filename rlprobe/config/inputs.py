@@ -14,7 +14,10 @@ BUILTIN = "builtin:"
 
 def _one_or_many(value: object) -> object:
     """A single text is accepted where a list of texts is meant."""
-    return (value,) if isinstance(value, str) else value
+    # a validator of its own sees what JSON holds, and the strict tuple behind it wants a tuple
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list) else value
 
 
 Files = Annotated[

@@ -137,7 +137,7 @@ def _shown(value: object) -> str:
         dict: "a mapping",
         type(None): "nothing",
     }.get(type(value), type(value).__name__)
-    text = "null" if value is None else repr(value)
+    text = "null" if value is None else repr(list(value) if isinstance(value, tuple) else value)
     return f"{text if len(text) <= 80 else text[:77] + '...'} ({kind})"
 
 
