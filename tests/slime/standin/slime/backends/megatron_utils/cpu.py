@@ -1,4 +1,4 @@
-"""What megatron-core needs to run without a GPU: devices it names outright, and its random state."""
+"""What megatron-core needs to run without a GPU: devices it names outright, and random state."""
 
 import contextlib
 import functools

@@ -1,0 +1,256 @@
+"""slime's whole way on this CPU: real Ray actors over the real megatron-core, to the report.
+
+What stands in for slime, and what that proves, is in ``tests/slime/standin/README.md``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("megatron.core", reason="needs megatron-core (the extra slime)")
+
+ROOT = Path(__file__).resolve().parents[2]
+STANDIN = ROOT / "tests" / "slime" / "standin"
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One store: what was collected once is replayed by every test."""
+    return tmp_path_factory.mktemp("slime")
+
+
+@dataclasses.dataclass
+class Aligned:
+    store: Path
+    results: Path
+    output: str
+    status: int
+
+    @property
+    def diagnosis(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.results / "diagnosis.json").read_text())
+        return found
+
+    def dump(self, role: str) -> Path:
+        key = json.loads((self.results / "alignment.json").read_text())["runs"][role]["key"]
+        return self.store / "runs" / key / "dump"
+
+
+def call(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    return subprocess.run(
+        [str(word) for word in words],
+        cwd=ROOT,
+        env=env | environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def align(workspace: Path) -> Callable[..., Aligned]:
+    """Run an alignment with the project's own command."""
+
+    def run(name: str, change: Callable[[dict[str, Any]], None] = lambda raw: None) -> Aligned:
+        raw = yaml.safe_load((ROOT / "config/examples/slime_cpu.yaml").read_text())
+        raw |= {"name": name, "store": f"{workspace}/store", "results": f"{workspace}/results"}
+        change(raw)
+        path = workspace / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(raw, sort_keys=False))
+        done = call("workflow/align", path)
+        results = workspace / "results" / name
+        return Aligned(workspace / "store", results, done.stdout, done.returncode)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def aligned(align: Callable[..., Aligned]) -> Aligned:
+    done = align("slime-cpu")
+    assert done.status == 0, done.output[-4000:]
+    return done
+
+
+def names(dump: Path, stage: str, step: int = 0) -> list[str]:
+    document = json.loads((dump / stage / f"step{step}" / "rank0" / "dump.json").read_text())
+    return list(document["data"])
+
+
+def test_the_example_is_aligned_across_two_versions_and_has_a_page(aligned: Aligned) -> None:
+    """Benchmark as main, target as v0.2.2 with other kernels, from the same rollouts."""
+    found = aligned.diagnosis
+    assert found["verdict"] == "aligned", found["sentence"]
+    captured = {stage["stage"] for stage in found["stages"] if stage["records"]}
+    assert {"reference_compute_log_prob", "actor_compute_log_prob", "actor_update"} <= captured
+    page = (aligned.results / "report.html").read_text(encoding="utf-8")
+    assert "actor_compute_log_prob" in page
+
+
+def test_the_tree_is_as_slimes_users_know_it_and_each_dump_is_clean(aligned: Aligned) -> None:
+    for role in ("benchmark", "target"):
+        dump = aligned.dump(role)
+        stages = {path.name for path in dump.iterdir() if (path / "step0").is_dir()}
+        assert stages == {"ref_compute_log_prob", "old_log_prob", "actor_train"}
+        for step in (0, 1):
+            reference = names(dump, "ref_compute_log_prob", step)
+            assert reference == names(dump, "old_log_prob", step), "stage 2 holds stage 2 alone"
+            update = names(dump, "actor_train", step)
+            assert [name for name in update if ".forward." in name] == reference
+
+
+def test_megatrons_modules_have_hugging_face_names(aligned: Aligned) -> None:
+    recorded = names(aligned.dump("benchmark"), "old_log_prob")
+    assert "Module.model.layers.1.mlp.down_proj.RowParallelLinear.forward.0" in recorded
+    assert not any(".decoder.layers." in name for name in recorded)
+
+
+def test_a_planted_fault_is_found_in_its_stage_and_module(align: Callable[..., Aligned]) -> None:
+    def plant(raw: dict[str, Any]) -> None:
+        raw["target"]["fault"] = "tests/slime/faults.py:rms_eps"
+
+    done = align("slime-fault", plant)
+    assert done.status == 0, done.output[-4000:]
+    found = done.diagnosis
+    assert found["verdict"] == "diverged", found["sentence"]
+    assert found["first"]["stage"] == "actor_compute_log_prob"
+    assert found["first"]["module"] == "model.layers.1.input_layernorm"
+    assert "benchmark" not in done.output.replace("benchmark:", ""), "it was collected before"
+
+
+def test_a_critic_has_directories_of_its_own(align: Callable[..., Aligned]) -> None:
+    def ppo(raw: dict[str, Any]) -> None:
+        raw["overrides"] = ["--advantage-estimator ppo", "--rollout-batch-size 2"]
+        raw["steps"] = {"total": 1, "start": 0, "end": 0}
+        raw["controls"] = {"repeat": False}
+
+    done = align("slime-ppo", ppo)
+    assert done.status == 0, done.output[-4000:]
+    stages = {p.name for p in done.dump("target").iterdir() if (p / "step0").is_dir()}
+    assert stages == {"old_log_prob", "critic_values", "critic_train", "actor_train"}
+
+
+def run(workspace: Path, name: str, change: Callable[[dict[str, Any]], None]) -> Any:
+    """One benchmark run."""
+    raw = yaml.safe_load((ROOT / "config/examples/slime_cpu.yaml").read_text())
+    raw["name"] = name
+    raw["steps"] = {"total": 1, "start": 0, "end": 0}
+    change(raw)
+    path = workspace / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    store = workspace / "store"
+    return call("rlprobe", "run", "--config", path, "--role", "benchmark", "--store", store)
+
+
+def test_a_skipped_old_log_prob_is_no_stage_of_the_run_and_is_said(workspace: Path) -> None:
+    def one_step(raw: dict[str, Any]) -> None:
+        raw["overrides"] = [o for o in raw["overrides"] if "global-batch-size" not in o]
+
+    done = run(workspace, "one-step", one_step)
+    assert done.returncode == 0, done.stdout[-4000:]
+    logs = sorted((workspace / "store" / "logs").iterdir(), key=lambda path: path.stat().st_mtime)
+    assert "actor_compute_log_prob" not in done.stdout
+    assert "slime did not run old_log_prob" not in logs[-1].read_text(), "it was not asked for"
+
+    def by_name(raw: dict[str, Any]) -> None:
+        one_step(raw)
+        raw["capture"]["stages"] = ["old_log_prob"]
+
+    refused = run(workspace, "by-name", by_name)
+    assert refused.returncode == 2
+    assert "old_log_prob does not run" in refused.stdout
+    assert "--keep-old-actor" in refused.stdout
+
+
+def test_a_run_that_would_train_nothing_fails(workspace: Path, tmp_path: Path) -> None:
+    """slime itself exits 0 here."""
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("0")
+    flags = [
+        "--hf-checkpoint", STANDIN / "model", "--prompt-data", STANDIN / "prompts.jsonl",
+        "--load", tmp_path, "--num-rollout", "1",
+    ]  # fmt: skip
+    session = tmp_path / "session.json"
+    from rlprobe.capture.session import Session
+
+    made = Session(
+        role="benchmark",
+        framework="slime",
+        dump=str(tmp_path / "dump"),
+        side=str(tmp_path / "side"),
+        expected_stages=("actor_update",),
+    )
+    session.write_text(made.to_json())
+    done = start(flags, RLPROBE_CONFIG=str(session))
+    assert done.returncode != 0
+    assert "without a single rollout" in done.stdout
+    assert "--start-rollout-id" in done.stdout
+    assert start(flags).returncode == 0
+
+
+def start(flags: list[Any], **environ: str) -> Any:
+    """slime's train.py by rlprobe's starter, apart from any other Ray on the machine."""
+    ours = {
+        "RLPROBE_SLIME": str(STANDIN),
+        "RLPROBE_SLIME_PRECISION": "fp32",
+        "RAY_ADDRESS": "local",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+    }
+    code = "import ray, sys; sys.argv.pop(0); ray.init(num_gpus=4, include_dashboard=False);"
+    if "RLPROBE_CONFIG" in environ and "DUMP_ON" not in environ:
+        return call(
+            sys.executable, "-m", "rlprobe.frameworks.slime.start", *flags, **ours, **environ
+        )
+    code += "import runpy; sys.path.insert(0, sys.argv[0].rsplit('/', 1)[0]);"
+    code += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    return call(sys.executable, "-c", code, "-", STANDIN / "train.py", *flags, **ours, **environ)
+
+
+@pytest.mark.parametrize("on", ["0", "1"])
+def test_users_own_configuration(tmp_path: Path, on: str) -> None:
+    """msprobe's config.json and DUMP_ON, with slime started as ever."""
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps(
+            {
+                "task": "statistics",
+                "dump_path": str(tmp_path / "dump"),
+                "rank": [],
+                "step": [0],
+                "level": "mix",
+                "statistics": {"scope": [], "list": [], "summary_mode": "statistics"},
+            }
+        )
+    )
+    flags = [
+        "--hf-checkpoint", STANDIN / "model", "--prompt-data", STANDIN / "prompts.jsonl",
+        "--num-rollout", "2", "--global-batch-size", "2", "--use-kl-loss",
+    ]  # fmt: skip
+    done = start(flags, RLPROBE_CONFIG=str(config), DUMP_ON=on)
+    assert done.returncode == 0, done.stdout[-4000:]
+    if on == "0":
+        assert not (tmp_path / "dump").exists()
+        return
+    found = {path.name for path in (tmp_path / "dump").iterdir()}
+    assert {"ref_compute_log_prob", "old_log_prob", "actor_train"} <= found
+    for stage in ("ref_compute_log_prob", "old_log_prob", "actor_train"):
+        rank = tmp_path / "dump" / stage / "step0" / "rank0"
+        assert {p.name for p in rank.iterdir()} == {"dump.json", "stack.json", "construct.json"}
+        assert not (rank.parents[1] / "step1").exists()
+    reference = names(tmp_path / "dump", "ref_compute_log_prob")
+    assert reference == names(tmp_path / "dump", "old_log_prob")
+    assert any(name.startswith("Functional.") for name in reference), "level mix has calls too"
