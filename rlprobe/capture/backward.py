@@ -41,7 +41,7 @@ def edge(tensor: Tensor) -> Edge:
 
 def next_number() -> int:
     """The number that autograd will give to the next node of this thread."""
-    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+    return int(torch.autograd._get_sequence_nr())
 
 
 class Graph:

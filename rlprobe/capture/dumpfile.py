@@ -8,6 +8,7 @@ whole is published again, so that the files on disk are complete after each.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ class DebugFile:
         self._counts: dict[str, int] = {}
 
     def name(self, what: str) -> str:
-        """The next full name for ``what``."""
+        """The next full name for ``what``, which a loss's part may have given any characters."""
+        what = re.sub(r"[^A-Za-z0-9_.-]", "_", what).replace("..", "__")
         count = self._counts.get(what, 0)
         self._counts[what] = count + 1
         return f"{what}.{count}.debug"

@@ -20,6 +20,7 @@ from rlprobe.capture.engine import Nest
 from rlprobe.capture.nesting import nest, with_gradient
 from rlprobe.capture.stack import Stacks, Trace, trace
 from rlprobe.capture.statistics import Statistics
+from rlprobe.capture.token_sketches import TokenSketches, is_block
 
 
 class _Call:
@@ -74,6 +75,7 @@ class Tape:
         counts: calls so far of every record prefix in this step (continued across entries).
         construct, stacks: the stage's, continued likewise.
         statistics: where tensors become leaves.
+        tokens: where block outputs are sketched per token; None where that is off.
     """
 
     def __init__(
@@ -82,7 +84,10 @@ class Tape:
         construct: dict[str, str | None],
         stacks: Stacks,
         statistics: Statistics,
+        tokens: TokenSketches | None = None,
     ) -> None:
+        self.tokens = tokens
+        self.micro_step = 0
         self.counts = counts
         self.construct = construct
         self.stacks = stacks
@@ -146,12 +151,16 @@ class ModuleWatch:
         prefix: ``Module.{path}.{class}``.
         enclosing: prefix of the module that holds this one, or None.
         module: the module.
+        block: whether its output is sketched per token, where that is wanted.
     """
 
-    def __init__(self, tape: Tape, prefix: str, enclosing: str | None, module: nn.Module) -> None:
+    def __init__(
+        self, tape: Tape, prefix: str, enclosing: str | None, module: nn.Module, block: bool
+    ) -> None:
         self.tape = tape
         self.prefix = prefix
         self.enclosing = enclosing
+        self.block = block
         tape.handles.append(module.register_forward_pre_hook(self.before, with_kwargs=True))
         # First among the forward hooks: FSDP2's own, which frees the parameters, comes after.
         # Always called: an exception in the module must not leave its call open.
@@ -201,6 +210,8 @@ class ModuleWatch:
             call.entry["output"] = [nest(item, leaf, 1) for item in outputs]
             call.entry["parameters"] = self._parameters(module)
             tape.move_to_end(call.name, call.entry)
+            if self.block and tape.tokens is not None:
+                tape.tokens.add(f"{call.name}.output.0", tape.micro_step, output)
             if not failed and torch.is_grad_enabled():
                 self._watch_gradients(call, outputs)
             if not calls:
@@ -289,7 +300,7 @@ def attach(tape: Tape, modules: Iterator[tuple[str, str, nn.Module]], wanted: Wa
     for prefix, path, module in modules:
         prefixes[path] = prefix
         if wanted(path):
-            ModuleWatch(tape, prefix, _enclosing(path, prefixes), module)
+            ModuleWatch(tape, prefix, _enclosing(path, prefixes), module, is_block(path, module))
             hooked += 1
     return hooked
 

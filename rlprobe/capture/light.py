@@ -7,6 +7,8 @@ keyword inputs, and sketches.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import nn
 
 from rlprobe import stages
@@ -14,9 +16,10 @@ from rlprobe.capture.dumpfile import DumpFiles, mark_partial
 from rlprobe.capture.engine import Place, Tally
 from rlprobe.capture.hooks import Tape, attach
 from rlprobe.capture.names import named_modules
-from rlprobe.capture.session import CaptureOptions
+from rlprobe.capture.session import CaptureOptions, Session
 from rlprobe.capture.statistics import Statistics
 from rlprobe.capture.token_range import TokenRange
+from rlprobe.capture.token_sketches import TokenSketches
 from rlprobe.errors import ConfigError
 
 
@@ -39,8 +42,12 @@ def check(options: CaptureOptions) -> None:
 class _StageState:
     """What a stage keeps between two entries of one step."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, session: Session) -> None:
         self.files = DumpFiles(place.directory, "statistics", "L0")
+        self.tokens: TokenSketches | None = None
+        if session.capture.token_sketch:
+            budget = session.capture.token_sketch_mib << 20
+            self.tokens = TokenSketches(Path(session.side), place, budget)
         self.counts: dict[str, int] = {}
         self.failed = False
 
@@ -54,17 +61,17 @@ class LightEngine:
 
     name = "light"
 
-    def __init__(self, options: CaptureOptions) -> None:
-        check(options)
-        self._options = options
+    def __init__(self, session: Session) -> None:
+        check(session.capture)
+        self._session = session
         self._states: dict[str, tuple[int, _StageState]] = {}
 
     def watch(self, place: Place, models: list[nn.Module]) -> LightWatch:
         known = self._states.get(place.stage)
         if known is None or known[0] != place.step:
-            known = (place.step, _StageState(place))
+            known = (place.step, _StageState(place, self._session))
             self._states[place.stage] = known
-        return LightWatch(place, known[1], models, self._options)
+        return LightWatch(place, known[1], models, self._session.capture)
 
 
 class LightWatch:
@@ -76,7 +83,8 @@ class LightWatch:
         self._place = place
         self._state = state
         files = state.files
-        self._tape = Tape(state.counts, files.construct, files.stacks, Statistics(options.sketch))
+        numbers = Statistics(options.sketch)
+        self._tape = Tape(state.counts, files.construct, files.stacks, numbers, state.tokens)
         wanted = set(options.modules)
         attach(self._tape, named_modules(models), lambda path: not wanted or path in wanted)
         self._tokens = None
@@ -88,7 +96,8 @@ class LightWatch:
         self._tape.active = on
 
     def micro_step(self, index: int) -> None:
-        """Module calls are counted by the hooks; only generation counts tokens from here."""
+        """Module calls are counted by the hooks; tokens are counted from here."""
+        self._tape.micro_step = index
         if self._tokens is not None:
             self._tokens.restart()
 
@@ -98,6 +107,8 @@ class LightWatch:
         records = tape.statistics.resolve()
         if not self._state.failed:
             self._state.files.publish(tape.data)
+            if self._state.tokens is not None:
+                self._state.tokens.publish()
         return Tally(records, len(tape.data))
 
     def abort(self) -> None:

@@ -31,20 +31,21 @@ from rlprobe.errors import ConfigError
 FROZEN_ROLES = frozenset({"ref", "teacher", "reward"})
 
 
-def make_engine(options: CaptureOptions) -> Engine:
+def make_engine(session: Session) -> Engine:
     """The engine an alignment or the vendor's YAML asks for.
 
     Raises:
         ConfigError: no engine of that name, or options it does not have.
     """
+    options = session.capture
     if options.engine == "light":
         from rlprobe.capture.light import LightEngine
 
-        return LightEngine(options)
+        return LightEngine(session)
     if options.engine == "msprobe":
         from rlprobe.capture.msprobe_engine import MsprobeEngine
 
-        return MsprobeEngine(options)
+        return MsprobeEngine(session)
     raise ConfigError(f"capture.engine: accepted are light and msprobe, found {options.engine!r}")
 
 
@@ -77,7 +78,7 @@ class Recorder:
         self.world_size = world_size
         self._layout = layout
         self._parts = Parts(session, role, rank)
-        self._engine = make_engine(session.capture)
+        self._engine = make_engine(session)
         self._budget = Budget(session)
         self._introduced = False
         self._described: set[tuple[str, int]] = set()

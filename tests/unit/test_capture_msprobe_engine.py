@@ -1,0 +1,193 @@
+"""Is every msprobe session a clean one? Each trap of msprobe's dumps, against msprobe itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("msprobe")
+
+from rlprobe import sketch  # noqa: E402
+from rlprobe.capture.msprobe_files import StageFiles  # noqa: E402
+from rlprobe.errors import DumpError  # noqa: E402
+from tests.unit.capture_helpers import UPDATE, dump, leaves, make, rank_dir  # noqa: E402
+
+pytestmark = [pytest.mark.msprobe, pytest.mark.slow]
+
+LOG_PROB = "actor_compute_log_prob"
+Scenario = Callable[[str], tuple[Path, dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def scenario(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Scenario:
+    """Runs a scenario once; gives its directory and what it saw."""
+    done: dict[str, tuple[Path, dict[str, Any]]] = {}
+
+    def run(name: str) -> tuple[Path, dict[str, Any]]:
+        if name not in done:
+            directory = tmp_path_factory.mktemp(name)
+            script = Path(__file__).with_name("capture_msprobe_run.py")
+            result = subprocess.run(
+                [sys.executable, str(script), name, str(directory)],
+                env={**os.environ, "PYTHONPATH": str(root)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+            done[name] = directory, json.loads((directory / "seen.json").read_text())
+        return done[name]
+
+    return run
+
+
+def numbers(data: dict[str, Any], call: int) -> dict[str, Any]:
+    """The records of one call, without its number."""
+    ending = f".{call}"
+    return {key[: -len(ending)]: value for key, value in data.items() if key.endswith(ending)}
+
+
+def test_sessions_do_not_leak_into_each_other(scenario: Scenario) -> None:
+    root, _ = scenario("sessions")
+    update, log_prob = dump(root), dump(root, LOG_PROB)
+    assert all(key.endswith(".0") for key in log_prob)
+    assert not any("backward" in key for key in log_prob)
+    assert {key.rpartition(".")[2] for key in update} == {"0", "1"}
+    first, second = numbers(update, 0), numbers(update, 1)
+    assert first == second, "the same weights and tokens gave other records in the second entry"
+    assert dump(root, step=1) == {f"{key}.0": value for key, value in first.items()}
+    assert dump(root, step=3) == dump(root, step=1), "a failed session left something behind"
+
+
+def test_the_first_and_the_last_module_are_there_though_verl_is_loaded(scenario: Scenario) -> None:
+    root, _ = scenario("sessions")
+    assert "Module.embed.Embedding.forward.0" in dump(root)
+    assert "Module.head.Linear.forward.0" in dump(root)
+
+
+def test_ranks_are_ranks_without_torch_distributed(scenario: Scenario) -> None:
+    root, _ = scenario("sessions")
+    found = {path.name for path in (root / "dump").glob("*/step*/*")}
+    assert found == {"rank0"}
+
+
+def test_the_model_is_left_as_it_was(scenario: Scenario) -> None:
+    _, seen = scenario("sessions")
+    clean: dict[str, list[str]] = {"hooks": [], "marks": []}
+    assert seen["between"] == clean
+    assert seen["after"] == clean
+
+
+def test_a_failed_stage_leaves_nothing(scenario: Scenario) -> None:
+    root, seen = scenario("sessions")
+    assert seen["failed"]
+    assert not rank_dir(root, step=2).exists()
+    assert not list((root / "dump").rglob("*.msprobe"))
+
+
+def test_all_three_files_name_the_renumbered_records(scenario: Scenario) -> None:
+    root, _ = scenario("sessions")
+    stack = json.loads((rank_dir(root) / "stack.json").read_text())
+    named = {name for names, _ in stack.values() for name in names}
+    assert named == {key for key in dump(root) if ".forward." in key}
+    construct = json.loads((rank_dir(root) / "construct.json").read_text())
+    assert construct["Module.layers.0.up.Linear.forward.1"] == "Module.layers.0.Block.forward.1"
+
+
+def test_sketches_are_those_of_the_tensors(scenario: Scenario) -> None:
+    root, _ = scenario("sessions")
+    weight = make().get_parameter("layers.1.up.weight").detach()
+    leaf = dump(root)["Module.layers.1.up.Linear.forward.0"]["parameters"]["weight"]
+    assert leaf["Norm"] == torch.norm(weight).item()
+    expected = sketch.sketch(weight.numpy())
+    assert abs(sketch.decode(leaf["Sketch"]) - expected).max() < 1e-5
+    floats = [leaf for leaf in leaves(dump(root)) if leaf["dtype"] == "torch.float32"]
+    assert all("Sketch" in leaf for leaf in floats if leaf["shape"])
+
+
+def test_the_token_range_counts_forwards(scenario: Scenario) -> None:
+    root, _ = scenario("sessions")
+    data = dump(root, "actor_generate_sequences")
+    assert [key for key in data if "head" in key] == ["Module.head.Linear.forward.0"]
+
+
+def test_other_options_in_the_same_process_are_refused(scenario: Scenario) -> None:
+    _, seen = scenario("sessions")
+    assert "level: 'L0' -> 'L1'" in seen["refused"]
+
+
+def test_tensors_of_all_entries_are_there_under_the_names_in_the_dump(scenario: Scenario) -> None:
+    root, _ = scenario("tensors")
+    data = dump(root)
+    names = [leaf["data_name"] for leaf in leaves(data) if "data_name" in leaf]
+    folder = rank_dir(root) / "dump_tensor_data"
+    assert sorted(names) == sorted(path.name for path in folder.iterdir())
+    assert len(names) == len(set(names)) > 200
+    for call in (0, 1):
+        leaf = data[f"Module.embed.Embedding.forward.{call}"]["output"][0]
+        stored = torch.load(folder / leaf["data_name"], weights_only=True)
+        assert torch.equal(stored, torch.load(root / "expected.pt", weights_only=True))
+        assert "Sketch" in leaf
+    document = json.loads((rank_dir(root) / "dump.json").read_text())
+    assert document["dump_data_dir"] == str(folder)
+
+
+def test_api_records_come_back_after_an_exception_in_forward(scenario: Scenario) -> None:
+    root, _ = scenario("tensors")
+    first = [key for key in dump(root) if key.startswith("Functional.linear.")]
+    later = [key for key in dump(root, step=2) if key.startswith("Functional.linear.")]
+    assert len(first) == 2 * len(later) > 0
+
+
+def test_torchs_functions_are_given_back_after_each_stage(scenario: Scenario) -> None:
+    _, seen = scenario("tensors")
+    assert seen["restored"] == [True, True, True]
+
+
+def test_checksums_are_of_the_tensor_as_it_was(scenario: Scenario) -> None:
+    root, seen = scenario("checksums")
+    record = dump(root, LOG_PROB)["Module.first.First.forward.0"]
+    assert record["output"][0]["md5"] == seen["expected"]
+
+
+def test_the_structure_task_is_not_an_empty_capture(scenario: Scenario) -> None:
+    root, _ = scenario("structure")
+    construct = json.loads((rank_dir(root) / "construct.json").read_text())
+    assert "Module.layers.0.up.Linear.forward.0" in construct
+    line = json.loads((root / "side/parts/captured/actor-rank0.jsonl").read_text())
+    assert line["records"] > 0
+
+
+def test_a_debugger_of_somebody_elses_is_refused(scenario: Scenario) -> None:
+    _, seen = scenario("foreign")
+    assert "did not make" in seen["refused"]
+
+
+def _entry(directory: Path, name: str, file: str | None) -> None:
+    (directory / "dump_tensor_data").mkdir(parents=True)
+    leaf = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [1], "data_name": name}
+    data = {"Module.a.Linear.forward.0": {"output": [leaf]}}
+    (directory / "dump.json").write_text(json.dumps({"task": "tensor", "data": data}))
+    if file is not None:
+        (directory / "dump_tensor_data" / file).write_bytes(b"x")
+
+
+def test_a_tensor_file_that_was_not_written_is_noticed(tmp_path: Path) -> None:
+    _entry(tmp_path / "aside/step0/rank0", "Module.a.Linear.forward.0.output.0.pt", None)
+    with pytest.raises(DumpError, match="names 1 tensor files"):
+        StageFiles(tmp_path / UPDATE).add(tmp_path / "aside")
+    assert not (tmp_path / UPDATE / "dump.json").exists()
+
+
+def test_a_session_that_left_nothing_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "aside").mkdir()
+    with pytest.raises(DumpError, match="0 dumps"):
+        StageFiles(tmp_path / UPDATE).add(tmp_path / "aside")

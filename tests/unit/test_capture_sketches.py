@@ -1,0 +1,217 @@
+"""How well does a sketch say how far apart two tensors are, on every shape of error?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor  # noqa: E402
+
+from rlprobe import sketch as definition  # noqa: E402
+from rlprobe.capture import sketches  # noqa: E402
+from rlprobe.capture.sketches import accumulation_floor, sketch, sketch_shard  # noqa: E402
+from rlprobe.errors import DumpError  # noqa: E402
+
+T, H = 512, 256  # 256 is divisible by 64 and not by 61
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed))
+
+
+@pytest.mark.parametrize("count", [1, 60, 61, 62, 5000, 131_072, 200_001, 600_000, 1_000_003])
+def test_a_device_sketch_is_the_reference_sketch(count: int) -> None:
+    values = random(count)
+    expected = definition.sketch(values.numpy())
+    found = sketch(values).numpy()
+    norm = float(values.norm())
+    assert np.linalg.norm(found - expected) <= definition.DEFAULT_FLOOR * norm
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
+)
+def test_every_dtype(dtype: torch.dtype) -> None:
+    values = (random(7, 333) * 3).to(dtype)
+    wide = values.double()
+    expected = definition.sketch(wide.numpy())
+    bound = definition.DEFAULT_FLOOR * float(wide.norm())
+    assert np.linalg.norm(sketch(values).numpy() - expected) <= bound
+
+
+def test_strides_do_not_matter() -> None:
+    values = random(40, 50)
+    transposed = values.t().contiguous().t()
+    assert not transposed.is_contiguous()
+    assert torch.equal(sketch(values), sketch(transposed))
+
+
+def test_a_buffer_kept_for_a_size_holds_nothing_of_the_tensor_before() -> None:
+    first, second = random(100, seed=1), random(100, seed=2)
+    expected = definition.sketch(second.numpy())
+    sketch(first)
+    assert np.allclose(sketch(second).numpy(), expected, atol=1e-5)
+    kept = sketch(first)
+    copy = kept.clone()
+    sketch(second)
+    assert torch.equal(kept, copy), "a result must not live in the buffer"
+
+
+def test_one_thread_and_many_agree_to_the_floor() -> None:
+    values = random(3_000_000)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = sketch(values)
+        torch.set_num_threads(4)
+        many = sketch(values)
+    finally:
+        torch.set_num_threads(threads)
+    assert float((one - many).norm()) <= definition.DEFAULT_FLOOR * float(values.norm())
+
+
+def one_channel() -> Tensor:
+    return torch.zeros(T, H).index_copy(1, torch.tensor([9]), random(T, 1))
+
+
+def one_head() -> Tensor:
+    difference = torch.zeros(T, H)
+    difference[:, 64:128] = random(T, 64)
+    return difference
+
+
+def one_token() -> Tensor:
+    return torch.zeros(T, H).index_copy(0, torch.tensor([7]), random(1, H))
+
+
+ERRORS: dict[str, Callable[[], Tensor]] = {
+    "one channel": one_channel,
+    "one head": one_head,
+    "one token": one_token,
+    "rank one": lambda: random(T, 1) * random(1, H, seed=2),
+    "a constant shift": lambda: torch.ones(T, H),
+    "a bias row": lambda: random(1, H).expand(T, H),
+    "dense noise": lambda: random(T, H),
+    "permuted tokens": lambda: (
+        random(T, H)[torch.randperm(T, generator=generator())] - random(T, H)
+    ),
+    "permuted channels": lambda: (
+        random(T, H)[:, torch.randperm(H, generator=generator())] - random(T, H)
+    ),
+    "bf16 rounding": lambda: random(T, H).bfloat16().float() - random(T, H),
+}
+
+
+@pytest.mark.parametrize("kind", list(ERRORS))
+@pytest.mark.parametrize("size", [1e-5, 1e-2, 1.0])
+def test_the_estimate_is_within_its_bound(kind: str, size: float) -> None:
+    """Over 20 places in a longer tensor: right on average, and never beyond 4 deviations."""
+    base = random(T, H, seed=5)
+    difference = ERRORS[kind]()
+    difference = difference * (size * base.norm() / difference.norm())
+    ratios = []
+    for place in range(20):
+        offset = place * 100_003
+        estimate = definition.estimate(
+            sketch(base, offset).numpy(),
+            sketch(base + difference, offset).numpy(),
+            norm=float(base.norm()),
+        )
+        true = float(((base + difference).double() - base.double()).norm() / base.double().norm())
+        assert estimate.relative is not None and not estimate.below_floor
+        assert abs(estimate.relative - true) < 4 * max(estimate.uncertainty, 0.09 * true)
+        ratios.append(estimate.relative / true)
+    assert np.mean(ratios) == pytest.approx(1.0, abs=0.08)
+    assert np.std(ratios) < 0.14
+
+
+def test_a_single_wrong_element_is_exact() -> None:
+    base = random(T, H)
+    other = base.clone()
+    other[3, 5] += 1.0
+    found = definition.estimate(sketch(base).numpy(), sketch(other).numpy())
+    assert found.distance == pytest.approx(1.0, rel=1e-4)
+
+
+def test_a_permutation_that_statistics_cannot_see() -> None:
+    base = random(T, H)
+    other = base.flip(0)
+    assert (base.max(), base.min()) == (other.max(), other.min())
+    found = definition.estimate(sketch(base).numpy(), sketch(other).numpy(), float(base.norm()))
+    assert found.relative == pytest.approx(2**0.5, rel=0.3)
+
+
+def test_below_the_floor_no_difference_was_seen() -> None:
+    base = random(T, H)
+    found = definition.estimate(sketch(base).numpy(), sketch(base).numpy(), float(base.norm()))
+    assert found.below_floor
+    assert found.uncertainty > 0.0, "no difference seen is not certainty that there is none"
+    real = definition.estimate(
+        sketch(base).numpy(), sketch(base * (1 + 1e-6)).numpy(), float(base.norm())
+    )
+    assert not real.below_floor
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_sketches_of_shards_add_up(dim: int, parts: int) -> None:
+    whole = random(12, 7, 30)
+    position, total = 0, torch.zeros(61)
+    for part in whole.chunk(parts, dim):
+        total += sketch_shard(part.contiguous(), whole.shape, dim, position)
+        position += part.shape[dim]
+    assert torch.allclose(total, sketch(whole), atol=1e-4)
+
+
+def test_stretches_of_a_flat_parameter_add_up() -> None:
+    whole = random(1000)
+    total = sketch(whole[:333]) + sketch(whole[333:], 333)
+    assert torch.allclose(total, sketch(whole), atol=1e-4)
+
+
+def test_signs_beyond_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor longer than the table of signs: blocks are flipped, the reference agrees."""
+    for module in (definition, sketches):
+        monkeypatch.setattr(module, "PERIOD", 1000)
+    values = random(7321)
+    expected = definition.sketch(values.numpy())
+    assert np.allclose(sketches._general(values, 0).numpy(), expected, atol=1e-4)
+    halves = sketches._general(values[:2500], 0) + sketches._general(values[2500:], 2500)
+    assert np.allclose(halves.numpy(), expected, atol=1e-4)
+    flips = {definition.block_sign(block) for block in range(20)}
+    assert flips == {-1, 1} and definition.block_sign(0) == 1
+
+
+def test_signs_are_balanced_and_fixed() -> None:
+    signs = definition.base_signs(1 << 16)
+    assert set(np.unique(signs)) == {-1, 1}
+    assert abs(float(signs.mean())) < 0.01
+    # Dumps made years apart must agree: the table is part of the format.
+    assert signs[:16].tolist() == definition.signs(0, 16).tolist()
+    digest = np.packbits(signs[:64] > 0).tobytes().hex()
+    assert digest == "5ccb2ca3068a2eee"
+
+
+def test_an_encoded_sketch_comes_back() -> None:
+    values = sketch(random(500)).numpy()
+    text = definition.encode(values)
+    assert text.startswith("b64:") and text[4] not in "=+-%@"
+    assert np.array_equal(definition.decode(text), values)
+
+
+@pytest.mark.parametrize("text", ["", "b64:", "b64:AAAA", "b64:***", "AAAA", "b64:" + "A" * 400])
+def test_a_damaged_sketch_is_refused(text: str) -> None:
+    with pytest.raises(DumpError, match="sketch"):
+        definition.decode(text)
+
+
+def test_the_floor_of_this_device() -> None:
+    assert 1e-9 < accumulation_floor("cpu") <= 2e-7
