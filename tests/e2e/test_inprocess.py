@@ -7,14 +7,17 @@ captured, and nothing of the first store is read.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
 
+from rlprobe.config import load
 from rlprobe.rollouts import hdf5
 from rlprobe.runs.launch import launch
+from rlprobe.runs.plan import plan
 from rlprobe.runs.spec import RunSpec
 from rlprobe.selftest.warm import Warm
 from rlprobe.stages import TRAINING_STAGES
@@ -120,3 +123,23 @@ def _metrics(run: Path) -> list[dict[str, float]]:
 def _bytes(tensor: Any) -> bytes:
     values = getattr(tensor, "values", tensor)
     return bytes(values.tobytes())
+
+
+def test_two_ranks_are_the_same_as_under_ray(
+    configure: Callable[..., Path], workspace: Path, tmp_path: Path
+) -> None:
+    """World size 2: rank 1 is a fork here and an actor there; both shard and reduce over gloo."""
+    side = {"device": "cpu", "precision": "fp32", "world_size": 2}
+    capture = {"engine": "light", "token_range": None}
+    changes = {"benchmark": side, "target": side, "capture": capture, "steps": {"total": 1}}
+    spec = plan(load(configure("config/config.yaml", "two-ranks", **changes)), {})["benchmark"]
+    ray = launch(spec, workspace / "store").parent
+    with Warm(tmp_path / "logs") as warm:
+        here = launch(spec, tmp_path / "store", start=warm).parent
+    for stage in TRAINING_STAGES:
+        path = Path("records", f"{stage}.parquet")
+        if (ray / path).exists():
+            one, other = (pl.read_parquet(run / path).drop("stack") for run in (ray, here))
+            assert other.get_column("rank").n_unique() == 2
+            assert other.equals(one, null_equal=True), f"{stage}: {_differences(one, other)}"
+    assert _metrics(here) == _metrics(ray)
