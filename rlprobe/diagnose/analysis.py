@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -14,6 +15,7 @@ from rlprobe.diagnose.keydata import Difference
 from rlprobe.diagnose.origin import Origin
 from rlprobe.store.read import Run
 
+_ATTENTION = re.compile(r"attention|attn|softmax", re.IGNORECASE)
 #: Kind of an origin that is a result of a stage while all its modules agree.
 OUTCOME = "outcome"
 
@@ -85,8 +87,10 @@ def _judge(stage: judged.Stage, key_data: dict[str, Difference]) -> Finding:
     outcomes = produced + confined.gradients(rows)
     judgeable = rows.filter(pl.col("judged") & pl.col("error").is_not_null())
     beyond = rows.filter(pl.col("judged") & pl.col("beyond") & (pl.col("slot") != "parameters"))
-    hidden = confined.is_confined(rows, outcomes)
-    first, rank = (None, None) if hidden else _first(stage, produced)
+    first, rank = _first(stage, produced)
+    hidden = first is not None and _attends(first) and confined.is_confined(rows, outcomes)
+    if hidden:
+        first, rank = None, None
     return Finding(
         stage,
         own,
@@ -97,6 +101,11 @@ def _judge(stage: judged.Stage, key_data: dict[str, Difference]) -> Finding:
         judgeable.height + len(produced),
         0 if hidden else beyond.height,
     )
+
+
+def _attends(first: Origin) -> bool:
+    """Whether a difference begins in attention, the only place that looks at padding at all."""
+    return _ATTENTION.search(f"{first.module} {first.operator} {first.row.get('op')}") is not None
 
 
 def _deepest(rows: pl.DataFrame) -> float:

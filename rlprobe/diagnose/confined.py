@@ -4,7 +4,9 @@ Two attention kernels may fill fully masked rows (padding) differently: 0 in one
 values in the other. Whole tensors then differ by tens of per cent although every log-probability,
 loss and gradient agrees. What a stage computes *for* others tells: a relative error that reaches
 the results arrives there at about its own size, so one that is a thousand times larger than what
-the results could show, while they agree within noise, stays where no result looks.
+the results could show, while they agree within noise, stays where no result looks. Only attention
+makes such rows: a difference that begins elsewhere (a constant added to all logits, which softmax
+takes out again) is a difference.
 """
 
 from __future__ import annotations

@@ -228,6 +228,10 @@ class Difference:
     position: int | None = None
     #: Share of positions that differ at all.
     share: float = 0.0
+    #: Position of the sequence from which on rows differ far more than before it.
+    onset: int | None = None
+    #: Share of the differing rows that equal another sample's row of the benchmark.
+    moved: float = 0.0
 
 
 def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Difference:
@@ -237,6 +241,7 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
     differs on the other side counts as unpaired on both.
     """
     left, right = _grouped(benchmark), _grouped(target)
+    pairs: list[tuple[str, Array, Array]] = []
     squares = norms = total = 0.0
     count = joined = differing = 0
     worst: tuple[float, str | None, int | None] = (0.0, None, None)
@@ -248,6 +253,7 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
                 continue
             joined += 1
             wide_b, wide_t = b.astype(np.float64), t.astype(np.float64)
+            pairs.append((key, wide_b, wide_t))
             difference = np.abs(wide_t - wide_b)
             difference = np.where(wide_t == wide_b, 0.0, difference)  # equal infinities
             squares += float(np.sum(difference**2))
@@ -275,7 +281,58 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
         sample=worst[1],
         position=worst[2],
         share=differing / count if count else 0.0,
+        onset=_change_point([np.abs(t - b) for _, b, t in pairs if b.ndim == 1]),
+        moved=_moved(pairs),
     )
+
+
+#: A change point is one where differences grow by this factor at least.
+_GROWTH = 6.0
+#: More rows than this are not searched for one another.
+_ROWS = 512
+
+
+def _change_point(differences: list[Array]) -> int | None:
+    """Where rows begin to differ, over all rows laid side by side; None where they always do.
+
+    A causal model's fault that needs a history (a window, a cache, a late position) leaves the
+    first tokens alone.
+    """
+    if not differences:
+        return None
+    longest = max(len(difference) for difference in differences)
+    table = np.full((len(differences), longest), np.nan)
+    for row, difference in enumerate(differences):
+        table[row, : len(difference)] = np.where(np.isfinite(difference), difference, 0.0)
+    squares = np.nanmean(table**2, axis=0)
+    before = np.cumsum(squares)[:-1] / np.arange(1, longest)
+    after = np.cumsum(squares[::-1])[::-1][1:] / np.arange(longest - 1, 0, -1)
+    if longest < 6 or not after.max() > 0:
+        return None
+    places = np.arange(1, longest)
+    inner = (places >= 2) & (places <= 0.9 * longest)
+    growth = np.where(inner, after / np.maximum(before, 1e-30 + 1e-12 * after.max()), 0.0)
+    best = int(np.argmax(growth))
+    return int(places[best]) if growth[best] > _GROWTH**2 else None
+
+
+def _moved(pairs: list[tuple[str, Array, Array]]) -> float:
+    """Share of the rows that differ which equal another sample's row of the benchmark."""
+    if not 1 < len(pairs) <= _ROWS:
+        return 0.0
+    found = wrong = 0
+    for key, own, row in pairs:
+        scale = np.linalg.norm(own)
+        if not scale > 0 or np.linalg.norm(row - own) < 1e-2 * scale:
+            continue
+        wrong += 1
+        found += any(
+            other != key
+            and candidate.shape == row.shape
+            and np.linalg.norm(candidate - row) < 1e-4 * scale
+            for other, candidate, _ in pairs
+        )
+    return found / wrong if wrong else 0.0
 
 
 def _grouped(rows: list[Row]) -> dict[str, list[Row]]:

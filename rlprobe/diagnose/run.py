@@ -11,7 +11,7 @@ import polars as pl
 
 from rlprobe import stages
 from rlprobe.compare import noise
-from rlprobe.diagnose import analysis, sentence, staleness
+from rlprobe.diagnose import analysis, sentence
 from rlprobe.diagnose.analysis import Finding, Step
 from rlprobe.diagnose.cause import classify
 from rlprobe.diagnose.cause.classify import of_gate
@@ -37,7 +37,6 @@ from rlprobe.diagnose.inputs import (
     Results,
     require,
 )
-from rlprobe.diagnose.staleness import Stale
 from rlprobe.errors import ReplayError
 from rlprobe.rollouts import hdf5
 from rlprobe.store.read import Run
@@ -71,9 +70,6 @@ def diagnose(directory: Path) -> Diagnosis:
     if gate.is_shut:
         return _not_comparable(results, gate, step, strip, benchmark)
     if parted is None:
-        stale = staleness.find(benchmark, target)
-        if stale is not None:
-            return _stale(results, gate, step, strip, stale, target)
         return _aligned(results, gate, step, strip)
     return _diverged(results, gate, step, strip, parted, benchmark, target)
 
@@ -159,35 +155,6 @@ def _diverged(
     )
 
 
-def _stale(
-    results: Results, gate: Gate, step: Step, strip: list[StageResult], stale: Stale, target: Run
-) -> Diagnosis:
-    """The first step agrees; on a later one a model's weights moved on one side only."""
-    module = stale.parameter.rpartition(".")[0] or None
-    first = First(
-        stale.stage, stale.step, stale.rank, None, None, "weights", None, None,
-        {"changed": stale.benchmark, "parameter": stale.parameter, "module": module},
-        {"changed": stale.target, "parameter": stale.parameter, "module": module},
-    )  # fmt: skip
-    cause = Cause("stale_weights", 0.9, [stale.said])
-    begin = target.manifest.first_step
-    return Diagnosis(
-        verdict="diverged",
-        sentence=sentence.diverged(
-            results.plan, first, None if begin is None else begin + stale.step, None, None, cause
-        ),
-        gate=gate.items,
-        first=first,
-        cause=cause,
-        coverage=coverage(results),
-        noise=_noise(results, step, None),
-        stages=[
-            StageResult(s.stage, "diverged", s.records, s.beyond) if s.stage == stale.stage else s
-            for s in strip
-        ],
-    )
-
-
 def _not_comparable(
     results: Results, gate: Gate, step: Step, strip: list[StageResult], benchmark: Run
 ) -> Diagnosis:
@@ -198,7 +165,8 @@ def _not_comparable(
         shut = gate.shut
         if shut.stage:
             first = First(
-                shut.stage, step.number, shut.rank, shut.module, None, shut.operator,
+                shut.stage, step.number if shut.step is None else shut.step, shut.rank,
+                shut.module, None, shut.operator,
                 _sample_id(benchmark, step.number, shut.sample), None, shut.benchmark, shut.target,
             )  # fmt: skip
     return Diagnosis(

@@ -13,11 +13,14 @@ from rlprobe.diagnose.diagnosis import Cause
 from rlprobe.diagnose.gate.evidence import Shut
 from rlprobe.diagnose.origin import Origin
 
-#: Largest finite numbers; a device that saturates stops there instead of at infinity.
+#: Largest finite numbers; a device that saturates stops there instead of at infinity. Whatever a
+#: record's own format is: a kernel may have computed in a smaller one.
 _LARGEST = {
-    "torch.float16": 65504.0,
-    "torch.bfloat16": 3.3895313892515355e38,
-    "torch.float32": 3.4028234663852886e38,
+    448.0: "float8_e4m3",
+    57344.0: "float8_e5m2",
+    65504.0: "float16",
+    3.3895313892515355e38: "bfloat16",
+    3.4028234663852886e38: "float32",
 }
 
 
@@ -62,19 +65,18 @@ Found = tuple[str, float, list[str]]
 def _numbers(scene: Scene) -> Found | None:
     """Saturation and what is not finite speak before anything else."""
     row = scene.row
-    limit = _LARGEST.get(str(row.get("dtype_target")))
-    if limit is not None:
-        sides = {
-            side: max(abs(row.get(f"max_{side}") or 0.0), abs(row.get(f"min_{side}") or 0.0))
-            for side in ("benchmark", "target")
-        }
-        stopped = [side for side, value in sides.items() if value == limit]
-        if len(stopped) == 1 and not _is_mask(row):
-            other = sides["target" if stopped[0] == "benchmark" else "benchmark"]
-            return "saturation", 0.9, [
-                f"the {stopped[0]} stops at {limit:g}, the largest {row['dtype_target']}; the "
-                f"other side has {other:g}"
-            ]  # fmt: skip
+    sides = {
+        side: max(abs(row.get(f"max_{side}") or 0.0), abs(row.get(f"min_{side}") or 0.0))
+        for side in ("benchmark", "target")
+    }
+    stopped = [side for side, value in sides.items() if value in _LARGEST]
+    if len(stopped) == 1 and not _is_mask(row):
+        limit = sides[stopped[0]]
+        other = sides["target" if stopped[0] == "benchmark" else "benchmark"]
+        return "saturation", 0.9, [
+            f"the {stopped[0]} stops at {limit:g}, the largest {_LARGEST[limit]}; the other side "
+            f"has {other:g}"
+        ]  # fmt: skip
     if row.get("status") == "nonfinite":
         return (
             "nonfinite",

@@ -38,6 +38,12 @@ def forward(finding: Finding, origin: Origin, shape: Shape) -> Found:
         return "position", 0.8, [f"{operator} turns positions into angles, and its output differs"]
     if _INTEGER.match(str(row.get("dtype_benchmark"))) and _ROUTER.search(what):
         return "routing", 0.8, [f"{operator} chose other experts: its integer output differs"]
+    if _ROUTER.search(what) and str(row.get("index")) != "0":
+        return (
+            "routing",
+            0.7,
+            [f"{operator} chooses and weighs experts; its scores agree and its choice does not"],
+        )
     if shape.permuted:
         rows = "rows of samples" if row["slot"] == "input" else "elements"
         return "layout", 0.8, [
@@ -56,18 +62,23 @@ def forward(finding: Finding, origin: Origin, shape: Shape) -> Found:
             ],
         )
     if shape.rounded_to is not None:
-        summed = _LINEAR.search(operator) is not None
-        return (
-            ("accumulation" if summed else "rounding_order"),
-            0.6,
-            [shape.said_rounding()],
-        )
+        return "rounding_order", 0.6, [shape.said_rounding()]
     if _ATTENTION.search(what):
         return _attention(finding, origin, shape)
     if _ACTIVATION.search(what):
         return "hyperparameter", 0.4, [f"{operator}: another function or another approximation"]
     if _ROUTER.search(what):
         return "routing", 0.5, [f"{operator} chooses experts, and its output differs"]
+    if shape.offset is not None and abs(shape.offset) > 0.5 * shape.error:
+        return (
+            "unknown",
+            0.4,
+            [f"the whole output is off by {shape.offset:.2g} of its size: a bias, or none"],
+        )
+    unbiased = shape.factor is not None and abs(shape.factor - 1.0) < 0.1 * shape.error
+    if _LINEAR.search(operator) and unbiased:
+        said = f"a product with an unbiased error of {shape.error:.2g}, no factor and no offset"
+        return "rounding_order", 0.4, [said]
     return "unknown", 0.3, [f"an error of {shape.error:.2g} that is no factor, rounding or order"]
 
 
@@ -115,9 +126,12 @@ def _attention(finding: Finding, origin: Origin, shape: Shape) -> Found:
             f"{first.name} part from token {first.position} of the response on, in the sample "
             "that differs most"
         )
+    late = [d for d in finding.key_data if d.onset is not None]
+    if late:
+        said.append(f"{late[0].name} part from position {late[0].onset} of the sequence on")
     chances = _chances(finding, origin)
-    if chances is None:
-        return "mask", 0.4, said
+    if chances is None or not chances["beyond"]:
+        return _mixed(shape, bool(late), chances is not None, said)
     if chances["min_benchmark"] == 0 < chances["min_target"]:
         return "mask", 0.9, [*said, "no attention probability is 0 any more: nothing is masked"]
     if chances["max_target"] < 1 == chances["max_benchmark"]:
@@ -127,6 +141,10 @@ def _attention(finding: Finding, origin: Origin, shape: Shape) -> Found:
     own = of(chances)
     if own.factor is None or own.error == 0:
         return "mask", 0.4, said
+    if own.rounded_to is not None:
+        return "rounding_order", 0.6, [*said, f"attention probabilities: {own.said_rounding()}"]
+    if late:
+        return "mask", 0.5, said
     # A sharper or flatter softmax moves all probabilities one way; other angles move them about.
     bias = abs(own.factor - 1.0) / own.error
     if bias > _COHERENT:
@@ -142,6 +160,22 @@ def _attention(finding: Finding, origin: Origin, shape: Shape) -> Found:
     return "position", 0.5, [
         *said, "masked tokens stay masked and attention is as sharp as before: other angles"
     ]  # fmt: skip
+
+
+def _mixed(shape: Shape, late: bool, known: bool, said: list[str]) -> Found:
+    """Attention whose probabilities agree, or were not given out."""
+    if late:
+        return "mask", 0.6, said
+    bias = 0.0 if shape.factor is None else abs(shape.factor - 1.0) / shape.error
+    if bias > _COHERENT:
+        return "mask", 0.5, [
+            *said, f"its result is {shape.factor:.4g} times as large: other tokens are averaged"
+        ]  # fmt: skip
+    if known:
+        return "layout", 0.6, [
+            *said, "probabilities agree and the mixture is as large as before: other heads' values"
+        ]  # fmt: skip
+    return "mask", 0.4, said
 
 
 #: Share of the probabilities' difference that is one of size, for a change of scale.

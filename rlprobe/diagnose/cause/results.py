@@ -18,6 +18,16 @@ _OFF_POLICY = 1e-3
 
 def outcome(finding: Finding, origin: Origin) -> Found:
     """A stage's key data parts while every module agrees."""
+    moved = [d for d in finding.key_data if d.moved > 0.5]
+    if moved:
+        return (
+            "row_order",
+            0.9,
+            [
+                f"{moved[0].moved:.0%} of the rows of {moved[0].name} that differ are another "
+                "sample's of the benchmark: results are handed back in another order"
+            ],
+        )
     differ = {o.name for o in finding.outcomes if o.excess > 1}
     if "old_log_probs" in differ and "entropys" in differ:
         return (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlprobe.diagnose.diagnosis import SHUT, GateItem
-from rlprobe.diagnose.gate import batch, extent, samples, settings, weights
+from rlprobe.diagnose.gate import batch, extent, samples, settings, staleness, weights
 from rlprobe.diagnose.gate.evidence import Evidence, Shut
 
 
@@ -31,10 +31,11 @@ def check(evidence: Evidence) -> Gate:
     """
     tokens, no_tokens = samples.check(evidence)
     weight, no_weights = weights.check(evidence)
+    moved, stale = staleness.check(evidence)
     given, no_batch = batch.check(evidence)
     asked, no_settings = settings.check(evidence)
     enough = extent.check(evidence)
     return Gate(
-        items=[*tokens, weight, *given, *asked, *enough],
-        shut=no_tokens or no_weights or no_batch or no_settings,
+        items=[*tokens, weight, *([moved] if moved is not None else []), *given, *asked, *enough],
+        shut=no_tokens or no_weights or stale or no_batch or no_settings,
     )

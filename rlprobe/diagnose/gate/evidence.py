@@ -25,6 +25,8 @@ class Shut:
     benchmark: dict[str, Any]
     target: dict[str, Any]
     evidence: list[str]
+    #: Captured step, None for the one that is judged.
+    step: int | None = None
 
 
 @dataclass(frozen=True)

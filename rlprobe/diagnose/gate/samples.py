@@ -86,7 +86,9 @@ def _tokens(
     names = sorted(
         {str(row["stage"]) for row in proofs["target"]}, key=lambda name: order.get(name, 99)
     )
-    compared = reordered = 0
+    compared = 0
+    kept: list[str] = []
+    reordered: list[str] = []
     for stage in names:
         left, right = (_samples(proofs[side], stage) for side in ("benchmark", "target"))
         if not left:
@@ -104,14 +106,24 @@ def _tokens(
                 {"samples": len(left)}, {"samples": len(right)}, [said],
             )  # fmt: skip
             return shut(TOKENS, said, "find out which prompts or responses were changed"), found
-        reordered += left != right
+        (kept if left == right else reordered).append(stage)
     if not compared:
         return shut(TOKENS, "no stage has samples on both sides", "capture the same stages"), None
     said = f"the same samples, token by token, in {compared} stages: {listed(names, 6)}"
+    if reordered and kept:
+        # A trainer that shuffles does so before all stages; here one stage has its own order.
+        why = (
+            f"{reordered[0]}: rows stand in another order than on the benchmark, although they "
+            f"stand in the same in {listed(kept)}"
+        )
+        found = Shut("row_order", TOKENS, reordered[0], 0, None, None, {}, {}, [why])
+        return shut(
+            TOKENS, why, "find out what reorders the batch of this stage (balancing, regrouping)"
+        ), found
     if reordered:
         return caveat(
             TOKENS,
-            f"{said}; in {reordered} of them rows stand in another order",
+            f"{said}; rows stand in another order in {listed(reordered, 6)}",
             "records of whole micro-batches were not judged there, only gradients, changes and key "
             "data joined by sample; keep the order (balance_batch, shuffling) to see where a "
             "difference begins",

@@ -206,8 +206,10 @@ def _different(stage: str, result: _Result) -> tuple[GateItem, Shut]:
         )
     else:
         action = "load the same checkpoint on both sides; compare the conversion and the dtype"
-    module = names[0].rpartition(".")[0] or None
+    # One module's parameters point at it; everything at once points at what was loaded.
+    modules = {name.rpartition(".")[0] for name in names}
+    module = modules.pop() if len(modules) == 1 else None
     values = [{"parameter": names[0], "norm": norm} for norm in first.get("norms", [None, None])]
     return shut(ITEM, f"{said}. {how}", action), Shut(
-        "weights", ITEM, stage, 0, module, None, values[0], values[1], [said, how]
+        "weights", ITEM, stage, 0, module or None, None, values[0], values[1], [said, how]
     )

@@ -47,6 +47,12 @@ def leaking(mask: Array) -> Array:
     return np.maximum(mask, -12.0)
 
 
+def windowed(mask: Array) -> Array:
+    """A mask that also hides what is 5 tokens back or more."""
+    far = np.tril(np.ones(mask.shape[-2:]), -5) > 0
+    return np.where(far, np.float32(-3.4e38), mask)
+
+
 def swapped_heads(x: Array) -> Array:
     half = x.shape[-1] // 2
     return np.concatenate([x[..., half:], x[..., :half]], -1)
@@ -65,6 +71,17 @@ FORWARD = [
             ("constant_factor",), f"{LAYER}.mlp.up_proj"),
     Planted("scaled by two parts in 100,000", {"output lm_head": lambda y: y * np.float32(1.00002)},
             ("constant_factor",), "lm_head"),
+    Planted("saturated in fp16", {f"output {LAYER}.mlp.act_fn":
+                                     lambda y: np.where(y > 0.5, 65504, y)},
+            ("saturation",), f"{LAYER}.mlp.act_fn"),
+    Planted("a bias too many", {"output lm_head": lambda y: y + np.float32(0.05)},
+            ("unknown",), "lm_head"),
+    Planted("a product in bf16", {f"output {LAYER}.self_attn.v_proj": bfloat16},
+            ("rounding_order",), f"{LAYER}.self_attn.v_proj"),
+    Planted("values of other heads", {f"values {LAYER}.self_attn": swapped_heads},
+            ("layout",), f"{LAYER}.self_attn"),
+    Planted("a window of 5 tokens", {f"mask {LAYER}.self_attn": windowed},
+            ("mask",), f"{LAYER}.self_attn"),
     Planted("no causal mask", {f"mask {LAYER}.self_attn": lambda m: m * 0},
             ("mask",), f"{LAYER}.self_attn"),
     Planted("softmax scale", {f"scale {LAYER}.self_attn": 1.05},
@@ -127,10 +144,10 @@ UPDATE = [
             ("sampling_semantics",), None, LOG_PROB, only=LOG_PROB),
     Planted("labels shifted", {"label shift": 1},
             ("label_or_mask_shift",), None, LOG_PROB, only=LOG_PROB),
+    Planted("log-probs of other rows", {"answers": lambda y: np.roll(y, 1, 0)},
+            ("row_order",), None, LOG_PROB, only=LOG_PROB),
     Planted("temperature of the update", {"temperature": 1.1},
             ("sampling_semantics",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
-    Planted("weights that stay behind", {"stale": True},
-            ("stale_weights",), None, LOG_PROB, only=None),
     Planted("advantages", {"advantages": lambda a: a + np.array([0, 0, 1, 0])},
             ("data",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
 ]  # fmt: skip
@@ -140,6 +157,12 @@ SHUT = [
             ("weights",), f"{LAYER}.mlp.up_proj", LOG_PROB, "not_comparable", None),
     Planted("permuted weights", other_weights(lambda w: np.roll(w, 4, 0)),
             ("weights", "layout"), f"{LAYER}.mlp.up_proj", LOG_PROB, "not_comparable", None),
+    Planted("weights that stay behind", {"stale": True},
+            ("stale_weights",), None, LOG_PROB, "not_comparable", None),
+    Planted("all weights off", {"weights": lambda w: {k: v * 1.0001 for k, v in w.items()}},
+            ("weights",), None, LOG_PROB, "not_comparable", None),
+    Planted("one stage's rows reversed", {"rows of the update": True},
+            ("row_order",), None, ACTOR_UPDATE, "not_comparable", None),
     Planted("other tokens", {"tokens": lambda t: np.where(np.arange(t.size).reshape(t.shape) == 9,
                                                           0, t)},
             ("data",), None, REFERENCE, "not_comparable", None),

@@ -173,6 +173,7 @@ class Model:
             q = tape.rotate(q, *angles, HEADS)
             turn = self.fault(f"key angles {path}", lambda a: a)
             k = tape.rotate(k, *(turn(a) for a in angles), HEADS)
+            v = Node(self.fault(f"values {path}", lambda y: y)(v.value), (v,), lambda g: (g,))
             used = self.fault(f"mask {path}", lambda m: m)(mask)
             scale = self.fault(f"scale {path}", 1.0) * (WIDTH / HEADS) ** -0.5
             mixed = tape.attention(q, k, v, HEADS, used, self.kernels, scale)
@@ -304,6 +305,7 @@ def forward(
         logits = Model(device, parameters, stage, dump).logits(rows)
         labels = np.roll(rows, -1 - shift, axis=1)
         logs = tape.picked_log_probs(logits, labels, temperature)
+        logs.value = device.fault("answers", stage, lambda y: y)(logs.value)
         found.append(logs.value)
         if stage == stages.LOG_PROB:
             key_data(scratch, "old_log_probs", micro, logs.value)
@@ -396,6 +398,7 @@ def parts(
     side: Path, device: Device, start: dict[str, Array], reference: dict[str, Array],
     tokens: Array, role: str,
 ) -> None:  # fmt: skip
+    turned = (stages.ACTOR_UPDATE,) if device.faults.get("rows of the update") else ()
     for owner, found, entered in (
         ("actor", start, (stages.LOG_PROB, stages.ACTOR_UPDATE)),
         ("ref", reference, (stages.REFERENCE,)),
@@ -416,7 +419,8 @@ def parts(
         ]
         if not device.faults.get("no proof"):
             lines(side / "parts" / "samples" / f"{owner}-rank0.jsonl", [
-                {"step": 0, "stage": stage, "rank": 0, "samples": digests} for stage in entered
+                {"step": 0, "stage": stage, "rank": 0,
+                 "samples": digests[::-1] if stage in turned else digests} for stage in entered
             ])  # fmt: skip
         write_json(side / "parts" / "layout" / f"{owner}-rank0.json",
                    {"role": owner, "rank": 0, "world_size": 1})  # fmt: skip

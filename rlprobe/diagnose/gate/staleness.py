@@ -11,7 +11,11 @@ from dataclasses import dataclass
 import polars as pl
 
 from rlprobe import stages
+from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.gate.evidence import Evidence, Shut, opened, shut
 from rlprobe.store.read import Run
+
+ITEM = "weights over steps"
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,30 @@ class Stale:
             f"differ from the captured step before and none of the benchmark's, which is frozen "
             f"(such as {self.parameter})"
         )
+
+
+def check(evidence: Evidence) -> tuple[GateItem | None, Shut | None]:
+    """Item ``weights over steps``; None where a side captured a single step.
+
+    Raises:
+        StoreError: a table of weights is damaged.
+    """
+    steps = [set(run.manifest.steps) for run in (evidence.benchmark, evidence.target)]
+    if len(steps[0] & steps[1]) < 2:
+        return None, None
+    stale = find(evidence.benchmark, evidence.target)
+    if stale is None:
+        return opened(ITEM, "each model's weights move, or stay, on both sides alike"), None
+    return shut(
+        ITEM,
+        stale.said,
+        "see whether the update of weights reached this model (loading, synchronising, freezing)",
+    ), Shut(
+        "stale_weights", "weights", stale.stage, stale.rank, None, None,
+        {"parameter": stale.parameter, "parameters changed": stale.benchmark},
+        {"parameter": stale.parameter, "parameters changed": stale.target},
+        [stale.said], stale.step,
+    )  # fmt: skip
 
 
 def find(benchmark: Run, target: Run) -> Stale | None:
