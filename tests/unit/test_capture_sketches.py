@@ -211,7 +211,3 @@ def test_an_encoded_sketch_comes_back() -> None:
 def test_a_damaged_sketch_is_refused(text: str) -> None:
     with pytest.raises(DumpError, match="sketch"):
         definition.decode(text)
-
-
-def test_the_floor_of_this_device() -> None:
-    assert 1e-9 < accumulation_floor("cpu") <= 2e-7
