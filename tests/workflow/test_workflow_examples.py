@@ -18,6 +18,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 #: Examples of sites with devices; the others run on any machine and are run by other tests.
 EXAMPLES = [
     *sorted((_ROOT / "config/examples").rglob("verl_*gpu*.yaml")),
+    _ROOT / "config/examples/two_sites/gpu_site.yaml",
     _ROOT / "config/examples/two_sites/npu_site.yaml",
 ]
 #: Where the sites of the examples keep models, data, images and stores.
