@@ -52,7 +52,10 @@ def check(evidence: Evidence) -> tuple[GateItem | None, Shut | None]:
     Raises:
         StoreError: a table of weights is damaged.
     """
-    steps = [set(run.manifest.steps) for run in (evidence.benchmark, evidence.target)]
+    steps = [
+        set() if table is None else set(table.get_column("step").to_list())
+        for table in (run.weights() for run in (evidence.benchmark, evidence.target))
+    ]
     if len(steps[0] & steps[1]) < 2:
         return None, None
     stale = find(evidence.benchmark, evidence.target)
