@@ -62,7 +62,8 @@ def of(row: dict[str, Any]) -> Shape:
         scaled = exact and bias > 0 and error <= bias * (1.0 + max(uncertainty, 0.02))
         scaled = scaled and _extremes_scale(row, factor)
         permuted = exact and error > 0.3 and _same_statistics(row)
-        if exact and not scaled and bias < 0.15 * error:
+        offset = abs(_offset(row) or 0.0)
+        if exact and not scaled and bias < 0.15 * error and offset < 0.3 * error:
             rounded_to = _rounding(error, row)
     return Shape(error, factor, scaled, permuted, rounded_to, _offset(row))
 
