@@ -103,6 +103,7 @@ class _Accumulator:
         self.steps = 0.0 if benchmark == target and benchmark.kind != "complex" else math.nan
         self.saturated = 0
         self.nonfinite = [0, 0, 0]
+        self.wide_sums = np.zeros(4, np.longdouble)
 
     def add(self, raw_b: Array, raw_t: Array) -> None:
         b, t = (
@@ -111,7 +112,7 @@ class _Accumulator:
         )
         before = self.state.copy(), self.where.copy()
         self._run(b, t)
-        if not np.isfinite(self.state[1:4]).all():
+        if not np.isfinite(self.state[:4]).all():
             # Rare: something is not finite, or its square is not. Redo the block without it.
             self.state, self.where = before
             self._add_nonfinite(b, t)
@@ -130,7 +131,15 @@ class _Accumulator:
         for place, mask in enumerate((bad_b, bad_t, same)):
             self.nonfinite[place] += int(np.count_nonzero(mask))
         bad = bad_b | bad_t
-        self._run(np.where(bad, 0, b).astype(b.dtype), np.where(bad, 0, t).astype(t.dtype))
+        clean_b = np.where(bad, 0, b).astype(b.dtype)
+        clean_t = np.where(bad, 0, t).astype(t.dtype)
+        sums = self.state[:4].copy()
+        self._run(clean_b, clean_t)
+        if not np.isfinite(self.state[:4]).all():
+            # float64 values beyond 1e154: only a wider exponent holds their squares
+            self.state[:4] = sums
+            x, y = clean_b.astype(np.longdouble), clean_t.astype(np.longdouble)
+            self.wide_sums += [(x * y).sum(), (x * x).sum(), (y * y).sum(), ((y - x) ** 2).sum()]
         # elements that are not finite on one side only are not close to anything
         unlike = int(np.count_nonzero(bad & ~same))
         self.where[1:] -= unlike
@@ -153,13 +162,13 @@ class _Accumulator:
         self.saturated += int(np.count_nonzero(at_limit))
 
     def result(self) -> Distance:
-        dot, bb, tt, dd = (float(value) for value in self.state[:4])
+        sums = self.state[:4] + self.wide_sums
+        norm_b, norm_t, euclidean = (float(root) for root in np.sqrt(sums[1:]))
         size = self.size
-        norm_b, norm_t, euclidean = math.sqrt(bb), math.sqrt(tt), math.sqrt(dd)
         scale = norm_b or norm_t
-        cosine = (
-            dot / (norm_b * norm_t) if norm_b and norm_t else (1.0 if norm_b == norm_t else None)
-        )
+        cosine = None if norm_b != norm_t else 1.0
+        if norm_b and norm_t:
+            cosine = float(sums[0] / np.sqrt(sums[1]) / np.sqrt(sums[2]))
         largest = float(self.state[4])
         if self.benchmark.kind == "int" and self.benchmark == self.target:
             largest = self.steps
