@@ -1,0 +1,257 @@
+"""Whatever a user points at, is it found, paired with its counterpart, and named?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlprobe.cli import main
+from rlprobe.compare import planner, sides
+from rlprobe.compare.compare import Options, compare, insufficient
+from rlprobe.compare.sides import UNNAMED, Process
+from rlprobe.errors import DumpError, NotComparable, UsageError
+from rlprobe.store import records
+from tests.msprobe import dumps
+from tests.msprobe.dumps import call, tensor
+
+ONE = {"Functional.linear.0.forward": call([tensor()], [tensor()])}
+
+
+def tree(root: Path, *places: str) -> Path:
+    for place in places:
+        dumps.write(root / place, ONE)
+    return root
+
+
+def stored(root: Path, stage: str, ranks: int = 1) -> Path:
+    """A run as the store has it, as far as compare looks."""
+    dumps_ = tree(root / "dump", *(f"{stage}/step0/rank{rank}" for rank in range(ranks)))
+    (root / "records").mkdir()
+    frame = records.build(dumps_ / stage, stage)
+    records.write(frame, root / "records" / f"{stage}.parquet")
+    (root / "manifest.json").write_text("{}")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("below", "stage", "process"),
+    [
+        ("", "actor_update", Process(3, 1)),
+        ("actor_update", "actor_update", Process(3, 1)),
+        ("actor_update/step3", "actor_update", Process(3, 1)),
+        ("actor_update/step3/rank1", "actor_update", Process(3, 1)),
+        ("actor_update/step3/rank1/dump.json", "actor_update", Process(3, 1)),
+    ],
+)
+def test_every_level_of_a_tree(tmp_path: Path, below: str, stage: str, process: Process) -> None:
+    tree(tmp_path, "actor_update/step3/rank1")
+    side = sides.resolve(str(tmp_path / below))
+    assert {name: list(s.processes) for name, s in side.stages.items()} == {stage: [process]}
+
+
+def test_a_directory_with_a_dump_inside(tmp_path: Path) -> None:
+    """What a run leaves in scratch space: ``dump/`` beside other things."""
+    tree(tmp_path / "dump", "critic_update/step0/proc9")
+    assert list(sides.resolve(str(tmp_path)).stages) == ["critic_update"]
+
+
+def test_slimes_names_become_canonical(tmp_path: Path) -> None:
+    tree(tmp_path, "old_log_prob/step0/rank0", "actor_train/step0/rank0")
+    assert list(sides.resolve(str(tmp_path)).stages) == ["actor_compute_log_prob", "actor_update"]
+
+
+def test_one_stage_under_two_names_is_refused(tmp_path: Path) -> None:
+    tree(tmp_path, "old_log_prob/step0/rank0", "actor_compute_log_prob/step0/rank0")
+    with pytest.raises(DumpError, match="two names"):
+        sides.resolve(str(tmp_path))
+
+
+def test_a_directory_of_another_name_is_unnamed(tmp_path: Path) -> None:
+    tree(tmp_path / "mydump", "step0/rank0")
+    assert list(sides.resolve(str(tmp_path / "mydump")).stages) == [UNNAMED]
+
+
+def test_runs_are_found_by_directory_and_by_key(tmp_path: Path) -> None:
+    key = "0123abcd" * 8
+    stored(tmp_path / "runs" / key, "actor_update", ranks=2)
+    for name in (str(tmp_path / "runs" / key), key, key[:10]):
+        side = sides.resolve(name, tmp_path)
+        assert list(side.stages["actor_update"].processes) == [Process(0, 0), Process(0, 1)]
+
+
+@pytest.mark.parametrize("name", ["nowhere", "0123456789ab"])
+def test_what_is_not_there_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        sides.resolve(name, tmp_path)
+
+
+def test_a_directory_without_dumps_says_what_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(DumpError, match=r"manifest\.json.*dump\.json.*step"):
+        sides.resolve(str(tmp_path))
+
+
+def test_a_file_of_another_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "my.json").write_text("{}")
+    with pytest.raises(DumpError, match=r"neither dump\.json"):
+        sides.resolve(str(tmp_path / "my.json"))
+
+
+def test_a_run_meets_a_plain_dump(tmp_path: Path) -> None:
+    """What the store holds against what a user already has, without a word about either."""
+    run = stored(tmp_path / "run", "actor_update")
+    tree(tmp_path / "plain", "step7/proc123")
+    result = compare(
+        sides.resolve(str(run)),
+        sides.resolve(str(tmp_path / "plain/step7/proc123/dump.json")),
+        tmp_path / "out",
+        Options(),
+    )
+    (summary,) = result
+    assert summary.stage == "actor_update" and summary.identical == 2
+    assert any("step 0 of the benchmark is compared with step 7" in n for n in summary.notes)
+
+
+def planned(tmp_path: Path, left: list[str], right: list[str], *wanted: str) -> Any:
+    both = [tree(tmp_path / side, *places) for side, places in (("b", left), ("t", right))]
+    return planner.plan(*(sides.resolve(str(side)) for side in both), wanted)
+
+
+def test_common_stages_in_canonical_order(tmp_path: Path) -> None:
+    stages = ["actor_update", "actor_compute_log_prob", "critic_update"]
+    places = [f"{stage}/step0/rank0" for stage in stages]
+    plan = planned(tmp_path, places, places)
+    assert [stage.stage for stage in plan] == [
+        "actor_compute_log_prob",
+        "critic_update",
+        "actor_update",
+    ]
+
+
+def test_a_stage_on_one_side_is_planned_as_such(tmp_path: Path) -> None:
+    plan = planned(
+        tmp_path,
+        ["actor_update/step0/rank0", "critic_update/step0/rank0"],
+        ["actor_update/step0/rank0", "actor_compute_log_prob/step0/rank0"],
+    )
+    assert {s.stage: (s.benchmark is not None, s.target is not None) for s in plan} == {
+        "actor_update": (True, True),
+        "critic_update": (True, False),
+        "actor_compute_log_prob": (False, True),
+    }
+
+
+def test_no_stage_in_common_is_not_comparable(tmp_path: Path) -> None:
+    left = ["actor_update/step0/rank0", "critic_update/step0/rank0"]
+    right = ["actor_compute_log_prob/step0/rank0", "critic_compute_values/step0/rank0"]
+    with pytest.raises(NotComparable, match="no stage in common"):
+        planned(tmp_path, left, right)
+
+
+def test_a_stage_nobody_has_is_a_usage_error(tmp_path: Path) -> None:
+    places = ["actor_update/step0/rank0", "critic_update/step0/rank0"]
+    with pytest.raises(UsageError, match="benchmark has critic_update, actor_update"):
+        planned(tmp_path, places, places, "critic_compute_values")
+
+
+def test_two_stages_pointed_at_are_compared_whatever_they_are(tmp_path: Path) -> None:
+    plan = planned(
+        tmp_path, ["actor_compute_log_prob/step0/rank0"], ["reference_compute_log_prob/step0/rank0"]
+    )
+    assert plan[0].stage == "actor_compute_log_prob"
+    assert "is compared with reference_compute_log_prob" in plan[0].notes[0]
+
+
+def test_a_given_name_names_a_directory_that_does_not_say(tmp_path: Path) -> None:
+    (plan,) = planned(tmp_path, ["step0/rank0"], ["step0/proc3"], "old_log_prob")
+    assert plan.stage == "actor_compute_log_prob"
+
+
+def test_steps_and_ranks_are_paired_by_number(tmp_path: Path) -> None:
+    (plan,) = planned(
+        tmp_path,
+        [f"actor_update/step{s}/rank{r}" for s in (0, 1) for r in (0, 1)],
+        [f"actor_update/step{s}/rank{r}" for s in (1, 2) for r in (0, 1)],
+    )
+    found = {
+        (p.step, p.rank): (p.benchmark is not None, p.target is not None) for p in plan.pairings
+    }
+    assert found == {
+        (0, 0): (True, False),
+        (0, 1): (True, False),
+        (1, 0): (True, True),
+        (1, 1): (True, True),
+        (2, 0): (False, True),
+        (2, 1): (False, True),
+    }
+
+
+def test_generation_on_one_side_is_no_lack(tmp_path: Path) -> None:
+    """A replay does not generate, and no other stage may be missing."""
+    tree(tmp_path / "b", "actor_generate_sequences/step0/rank0", "actor_update/step0/rank0")
+    tree(tmp_path / "t", "actor_update/step0/rank0", "critic_update/step0/rank0")
+    both = [sides.resolve(str(tmp_path / side)) for side in "bt"]
+    options = Options()
+    summaries = compare(*both, tmp_path / "out", options)
+    assert str(insufficient(summaries, options)).count("critic_update") == 1
+    assert "actor_generate_sequences" not in str(insufficient(summaries, options))
+
+
+def test_the_command_writes_a_directory_per_stage_and_json(tmp_path: Path) -> None:
+    for side in "bt":
+        tree(tmp_path / side, "actor_update/step0/rank0", "critic_update/step0/rank0")
+    report = tmp_path / "report.json"
+    command = ["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", str(tmp_path / "out")]
+    assert main([*command, "--pair", "repeat", "--json", str(report)]) == 0
+    found = json.loads(report.read_text())
+    assert found["comparable"] and [s["stage"] for s in found["stages"]] == [
+        "critic_update",
+        "actor_update",
+    ]
+    for stage in ("actor_update", "critic_update"):
+        summary = json.loads((tmp_path / "out" / stage / "summary.json").read_text())
+        assert (summary["format"], summary["pair"], summary["stage"]) == (1, "repeat", stage)
+        assert not list((tmp_path / "out" / stage).glob(".*"))
+
+
+@pytest.mark.parametrize("option", [["--coverage", "1.5"], ["--jobs", "0"], ["--rules", "none"]])
+def test_wrong_options_are_usage_errors(tmp_path: Path, option: list[str]) -> None:
+    tree(tmp_path / "b", "step0/rank0")
+    side = str(tmp_path / "b")
+    assert main(["compare", side, side, "-o", str(tmp_path / "out"), *option]) == 2
+
+
+def test_several_processes_are_one_table_in_order(tmp_path: Path) -> None:
+    for side in "bt":
+        tree(tmp_path / side, *(f"actor_update/step{s}/rank{r}" for s in (0, 1) for r in (0, 1, 2)))
+    both = [sides.resolve(str(tmp_path / side)) for side in "bt"]
+    compare(*both, tmp_path / "out", Options())
+    import polars as pl
+
+    frame = pl.read_parquet(tmp_path / "out/actor_update/records.parquet")
+    assert frame.select("step", "rank").unique(maintain_order=True).rows() == [
+        (s, r) for s in (0, 1) for r in (0, 1, 2)
+    ]
+    assert frame.height == 12
+
+
+def test_large_dumps_are_decoded_in_processes_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlprobe.compare import loading
+
+    benchmark, target = dumps.random_pair(4, 30)
+    for rank in (0, 1, 2):
+        dumps.write(tmp_path / f"b/step0/rank{rank}", benchmark)
+        dumps.write(tmp_path / f"t/step0/rank{rank}", target)
+    both = [sides.resolve(str(tmp_path / side)) for side in "bt"]
+    compare(*both, tmp_path / "one", Options(jobs=1))
+    monkeypatch.setattr(loading, "WORTHWHILE", 1)
+    compare(*both, tmp_path / "two", Options(jobs=2))
+    import polars as pl
+
+    one, two = (pl.read_parquet(tmp_path / n / "unnamed/records.parquet") for n in ("one", "two"))
+    assert one.equals(two)
