@@ -18,9 +18,9 @@ import pydantic
 
 from rlprobe import __version__, stages
 from rlprobe.errors import StoreError
-from rlprobe.store import parts, records
+from rlprobe.store import parts, records, tokensketches
 from rlprobe.store.ingest import Ingested, ingest
-from rlprobe.store.manifest import File, Manifest, Process, Recorded, Stage
+from rlprobe.store.manifest import File, Manifest, Process, Recorded, Stage, TokenSketches
 from rlprobe.store.objects import Objects
 from rlprobe.store.publish import Tree
 from rlprobe.store.workspace import workspace
@@ -72,7 +72,10 @@ class _Commit:
         ingested = ingest(self.dump, self.objects, self.work)
         for path, stored in ingested.files.items():
             self.tree.add(f"dump/{path}", stored)
-        tables = self._records(ingested)
+        tables, frames = self._records(ingested)
+        sketches = tokensketches.read(self.side, frames)
+        for stage, found in sketches.items():
+            self._table(found.table, f"token_sketches/{stage}.parquet")
         if ingested.tensors:
             self._table(_tensor_table(ingested), "tensors.parquet")
         weights = parts.weights(self.side)
@@ -104,6 +107,10 @@ class _Commit:
                     samples={} if proof is None else parts.samples_by_step(proof),
                     rollouts=rollouts,
                 ),
+                token_sketches={
+                    stage: TokenSketches(k=found.k, left_out=found.left_out)
+                    for stage, found in sketches.items()
+                },
                 files=[
                     File(path=path, sha256=stored.sha256, size=stored.size)
                     for path, stored in sorted(self.tree.files.items())
@@ -122,13 +129,17 @@ class _Commit:
             place = ".".join(map(str, problem["loc"])) or "run"
             raise StoreError(f"cannot commit {key[:12]}: {place}: {problem['msg']}") from error
 
-    def _records(self, ingested: Ingested) -> dict[str, Stage]:
-        """``records/{stage}.parquet`` of every stage directory, built from the canonical tree."""
+    def _records(self, ingested: Ingested) -> tuple[dict[str, Stage], dict[str, pl.DataFrame]]:
+        """``records/{stage}.parquet`` of every stage directory, built from the canonical tree.
+
+        Also returned: which rows they have, by step, rank, order and name.
+        """
         digests: dict[str, dict[str, str]] = {}
         for tensor in ingested.tensors:
             directory, _, below = tensor.path.partition("/")
             digests.setdefault(directory, {})[below] = f"sha256:{tensor.stored.sha256}"
         tables: dict[str, Stage] = {}
+        rows: dict[str, pl.DataFrame] = {}
         names = {path.partition("/")[0] for path in ingested.files if "/step" in path}
         for directory in sorted(names):
             stage = stages.ALIASES.get(directory, directory)
@@ -147,13 +158,14 @@ class _Commit:
             temporary = self.work / "records.parquet"
             records.write(frame, temporary)
             self._adopt(temporary, f"records/{stage}.parquet")
+            rows[stage] = frame.select("step", "rank", "order", "name")
             tables[stage] = Stage(
                 state="captured",
                 steps=frame["step"].unique().sort().to_list(),
                 ranks=frame["rank"].unique().sort().to_list(),
                 records=frame.height,
             )
-        return tables
+        return tables, rows
 
     def _rollouts(self) -> dict[str, str]:
         directory = self.side / "rollouts"

@@ -64,10 +64,12 @@ def import_bundle(
         _check_agreement(archive, index, manifests)
         _check_conflicts(store, manifests, replace)
         objects = Objects(store, work)
-        for entry in index.objects:
-            reader.store(entry, objects)
-        reader.finish()
-        objects.flush()
+        try:
+            for entry in index.objects:
+                reader.store(entry, objects)
+            reader.finish()
+        finally:
+            objects.flush()  # what was verified stays, whatever became of the rest
         for manifest, _ in manifests.values():
             for member in manifest.files:
                 check_type(member.path, objects.path(member.sha256))

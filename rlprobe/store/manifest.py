@@ -93,6 +93,15 @@ class Recorded(_Model):
     rollouts: dict[str, str] = {}
 
 
+class TokenSketches(_Model):
+    """What ``token_sketches/{stage}.parquet`` holds."""
+
+    #: Numbers in a sketch.
+    k: int
+    #: Tokens that the disk budget did not admit.
+    left_out: int = 0
+
+
 class Manifest(_Model):
     """``{store}/runs/{key}/manifest.json``: a run exists where this file does."""
 
@@ -110,6 +119,7 @@ class Manifest(_Model):
     stages: dict[str, Stage] = {}
     layout: list[Process] = []
     recorded: Recorded = Recorded()
+    token_sketches: dict[str, TokenSketches] = {}
     files: list[File]
     #: Facts that differ between equal runs: places, times, what was taken out of the dump.
     volatile: dict[str, Any] = {}

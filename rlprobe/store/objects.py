@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from rlprobe.errors import StoreError
-from rlprobe.store.durable import sync
+from rlprobe.store.durable import sync, sync_all
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
 _READ_ONLY = 0o444
+#: Bytes and files that may wait to be flushed; an interrupted import loses no more than these.
+_MOST_PENDING = 256 << 20
+_MOST_FILES = 4096
 #: Why a hard link may be refused: another file system, another owner (fs.protected_hardlinks), too
 #: many links, or a file system without them.
 _LINK_REFUSED = {
@@ -40,8 +43,8 @@ class Objects:
     """The objects of one store.
 
     Safe for any number of processes at once: an object appears whole, under the name of its
-    content. New ones are flushed to the disk; :meth:`flush` does the same for their names and must
-    be called before anything refers to them.
+    content. New ones wait in the workspace for :meth:`flush`, which must be called before anything
+    lasting refers to them; it is called from time to time anyway.
 
     Args:
         store: the store's directory.
@@ -51,7 +54,8 @@ class Objects:
     def __init__(self, store: Path, workspace: Path | None = None) -> None:
         self.root = store / "objects" / "sha256"
         self._workspace = workspace
-        self._touched: set[Path] = set()
+        self._pending: dict[Stored, Path] = {}
+        self._pending_bytes = 0
         self._count = 0
         #: Bytes of objects that were not there before.
         self.added = 0
@@ -68,6 +72,8 @@ class Objects:
 
     def has(self, stored: Stored) -> bool:
         """Whether the object is there with its size; ``store verify`` reads the content as well."""
+        if stored in self._pending:
+            return True
         try:
             found = self.path(stored.sha256).stat()
         except FileNotFoundError:
@@ -81,7 +87,7 @@ class Objects:
             temporary = self._temporary()
             with temporary.open("xb") as handle:
                 handle.write(data)
-            self._publish(temporary, stored)
+            self._add(temporary, stored)
         return stored
 
     def put_file(self, path: Path, *, adopt: bool = False) -> Stored:
@@ -109,7 +115,7 @@ class Objects:
         if found != stored:
             temporary.unlink()
             raise StoreError(f"{path} changed while it was stored; is a process still writing it?")
-        self._publish(temporary, stored)
+        self._add(temporary, stored)
         return stored
 
     def put_stream(self, source: BinaryIO, expected: Stored) -> None:
@@ -128,7 +134,7 @@ class Objects:
         if self.has(expected):
             temporary.unlink()
         else:
-            self._publish(temporary, expected)
+            self._add(temporary, expected)
 
     def link(self, stored: Stored, destination: Path) -> None:
         """Give an object a second name; a copy where the file system refuses hard links.
@@ -141,7 +147,7 @@ class Objects:
                 f"object {stored.sha256} is missing or truncated in {self.root}; run "
                 "`rlprobe store verify`"
             )
-        source = self.path(stored.sha256)
+        source = self._pending.get(stored) or self.path(stored.sha256)
         if not linked(source, destination):
             with source.open("rb") as reader, destination.open("xb") as writer:
                 _copy(reader, writer)
@@ -149,10 +155,20 @@ class Objects:
             sync(destination)
 
     def flush(self) -> None:
-        """Flush the names of new objects to the disk."""
-        for directory in sorted(self._touched):
-            sync(directory)
-        self._touched.clear()
+        """Flush new objects to the disk, then give them their names, then flush the names."""
+        sync_all(self._pending.values())
+        directories: set[Path] = set()
+        for stored, temporary in self._pending.items():
+            final = self.path(stored.sha256)
+            if not final.parent.is_dir():
+                final.parent.mkdir(parents=True, exist_ok=True)
+                directories.update((final.parent.parent, final.parent.parent.parent))
+            # Replacing is harmless: whoever was faster put the same bytes there.
+            temporary.replace(final)
+            directories.add(final.parent)
+        sync_all(sorted(directories))
+        self._pending.clear()
+        self._pending_bytes = 0
 
     def __iter__(self) -> Iterator[Stored]:
         """Every object there is, in order of its digest."""
@@ -166,17 +182,13 @@ class Objects:
         self._count += 1
         return self._workspace / f"object-{self._count}"
 
-    def _publish(self, temporary: Path, stored: Stored) -> None:
+    def _add(self, temporary: Path, stored: Stored) -> None:
         temporary.chmod(_READ_ONLY)
-        sync(temporary)
-        final = self.path(stored.sha256)
-        if not final.parent.is_dir():
-            final.parent.mkdir(parents=True, exist_ok=True)
-            self._touched.update((final.parent.parent, final.parent.parent.parent))
-        # Replacing is harmless: whoever was faster put the same bytes there.
-        temporary.replace(final)
-        self._touched.add(final.parent)
+        self._pending[stored] = temporary
+        self._pending_bytes += stored.size
         self.added += stored.size
+        if self._pending_bytes > _MOST_PENDING or len(self._pending) > _MOST_FILES:
+            self.flush()
 
 
 def digest_file(path: Path) -> Stored:

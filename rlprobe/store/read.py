@@ -74,6 +74,10 @@ class Run:
             )
         return self.path / "records" / f"{stage}.parquet"
 
+    def token_sketches(self, stage: str) -> pl.DataFrame | None:
+        """Sketches per token (columns: ``tokensketches.SCHEMA``), None where there are none."""
+        return self._table(f"token_sketches/{stage}.parquet")
+
     def weights(self) -> pl.DataFrame | None:
         """``weights.parquet`` (columns: ``parts.WEIGHTS``), None when weights were not digested."""
         return self._table("weights.parquet")

@@ -6,11 +6,12 @@ import os
 import shutil
 import stat
 
+import numpy as np
 import polars as pl
 import pytest
 
 from rlprobe.errors import DumpError, StoreError
-from rlprobe.store import parts
+from rlprobe.store import parts, tokensketches
 from rlprobe.store.commit import commit
 from rlprobe.store.keys import run_key
 from rlprobe.store.manifest import Manifest
@@ -204,6 +205,56 @@ def test_equal_weights_and_samples_are_seen_in_the_manifest_alone(committed):
     c = committed("target", seed=1).manifest.recorded
     assert a.weights == b.weights != c.weights
     assert a.samples != b.samples
+
+
+NAME = "Module.model.layers.0.mlp.up_proj.Linear.forward.0.output.0"
+
+
+def write_token_sketches(place, file="actor_update-step0-rank0.npz", **other):
+    arrays = {
+        "names": np.array([NAME]),
+        "name": np.zeros(4, dtype=np.int32),
+        "micro_step": np.zeros(4, dtype=np.int32),
+        "sample": np.array([0, 0, 1, 1], dtype=np.int32),
+        "token": np.array([0, 1, 0, 1], dtype=np.int32),
+        "sketch": np.arange(68, dtype=np.float32).reshape(4, 17),
+        "k": np.int32(17),
+        "left_out": np.int64(5),
+        **other,
+    }
+    (place / "side" / "token_sketches").mkdir(exist_ok=True)
+    np.savez(place / "side" / "token_sketches" / file, **arrays)
+    return place
+
+
+def test_token_sketches_are_joined_to_their_records(scratch, committed):
+    run = committed(scratch_at=write_token_sketches(scratch()))
+    table = run.token_sketches("actor_update")
+    assert dict(table.schema) == tokensketches.SCHEMA
+    records = pl.read_parquet(run.records("actor_update"))
+    (order,) = records.filter(pl.col("name") == NAME)["order"]
+    assert table["order"].to_list() == [order] * 4
+    assert table["token"].to_list() == [0, 1, 0, 1]
+    assert table["sketch"].to_list()[1] == list(range(17, 34))
+    found = run.manifest.token_sketches["actor_update"]
+    assert (found.k, found.left_out) == (17, 5)
+    assert run.token_sketches("actor_compute_log_prob") is None
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"names": np.array([print], dtype=object)}, "not a file of token sketches"),
+        ({"name": np.array([0, 0, 0, 1], dtype=np.int32)}, "do not fit together"),
+        ({"name": np.array([0, 0, 0, -1], dtype=np.int32)}, "do not fit together"),
+        ({"sketch": np.zeros((4, 16), dtype=np.float32)}, "do not fit together"),
+        ({"token": np.zeros(3, dtype=np.int32)}, "do not fit together"),
+        ({"file": "critic_update-step0-rank0.npz"}, "stage critic_update has no records"),
+        ({"file": "x.npz"}, "expected files named"),
+    ],
+)
+def test_token_sketches_that_do_not_fit_are_refused(scratch, store, other, message):
+    refused(store, write_token_sketches(scratch(), **other), message)
 
 
 def test_environment_and_metrics_come_back(committed):

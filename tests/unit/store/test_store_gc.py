@@ -215,15 +215,20 @@ def test_gc_refuses_while_a_commit_is_under_way_and_loses_nothing(scratch, commi
     assert verify(store).problems == []
 
 
-def test_commits_and_collections_at_once_never_damage_a_kept_run(scratch, committed, store):
-    kept = committed(seed=1, stages=("actor_update",))
+def test_commits_and_collections_at_once_never_damage_a_kept_run(make_scratch, committed, memory):
+    store = memory / "store"
+    kept = committed(at=store, seed=1, stages=("actor_update",))
     record_alignment(store, "cpu", [kept.key])
     # The same numbers: the runs that come and go share every object with the one that is kept.
-    place = scratch(seed=1, stages=("actor_update",))
+    place = make_scratch(memory / "scratch", seed=1, stages=("actor_update",))
     processes = [
         start(CHURN, scratch=place, store=store, number=number, seconds=4) for number in range(3)
     ]
-    outputs = [process.communicate(timeout=120)[0] for process in processes]
+    try:
+        outputs = [process.communicate(timeout=300)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sum(map(int, outputs)) > 0, "gc never found the store free"
     assert verify(store).problems == []

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -106,17 +105,6 @@ def assert_whole_or_absent(store: Path) -> None:
     assert KEY in keys(store) or not left.exists() or not any(left.iterdir())
 
 
-@pytest.fixture
-def memory(tmp_path) -> Path:
-    """A directory in memory where there is one: hundreds of commits need not wait for a disk."""
-    if not Path("/dev/shm").is_dir():
-        yield tmp_path
-        return
-    path = Path(tempfile.mkdtemp(dir="/dev/shm"))
-    yield path
-    shutil.rmtree(path)
-
-
 @pytest.mark.slow
 def test_killed_at_any_call_a_commit_leaves_the_run_whole_or_absent_and_a_rerun_completes_it(
     memory, make_scratch, driver
@@ -165,9 +153,9 @@ def test_killed_while_it_replaces_a_run_a_commit_never_shows_a_mixture(
         ).read_bytes()
 
 
-def test_a_commit_killed_by_the_clock_leaves_the_run_whole_or_absent(scratch, tmp_path):
-    place = scratch(steps=2, ranks=2)
-    where = f"Path({str(place)!r}), Path({str(tmp_path / 'store')!r})"
+def test_a_commit_killed_by_the_clock_leaves_the_run_whole_or_absent(memory, make_scratch):
+    place = make_scratch(memory / "scratch", steps=2, ranks=2)
+    where = f"Path({str(place)!r}), Path({str(memory / 'store')!r})"
     code = (
         "from pathlib import Path; from rlprobe.store.commit import commit\n"
         "print('ready', flush=True)\n"
@@ -182,7 +170,7 @@ def test_a_commit_killed_by_the_clock_leaves_the_run_whole_or_absent(scratch, tm
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        assert_whole_or_absent(tmp_path / "store")
-    commit(place, tmp_path / "store", KEY, DECLARED)
-    assert verify(tmp_path / "store").problems == []
-    assert not any((tmp_path / "store" / "tmp").iterdir())
+        assert_whole_or_absent(memory / "store")
+    commit(place, memory / "store", KEY, DECLARED)
+    assert verify(memory / "store").problems == []
+    assert not any((memory / "store" / "tmp").iterdir())
