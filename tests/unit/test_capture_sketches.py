@@ -13,7 +13,7 @@ from torch import Tensor  # noqa: E402
 
 from rlprobe import sketch as definition  # noqa: E402
 from rlprobe.capture import sketches  # noqa: E402
-from rlprobe.capture.sketches import accumulation_floor, sketch, sketch_shard  # noqa: E402
+from rlprobe.capture.sketches import sketch, sketch_shard  # noqa: E402
 from rlprobe.errors import DumpError  # noqa: E402
 
 T, H = 128, 256  # 256 is divisible by 64 and not by 61
