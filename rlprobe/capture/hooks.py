@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rlprobe.capture.backward import Edge, Graph, ModuleGradients, edge, next_number
 from rlprobe.capture.engine import Nest
 from rlprobe.capture.nesting import nest, with_gradient
+from rlprobe.capture.recompute import Recomputation
 from rlprobe.capture.stack import Stacks, Trace, trace
 from rlprobe.capture.statistics import Statistics
 from rlprobe.capture.token_sketches import TokenSketches, is_block
@@ -76,6 +77,7 @@ class Tape:
         construct, stacks: the stage's, continued likewise.
         statistics: where tensors become leaves.
         tokens: where block outputs are sketched per token; None where that is off.
+        trains: whether the stage has backward passes.
     """
 
     def __init__(
@@ -85,7 +87,9 @@ class Tape:
         stacks: Stacks,
         statistics: Statistics,
         tokens: TokenSketches | None = None,
+        trains: bool = False,
     ) -> None:
+        self.recomputation = Recomputation(trains)
         self.tokens = tokens
         self.micro_step = 0
         self.counts = counts
@@ -172,7 +176,7 @@ class ModuleWatch:
 
     def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         tape = self.tape
-        if not tape.active:
+        if not tape.active or tape.recomputation.leaves_out(self.prefix):
             return
         with tape.quiet:
             calls = tape.open

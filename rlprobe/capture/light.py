@@ -84,7 +84,10 @@ class LightWatch:
         self._state = state
         files = state.files
         numbers = Statistics(options.sketch)
-        self._tape = Tape(state.counts, files.construct, files.stacks, numbers, state.tokens)
+        trains = place.stage in stages.UPDATE_STAGES
+        self._tape = Tape(
+            state.counts, files.construct, files.stacks, numbers, state.tokens, trains
+        )
         wanted = set(options.modules)
         attach(self._tape, named_modules(models), lambda path: not wanted or path in wanted)
         self._tokens = None
