@@ -64,7 +64,12 @@ class Debugger:
         self._restore_api()
 
     def start(
-        self, directory: Path, models: list[nn.Module], rank: int, modules: tuple[str, ...]
+        self,
+        directory: Path,
+        models: list[nn.Module],
+        rank: int,
+        modules: tuple[str, ...],
+        as_list: bool = False,
     ) -> None:
         """Begin a session.
 
@@ -73,6 +78,7 @@ class Debugger:
             models: the model or its chunks.
             rank: of this process.
             modules: only these (Hugging Face paths), all when empty.
+            as_list: name a single model's modules with a chunk number too.
         """
         self._reset()
         service = self.service
@@ -82,7 +88,8 @@ class Debugger:
             service.api_register.register_all_api()
         self._forwards = [(m, vars(m).get("forward")) for model in models for m in model.modules()]
         with _verl_hidden():
-            self._made.start(model=models if len(models) > 1 else models[0], rank_id=rank)
+            single = len(models) == 1 and not as_list
+            self._made.start(model=models[0] if single else models, rank_id=rank)
         # Only the first start of a process takes the rank it is told.
         service.current_rank = rank
 

@@ -29,7 +29,9 @@ class MsprobeEngine:
     """See :class:`rlprobe.capture.engine.Engine`.
 
     Args:
-        session: ``settings["msprobe"]`` may hold further keys of msprobe's config.json.
+        session: ``settings["msprobe"]`` may hold further keys of msprobe's config.json, and
+            ``settings["model_list"]`` asks for names with a chunk number even of a single model,
+            as where a list was passed to msprobe.
 
     Raises:
         ConfigError: msprobe is not installed, lacks what the options ask for, or would refuse
@@ -44,6 +46,7 @@ class MsprobeEngine:
         msprobe_options.check_installed()
         self._options = session.capture
         self._more: dict[str, Any] = session.settings.get("msprobe", {})
+        self._as_list = bool(session.settings.get("model_list"))
         self._files: dict[str, tuple[int, StageFiles]] = {}
 
     def watch(self, place: Place, models: list[nn.Module]) -> MsprobeWatch:
@@ -53,7 +56,8 @@ class MsprobeEngine:
             self._files[place.stage] = known
         aside = place.directory.with_name(f".{place.directory.name}.msprobe")
         wanted = configuration(self._options, aside, self._more)
-        return MsprobeWatch(place, known[1], models, self._options, debugger(wanted))
+        made = debugger(wanted)
+        return MsprobeWatch(place, known[1], models, self._options, made, self._as_list)
 
 
 class MsprobeWatch:
@@ -66,6 +70,7 @@ class MsprobeWatch:
         models: list[nn.Module],
         options: CaptureOptions,
         session: Debugger,
+        as_list: bool = False,
     ) -> None:
         self._place = place
         self._files = files
@@ -75,7 +80,7 @@ class MsprobeWatch:
         self._open = contextlib.ExitStack()
         self._open.enter_context(sketched(options.sketch))
         try:
-            session.start(self._aside, models, place.rank, options.modules)
+            session.start(self._aside, models, place.rank, options.modules, as_list)
         except BaseException:
             session.stop()
             self._open.close()

@@ -254,3 +254,5 @@ def test_users_own_configuration(tmp_path: Path, on: str) -> None:
     reference = names(tmp_path / "dump", "ref_compute_log_prob")
     assert reference == names(tmp_path / "dump", "old_log_prob")
     assert any(name.startswith("Functional.") for name in reference), "level mix has calls too"
+    # as by the vendor's procedure, which passes msprobe the list of chunks
+    assert any(name.startswith("Module.0.module.decoder.layers.1.") for name in reference)

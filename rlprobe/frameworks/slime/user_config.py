@@ -79,7 +79,8 @@ def session(path: Path, environ: Mapping[str, str] = os.environ) -> Session:
             provenance=False,
         ),
         collect_rollouts=False,
-        settings={"msprobe": raw, "steps": list(steps)},
+        # the vendor's procedure passes slime's list of chunks, so that names begin with its number
+        settings={"msprobe": raw, "steps": list(steps), "model_list": True},
     )
 
 
