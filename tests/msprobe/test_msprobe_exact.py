@@ -55,11 +55,30 @@ def _tensors(directory: Path) -> None:
     tensors.write_pair(directory / "b", directory / "t", seed=5)
 
 
+def _real(task: str, mode: str) -> Callable[[Path], None]:
+    """Dumps that msprobe itself makes of a small model; the target has one weight scaled."""
+
+    def make(directory: Path) -> None:
+        directory.mkdir(parents=True)
+        for side, scale in (("b", "1"), ("t", "1.05")):
+            made = directory / f"made-{side}"
+            command = [sys.executable, str(HERE / "dump_model.py"), str(made), task, mode, scale]
+            done = subprocess.run(command, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+            (process,) = (made / "step0").iterdir()
+            process.rename(directory / side)
+
+    return make
+
+
 PAIRS: dict[str, Callable[[Path], None]] = {
     "statistics": _statistics,
     "md5": _checksums,
     "xor": _xor,
     "tensor": _tensors,
+    "real-statistics": _real("statistics", "statistics"),
+    "real-md5": _real("statistics", "md5"),
+    "real-tensor": _real("tensor", "statistics"),
 }
 
 
