@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlprobe.capture import fsdp1
 from rlprobe.capture.megatron_names import MegatronNames, shard
 from rlprobe.capture.names import parameter_name, unwrap
 from rlprobe.capture.sketches import sketch, sketch_shard
@@ -71,27 +72,24 @@ def held(models: list[nn.Module]) -> Iterator[Held]:
                 yield _tensor_parallel(name, parameter)
             continue
         chunk = f"{index}." if len(models) > 1 else ""
+        views = fsdp1.views(model)
         for raw, parameter in model.named_parameters():
-            flat = list(_flat(raw, parameter, prefix))
-            if flat:
-                for item in flat:
-                    yield _renamed(item, chunk)
+            name = chunk + parameter_name(raw, prefix)
+            base = raw.rpartition("_flat_param")[0]
+            parts = list(fsdp1.stretches(parameter))
+            for part in parts:
+                yield _stretch(chunk + parameter_name(base + part.name, prefix), parameter, part)
+            if parts:
+                continue
+            view = views.get(id(parameter))
+            if view is not None and tuple(parameter.shape) != view[0]:
+                yield Held(name, parameter, parameter.detach(), view[0], None, view[1], False)
             else:
-                yield _renamed(_single(parameter_name(raw, prefix), parameter), chunk)
+                yield _single(name, parameter)
 
 
-def _renamed(item: Held, chunk: str) -> Held:
-    if not chunk:
-        return item
-    return Held(
-        chunk + item.name,
-        item.parameter,
-        item.local,
-        item.shape,
-        item.cut,
-        item.start,
-        item.complete,
-    )
+def _stretch(name: str, parameter: Tensor, part: fsdp1.Stretch) -> Held:
+    return Held(name, parameter, part.local, part.shape, None, part.start, part.complete)
 
 
 def _single(name: str, parameter: Tensor) -> Held:
@@ -135,38 +133,3 @@ def _slice_of(parameter: Any, local: Tensor) -> tuple[int, int] | None:
     if local.shape[dim] != min(part, parameter.shape[dim] - start):
         return None
     return dim, start
-
-
-def _flat(raw: str, parameter: Any, prefix: str) -> Iterator[Held]:
-    """The original parameters inside an FSDP1 ``FlatParameter`` (use_orig_params=False)."""
-    names = getattr(parameter, "_fqns", None)
-    shapes = getattr(parameter, "_shapes", None)
-    numels = getattr(parameter, "_numels", None)
-    if names is None or shapes is None or numels is None:
-        return
-    base = raw.rsplit("_flat_param", 1)[0]
-    flat = parameter.detach().reshape(-1)
-    shards = getattr(parameter, "_shard_param_infos", None)
-    whole = flat.numel() >= sum(numels)
-    position = 0
-    for index, (name, shape) in enumerate(zip(names, shapes, strict=True)):
-        full = parameter_name(base + name, prefix)
-        count = math.prod(shape)
-        if whole:
-            # Paddings between parameters stand in _numels without a name; sizes come in order.
-            yield Held(full, parameter, flat[position : position + count].view(shape), tuple(shape))
-            position += count
-            continue
-        info = shards[index] if shards is not None else None
-        if info is None or not info.in_shard:
-            continue
-        begin = info.offset_in_shard
-        yield Held(
-            full,
-            parameter,
-            flat[begin : begin + info.numel_in_shard],
-            tuple(shape),
-            None,
-            info.intra_param_start_idx,
-            False,
-        )
