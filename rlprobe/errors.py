@@ -8,7 +8,7 @@
      |    +-- ReplayError        exit 1   recorded rollouts do not fit the run that wants them
      +-- DumpError               exit 1   a dump file cannot be read as what it claims to be
      +-- StoreError              exit 1   the store lacks something or holds something damaged
-     +-- NotComparable           exit 4   nothing could be compared
+     +-- NotComparableError           exit 4   nothing could be compared
 
 The command line prints ``str(error)`` and exits with ``exit_code``: a message therefore says what
 was sought, what was found and what to do next. Anything else that escapes is a defect of rlprobe
@@ -54,7 +54,7 @@ class StoreError(RlprobeError):
     """The store lacks a run or object, or holds one whose digest is wrong."""
 
 
-class NotComparable(RlprobeError):
+class NotComparableError(RlprobeError):
     """Nothing, or too little, could be compared; never to be read as agreement."""
 
     exit_code = 4

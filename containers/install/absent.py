@@ -7,6 +7,7 @@ is how a working image is broken. Standard library only.
 """
 
 import importlib.metadata
+import pathlib
 import sys
 
 
@@ -22,5 +23,5 @@ def absent(lines):
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1], encoding="utf-8") as listed:
+    with pathlib.Path(sys.argv[1]).open(encoding="utf-8") as listed:
         print(" ".join(absent(listed)))

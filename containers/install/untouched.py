@@ -6,14 +6,14 @@ Standard library only.
 """
 
 import json
+import pathlib
 import sys
 
 from inventory import installed
 
 
 def main():
-    with open(sys.argv[1], encoding="utf-8") as noted:
-        before = json.load(noted)
+    before = json.loads(pathlib.Path(sys.argv[1]).read_text(encoding="utf-8"))
     now = installed()
     changed = [
         f"{name} {version} is now {now[name][0] if name in now else 'gone'}"
@@ -22,7 +22,8 @@ def main():
     ]
     if changed:
         sys.exit("the vendor's packages were touched: " + "; ".join(changed))
-    kept = [f"{name} {before[name][0]}" for name in ("torch", "torch-npu", "numpy") if name in before]
+    watched = ("torch", "torch-npu", "numpy")
+    kept = [f"{name} {before[name][0]}" for name in watched if name in before]
     print("untouched:", ", ".join(kept) or "nothing was there", f"({len(before)} in all)")
 
 

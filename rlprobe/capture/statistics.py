@@ -271,7 +271,7 @@ def _fill(leaf: Leaf, values: list[Any], row: int, kind: str) -> None:
 
 def _encoded(block: npt.NDArray[np.float32]) -> list[str | None]:
     # A tensor with NaN, Inf or overflowing sums has no sketch that means anything.
-    finite = np.isfinite(block).all(axis=1).tolist()
+    finite = np.logical_and.reduce(np.isfinite(block), axis=1)
     return [
         sketch_definition.encode(row) if good else None
         for row, good in zip(block, finite, strict=True)

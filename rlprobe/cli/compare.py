@@ -10,7 +10,7 @@ from typing import Any
 from rlprobe.cli.common import write_json
 from rlprobe.compare import rules, sides
 from rlprobe.compare.compare import COVERAGE, Options, compare, insufficient
-from rlprobe.errors import NotComparable, UsageError
+from rlprobe.errors import NotComparableError, UsageError
 
 _SIDES = (
     "a run of the store (its directory, or its key with --store), a dump tree, a stage, step, rank "
@@ -87,11 +87,11 @@ def run(args: argparse.Namespace) -> int:
     )
     benchmark = sides.resolve(args.benchmark, args.store)
     target = sides.resolve(args.target, args.store)
-    lack: NotComparable | None
+    lack: NotComparableError | None
     try:
         summaries = compare(benchmark, target, args.out, options)
         lack = insufficient(summaries, options)
-    except NotComparable as error:
+    except NotComparableError as error:
         summaries, lack = [], error
     if args.json is not None:
         write_json(

@@ -10,7 +10,7 @@ from typing import Any
 from rlprobe.cli.common import write_json
 from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.run import diagnose
-from rlprobe.errors import NotComparable
+from rlprobe.errors import NotComparableError
 
 _log = logging.getLogger(__name__)
 
@@ -42,5 +42,5 @@ def run(args: argparse.Namespace) -> int:
         write_json(args.json, value)
     _log.info("%s", found.sentence)
     if found.verdict == diagnosis.NOT_COMPARABLE and not args.no_fail:
-        raise NotComparable(found.sentence)
+        raise NotComparableError(found.sentence)
     return 0

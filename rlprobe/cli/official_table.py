@@ -22,7 +22,7 @@ from rlprobe.cli.common import write_json
 from rlprobe.compare import planner, sides
 from rlprobe.compare.planner import Pairing, StagePlan
 from rlprobe.compare.sides import DumpStage, Process, RunStage, StageSource
-from rlprobe.errors import NotComparable, RlprobeError
+from rlprobe.errors import NotComparableError, RlprobeError
 from rlprobe.store import packing, records
 from rlprobe.store.objects import linked
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         write_json(args.json, results)
     if not any(result["written"] for result in results):
         reasons = {result["message"] for result in results} or {"no stage is on both sides"}
-        raise NotComparable(f"msprobe wrote no table: {'; '.join(sorted(reasons))}")
+        raise NotComparableError(f"msprobe wrote no table: {'; '.join(sorted(reasons))}")
     return 0
 
 

@@ -14,7 +14,7 @@ from rlprobe.compare.planner import Pairing, StagePlan
 from rlprobe.compare.rules import Rules
 from rlprobe.compare.sides import Side
 from rlprobe.compare.writer import Summary
-from rlprobe.errors import NotComparable
+from rlprobe.errors import NotComparableError
 from rlprobe.stages import GENERATE
 
 _log = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
     """Compare two sides and write ``out/{stage}/{records.parquet, summary.json}``.
 
     Raises:
-        NotComparable: they have no stage in common. Too small a coverage is *not* raised here: the
-            results are wanted all the same, see :func:`insufficient`.
+        NotComparableError: they have no stage in common. Too small a coverage is *not* raised
+            here: the results are wanted all the same, see :func:`insufficient`.
         DumpError, StoreError: a side is damaged.
     """
     summaries = []
@@ -66,7 +66,7 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
     return summaries
 
 
-def insufficient(summaries: Sequence[Summary], options: Options) -> NotComparable | None:
+def insufficient(summaries: Sequence[Summary], options: Options) -> NotComparableError | None:
     """Why the comparison is not one, None when it is.
 
     Generation on one side only is no lack: a replay does not generate.
@@ -77,7 +77,7 @@ def insufficient(summaries: Sequence[Summary], options: Options) -> NotComparabl
         if s.stage != GENERATE or GENERATE in options.stages or all(s.ranks.values())
     ]
     if not any(s.compared for s in summaries):
-        return NotComparable(_lack("nothing was compared", summaries))
+        return NotComparableError(_lack("nothing was compared", summaries))
     poor = [
         s
         for s in judged
@@ -85,7 +85,7 @@ def insufficient(summaries: Sequence[Summary], options: Options) -> NotComparabl
     ]
     if poor:
         share = f"less than {100 * options.coverage:g} % of the records were compared"
-        return NotComparable(_lack(share, poor))
+        return NotComparableError(_lack(share, poor))
     return None
 
 

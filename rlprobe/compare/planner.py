@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from rlprobe import stages
 from rlprobe.compare.sides import UNNAMED, Process, Side, StageSource
-from rlprobe.errors import NotComparable, UsageError
+from rlprobe.errors import NotComparableError, UsageError
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def plan(benchmark: Side, target: Side, wanted: Sequence[str] | None = None) -> 
 
     Raises:
         UsageError: a wanted stage is on neither side.
-        NotComparable: the sides have no stage in common, and none was asked for.
+        NotComparableError: the sides have no stage in common, and none was asked for.
     """
     names = [stages.ALIASES.get(name, name) for name in wanted or ()]
     if benchmark.single and target.single:
@@ -55,7 +55,7 @@ def plan(benchmark: Side, target: Side, wanted: Sequence[str] | None = None) -> 
                 f"{', '.join(benchmark.stages)}; target has {', '.join(target.stages)}"
             )
     if not names and not set(benchmark.stages) & set(target.stages):
-        raise NotComparable(
+        raise NotComparableError(
             f"no stage in common: {benchmark.name} has {', '.join(benchmark.stages)}; "
             f"{target.name} has {', '.join(target.stages)}"
         )

@@ -11,7 +11,7 @@ import polars as pl
 
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare, insufficient
-from rlprobe.errors import NotComparable
+from rlprobe.errors import NotComparableError
 from tests.msprobe import dumps
 
 
@@ -21,7 +21,7 @@ class Result:
 
     records: pl.DataFrame
     summary: dict[str, Any]
-    lack: NotComparable | None
+    lack: NotComparableError | None
 
     def row(self, name: str) -> dict[str, Any]:
         """The one record called so on either side."""

@@ -12,7 +12,7 @@ from rlprobe.cli import main
 from rlprobe.compare import planner, sides
 from rlprobe.compare.compare import Options, compare, insufficient
 from rlprobe.compare.sides import UNNAMED, Process
-from rlprobe.errors import DumpError, NotComparable, UsageError
+from rlprobe.errors import DumpError, NotComparableError, UsageError
 from rlprobe.store import records
 from tests.msprobe import dumps
 from tests.msprobe.dumps import call, tensor
@@ -147,7 +147,7 @@ def test_a_stage_on_one_side_is_planned_as_such(tmp_path: Path) -> None:
 def test_no_stage_in_common_is_not_comparable(tmp_path: Path) -> None:
     left = ["actor_update/step0/rank0", "critic_update/step0/rank0"]
     right = ["actor_compute_log_prob/step0/rank0", "critic_compute_values/step0/rank0"]
-    with pytest.raises(NotComparable, match="no stage in common"):
+    with pytest.raises(NotComparableError, match="no stage in common"):
         planned(tmp_path, left, right)
 
 
