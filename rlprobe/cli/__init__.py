@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rlprobe import __version__
-from rlprobe.cli.common import CommandParser, defaults
+from rlprobe.cli.common import CommandParser, called, defaults
 from rlprobe.errors import RlprobeError
 
 #: Command -> what it does. The module is the name with underscores.
@@ -41,8 +41,8 @@ def parse(words: Sequence[str]) -> tuple[Any, argparse.Namespace]:
     Raises:
         SystemExit: by argparse, for ``--help``, ``--version`` and usage errors (2).
     """
-    called = next((word for word in words if not word.startswith("-")), None)
-    parser = argparse.ArgumentParser(
+    command = called(words)
+    parser = CommandParser(
         prog="rlprobe",
         description="Run the same reinforcement-learning steps on two devices from the same "
         "rollouts, and say whether, where and why their numbers part.",
@@ -52,8 +52,8 @@ def parse(words: Sequence[str]) -> tuple[Any, argparse.Namespace]:
         metavar="COMMAND", title="commands", required=True, parser_class=CommandParser
     )
     module: Any = None
-    if called in COMMANDS:
-        module = importlib.import_module(f"{__name__}.{called.replace('-', '_')}")
+    if command in COMMANDS:
+        module = importlib.import_module(f"{__name__}.{command.replace('-', '_')}")
         module.add_parser(subparsers)
     else:
         for name, summary in COMMANDS.items():
@@ -97,9 +97,9 @@ def _log_to_stderr(args: argparse.Namespace) -> None:
     levels = [logging.WARNING, logging.INFO, logging.DEBUG]
     level = levels[max(0, min(1 + args.verbose - args.quiet, 2))]
     logger = logging.getLogger("rlprobe")
-    if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("rlprobe: %(message)s"))
-        logger.addHandler(handler)
+    # anew each time: stderr may be another one than at the call before
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("rlprobe: %(message)s"))
+    logger.handlers[:] = [handler]
     logger.setLevel(level)
     logger.propagate = False

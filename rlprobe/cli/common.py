@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,19 @@ class CommandParser(argparse.ArgumentParser):
             ("-v", "--verbose", "details, and tracebacks of errors"),
         ):
             common.add_argument(short, long, action="count", default=argparse.SUPPRESS, help=text)
+
+
+def called(words: Sequence[str]) -> str | None:
+    """The command that ``words`` call: the first that is neither an option nor an option's value.
+
+    Common options are accepted before the command as well as after it.
+    """
+    before = None
+    for word in words:
+        if not word.startswith("-") and before != "--json":
+            return word
+        before = word
+    return None
 
 
 def defaults() -> argparse.Namespace:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -15,12 +16,17 @@ from rlprobe.compare.rules import Rules
 from rlprobe.compare.sides import Side
 from rlprobe.compare.writer import Summary
 from rlprobe.errors import NotComparableError
-from rlprobe.stages import GENERATE
+from rlprobe.stages import ALIASES, GENERATE
+
+if TYPE_CHECKING:
+    from rlprobe.compare.samples.run import Samples
 
 _log = logging.getLogger(__name__)
 
 #: Share of both sides' records that must have been compared.
 COVERAGE = 0.9
+#: Where a run or a dump tree keeps key data.
+_KEY_DATA = ("data", "dump/data")
 
 
 @dataclass(frozen=True)
@@ -45,14 +51,22 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
     """Compare two sides and write ``out/{stage}/{records.parquet, summary.json}``.
 
     Raises:
-        NotComparableError: they have no stage in common. Too small a coverage is *not* raised
-            here: the results are wanted all the same, see :func:`insufficient`.
+        NotComparableError: they have no stage in common; the files say so. Too small a coverage is
+            *not* raised here: the results are wanted all the same, see :func:`insufficient`.
         DumpError, StoreError: a side is damaged.
     """
+    try:
+        plan = planner.plan(benchmark, target, options.stages)
+    except NotComparableError as error:
+        _write_nothing(benchmark, target, out, options, str(error))
+        raise
     summaries = []
-    for stage in planner.plan(benchmark, target, options.stages):
+    samples = _samples(benchmark, target)
+    for stage in plan:
         summary = Summary(options.pair, stage.stage, list(stage.notes))
         tables = _tables(stage, options)
+        if samples is not None:
+            summary.samples = samples.compare(stage.stage, out / stage.stage)
         writer.write_stage(out / stage.stage, tables, summary, len(stage.pairings))
         _log.info(
             "%s: %d records compared, %d identical, coverage %.1f %% / %.1f %%",
@@ -62,8 +76,50 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
             100 * summary.coverage("benchmark"),
             100 * summary.coverage("target"),
         )
+        _tell(summary)
         summaries.append(summary)
     return summaries
+
+
+def _write_nothing(
+    benchmark: Side, target: Side, out: Path, options: Options, message: str
+) -> None:
+    """Empty results of every stage that was to be compared, for whatever reads them next."""
+    empty = pl.DataFrame(schema=writer.SCHEMA)
+    wanted = [ALIASES.get(name, name) for name in options.stages]
+    for stage in wanted or dict.fromkeys([*benchmark.stages, *target.stages]):
+        summary = Summary(options.pair, stage, [message])
+        writer.write_stage(out / stage, [empty], summary, processes=1)
+
+
+def _samples(benchmark: Side, target: Side) -> Samples | None:
+    """Key data of both sides; None where one has none."""
+    if not all(any((s.path / d).is_dir() for d in _KEY_DATA) for s in (benchmark, target)):
+        return None
+    # Imported here: plain dumps seldom have key data, and numpy's import is felt.
+    from rlprobe.compare.samples.run import Samples
+
+    return Samples(benchmark.path, target.path)
+
+
+def _tell(summary: Summary) -> None:
+    """What was found of key data and token sketches."""
+    if summary.samples is None:
+        return
+    for key, found in summary.samples["keys"].items():
+        _log.info(
+            "%s: %s: %d samples joined, %d identical, largest relative difference %s",
+            summary.stage,
+            key,
+            found["matched"],
+            found["identical"],
+            "-" if found["max_error"] is None else f"{found['max_error']:.3g}",
+        )
+    tokens = summary.samples["token_sketches"]
+    if tokens is not None:
+        _log.info("%s: %d token sketches joined by sample", summary.stage, tokens["tokens"])
+    for note in summary.samples["notes"]:
+        _log.warning("%s: %s", summary.stage, note)
 
 
 def insufficient(summaries: Sequence[Summary], options: Options) -> NotComparableError | None:

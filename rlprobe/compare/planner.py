@@ -34,26 +34,27 @@ class StagePlan:
 def plan(benchmark: Side, target: Side, wanted: Sequence[str] | None = None) -> list[StagePlan]:
     """Pair stages, steps and ranks; what one side lacks is planned as that side only.
 
-    Two sides of a single stage each are compared whatever the stages are called: the user pointed
-    at both. The same holds for a single step and a single rank.
+    Two stage directories (or parts of them) are compared whatever the stages are called: the user
+    pointed at both. The same holds for a single step and a single rank.
 
     Args:
         wanted: stages to compare; with single stage directories, the stage's name.
 
     Raises:
-        UsageError: a wanted stage is on neither side.
-        NotComparableError: the sides have no stage in common, and none was asked for.
+        UsageError: several stages are wanted of two single ones, or one that does not exist.
+        NotComparableError: a wanted stage is on neither side, or the sides have no stage in common.
     """
     names = [stages.ALIASES.get(name, name) for name in wanted or ()]
-    if benchmark.single and target.single:
+    if _pointed_at(benchmark, target, names):
         return [_single(benchmark, target, names)]
-    if names:
-        missing = [n for n in names if n not in benchmark.stages and n not in target.stages]
-        if missing:
-            raise UsageError(
-                f"stage {missing[0]!r} is on neither side; benchmark has "
-                f"{', '.join(benchmark.stages)}; target has {', '.join(target.stages)}"
-            )
+    missing = [n for n in names if n not in benchmark.stages and n not in target.stages]
+    if missing:
+        # a stage that exists was not captured; any other name is a mistake
+        error = NotComparableError if missing[0] in stages.STAGES else UsageError
+        raise error(
+            f"stage {missing[0]!r} is on neither side; benchmark has "
+            f"{', '.join(benchmark.stages)}; target has {', '.join(target.stages)}"
+        )
     if not names and not set(benchmark.stages) & set(target.stages):
         raise NotComparableError(
             f"no stage in common: {benchmark.name} has {', '.join(benchmark.stages)}; "
@@ -68,6 +69,20 @@ def plan(benchmark: Side, target: Side, wanted: Sequence[str] | None = None) -> 
     return [
         _stage_plan(name, benchmark.stages.get(name), target.stages.get(name)) for name in chosen
     ]
+
+
+def _pointed_at(benchmark: Side, target: Side, names: Sequence[str]) -> bool:
+    """Whether both sides are one stage that is compared whatever it is called.
+
+    A run or a tree that happens to hold one stage was not chosen for it: there the name counts,
+    and a directory that does not say its stage takes it over.
+    """
+    if not (benchmark.single and target.single):
+        return False
+    if benchmark.direct and target.direct:
+        return True
+    said = {name for side in (benchmark, target) for name in side.stages} - {UNNAMED}
+    return len(said) == 1 and said.issuperset(names)
 
 
 def _single(benchmark: Side, target: Side, names: Sequence[str]) -> StagePlan:

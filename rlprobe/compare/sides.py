@@ -119,6 +119,9 @@ class Side:
     #: By stage: canonical names where known, directory names otherwise, :data:`UNNAMED` for a
     #: single directory or file that does not say.
     stages: dict[str, StageSource]
+    #: Whether the user pointed at one stage of a tree, or at a part of one: what it is called does
+    #: not matter then.
+    direct: bool = False
 
     @property
     def single(self) -> bool:
@@ -142,12 +145,15 @@ def resolve(name: str, store: Path | None = None) -> Side:
                 + ("" if store else " (a run's key needs --store)")
             )
     if path.is_file():
-        return Side(name, path, {_stage_above(path): _from_file(path)})
+        return Side(name, path, {_stage_above(path): _from_file(path)}, direct=True)
     if (path / MANIFEST).is_file() or (path / RECORDS).is_dir():
         return Side(name, path, _from_run(path))
-    found = _from_directory(path)
+    part = _from_part(path)
+    if part:
+        return Side(name, path, part, direct=True)
+    found = _from_tree(path)
     if not found and (path / DUMP).is_dir():
-        found = _from_directory(path / DUMP)
+        found = _from_part(path / DUMP) or _from_tree(path / DUMP)
     if not found:
         raise DumpError(
             f"{path} holds no dump: looked for a run ({MANIFEST}), dump.json or debug.json, "
@@ -189,7 +195,8 @@ def _from_file(path: Path) -> StageSource:
     return DumpStage([process], {process: path})
 
 
-def _from_directory(path: Path) -> dict[str, StageSource]:
+def _from_part(path: Path) -> dict[str, StageSource]:
+    """The stage in a rank, proc, step or stage directory; empty for any other directory."""
     if any((path / name).is_file() for name in (records.DUMP, records.DEBUG)):
         process = Process(_number(_STEP_DIR, path.parent.name), _rank(path.name))
         return {_stage_above(path / "."): DumpStage([process], {process: path})}
@@ -198,6 +205,11 @@ def _from_directory(path: Path) -> dict[str, StageSource]:
         return {_known(path.resolve().parent.name): _dump_stage(ranks)}
     if records.step_directories(path):
         return {_known(path.resolve().name): _dump_stage(_ranks_below(path))}
+    return {}
+
+
+def _from_tree(path: Path) -> dict[str, StageSource]:
+    """The stages in a directory of stage directories."""
     found: dict[str, StageSource] = {}
     for child in sorted(p for p in path.iterdir() if p.is_dir()):
         ranks = _ranks_below(child) if records.step_directories(child) else []

@@ -110,6 +110,8 @@ class Summary:
     nonfinite: dict[str, dict[str, Any] | None] = field(
         default_factory=lambda: {"benchmark": None, "target": None}
     )
+    #: Key data and token sketches joined by sample; None where a side has none.
+    samples: dict[str, Any] | None = None
 
     def add(self, table: pl.DataFrame) -> None:
         """Count one process's rows (columns of :data:`SCHEMA`)."""
@@ -177,6 +179,7 @@ class Summary:
             "nonfinite": self.nonfinite,
             "rules": dict(sorted(self.rules.items())),
             "max_error": self.max_error,
+            "samples": self.samples,
             "notes": self.notes,
         }
 

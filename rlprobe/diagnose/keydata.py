@@ -1,66 +1,31 @@
-"""Key data of a run, row by row, joined by sample.
+"""Key data of two runs, joined by sample, and what their differences look like.
 
-Files: ``dump/data/{name}/step{N}/rank{R}/micro_step{M}/{name}.npy`` with ``{name}.json`` beside
-(``offsets`` where rows are ragged). A row is one sample's values; which sample, follows from the
-prompts and responses of the same micro-batch, or, where a stage's key data has none (values,
-advantages), from the order of samples in the mock proof. Nothing is joined by position alone.
+How key data lie in a run and how a row's sample is found: :mod:`rlprobe.compare.samples.keydata`.
 """
 
 from __future__ import annotations
 
-import itertools
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from rlprobe import stages
-from rlprobe.errors import DumpError, ReplayError
-from rlprobe.rollouts.digest import sample_digest
+from rlprobe.compare.samples.keydata import (
+    ADVANTAGES,
+    OUTCOMES,
+    REWARDS,
+    TOKENS,
+    Array,
+    KeyData,
+    Row,
+)
 from rlprobe.store.read import Run
 
-Array = npt.NDArray[Any]
-
-#: Key data that a stage computes, and the stage.
-OUTCOMES: dict[str, str] = {
-    "ref_log_prob": stages.REFERENCE,
-    "ref_log_probs": stages.REFERENCE,
-    "old_log_probs": stages.LOG_PROB,
-    "entropys": stages.LOG_PROB,
-    "values": stages.VALUES,
-}
-#: Key data that stages are given.
-REWARDS, ADVANTAGES = "token_level_rewards", "advantages"
-TOKENS = ("input_ids", "prompts", "responses", "attention_mask", "position_ids")
-#: Stage whose micro-batches a name belongs to.
-_STAGE_OF = {**OUTCOMES, REWARDS: stages.ACTOR_UPDATE, ADVANTAGES: stages.ACTOR_UPDATE}
-#: Arrays are read whole; one of a micro-batch has some megabytes.
-_MAX_BYTES = 4 << 30
-_STEP = re.compile(r"micro_step(\d{1,9})")
-_RANK = re.compile(r"rank(\d{1,9})")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One sample's values of one name; ``sample`` is None where nothing says which it is."""
-
-    sample: str | None
-    values: Array
-    rank: int
-    micro_step: int
-    #: Where the response's part begins; None where that is unknown.
-    response_at: int | None = None
+__all__ = ["ADVANTAGES", "OUTCOMES", "REWARDS", "TOKENS", "Array", "Row"]
 
 
 def names(run: Run) -> list[str]:
     """Names of the key data that a run has."""
-    root = run.dump / "data"
-    return sorted(path.name for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    return _of(run).keys() if (run.dump / "data").is_dir() else []
 
 
 def load(run: Run, name: str, step: int) -> list[Row]:
@@ -69,144 +34,11 @@ def load(run: Run, name: str, step: int) -> list[Row]:
     Raises:
         DumpError: a file is damaged.
     """
-    rows: list[Row] = []
-    own: dict[int, list[Row]] = {}
-    for rank, micro, directory in _micro_steps(run.dump / "data" / name / f"step{step}"):
-        values, masked = _rows(directory, name)
-        ids = _samples(run, step, rank, micro, len(values)) if _has_tokens(name) else None
-        masks = None if masked else _masks(run, step, rank, micro, values)
-        lengths = _response_lengths(run, step, rank, micro, len(values)) if ids else None
-        for index, row in enumerate(values):
-            kept = row[masks[index]] if masks is not None else row
-            begin = None if lengths is None else _response_at(len(kept), lengths[index])
-            own.setdefault(rank, []).append(
-                Row(ids[index] if ids is not None else None, kept, rank, micro, begin)
-            )
-    for rank, found in own.items():
-        if any(row.sample is None for row in found):
-            found = _by_proof(run, name, step, rank, found)
-        rows.extend(found)
-    return rows
+    return _of(run).rows(name, step) if (run.dump / "data").is_dir() else []
 
 
-def _response_at(length: int, response: int) -> int | None:
-    """First entry of the response in a row over it, or over the whole sequence.
-
-    Over a sequence, entry i is about token i + 1, so the response begins one early.
-    """
-    if length == response:
-        return 0
-    return length - response - 1 if length > response else None
-
-
-def _has_tokens(name: str) -> bool:
-    """Whether prompts and responses of the same micro-batches are recorded."""
-    return _STAGE_OF.get(name, stages.LOG_PROB) == stages.LOG_PROB
-
-
-def _micro_steps(root: Path) -> Iterator[tuple[int, int, Path]]:
-    found = []
-    for rank in root.iterdir() if root.is_dir() else []:
-        match = _RANK.fullmatch(rank.name)
-        for micro in rank.iterdir() if match else []:
-            inner = _STEP.fullmatch(micro.name)
-            if match and inner:
-                found.append((int(match[1]), int(inner[1]), micro))
-    yield from sorted(found)
-
-
-def _rows(directory: Path, name: str) -> tuple[list[Array], bool]:
-    """Rows of one file, and whether padding is out already."""
-    path = directory / f"{name}.npy"
-    try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise DumpError(f"{path} is larger than {_MAX_BYTES} bytes; refused")
-        array = np.load(path, allow_pickle=False)
-        about = msgspec.json.decode((directory / f"{name}.json").read_bytes())["data"]
-        offsets = about.get("offsets")
-    except DumpError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
-        raise DumpError(f"{path} is not key data: {error}") from error
-    if offsets is None:
-        return [np.atleast_1d(row) for row in np.atleast_1d(array)], False
-    if (
-        not isinstance(offsets, list)
-        or not all(isinstance(n, int) and 0 <= n <= len(array) for n in offsets)
-        or sorted(offsets) != offsets
-    ):
-        raise DumpError(f"{path}: its offsets are no row boundaries of {len(array)} values")
-    return [array[a:b] for a, b in itertools.pairwise(offsets)], True
-
-
-def _beside(run: Run, name: str, step: int, rank: int, micro: int) -> list[Array] | None:
-    directory = run.dump / "data" / name / f"step{step}" / f"rank{rank}" / f"micro_step{micro}"
-    return _rows(directory, name)[0] if (directory / f"{name}.npy").is_file() else None
-
-
-def _masks(run: Run, step: int, rank: int, micro: int, values: list[Array]) -> list[Array] | None:
-    """Valid positions of padded rows; None where no mask fits them."""
-    masks = _beside(run, "attention_mask", step, rank, micro)
-    if masks is None or len(masks) != len(values):
-        return None
-    result = []
-    for mask, row in zip(masks, values, strict=True):
-        if row.ndim != 1 or mask.ndim != 1 or len(row) > len(mask):
-            return None
-        # A row over the whole sequence, or over the responses at its end.
-        result.append(mask[len(mask) - len(row) :].astype(bool))
-    return result
-
-
-def _response_lengths(run: Run, step: int, rank: int, micro: int, count: int) -> list[int] | None:
-    """Valid tokens of each response of a micro-batch."""
-    responses = _beside(run, "responses", step, rank, micro)
-    if responses is None or len(responses) != count:
-        return None
-    masks = _beside(run, "attention_mask", step, rank, micro)
-    if masks is None or len(masks) != count:
-        return [len(response) for response in responses]
-    return [
-        int(mask[len(mask) - len(response) :].astype(bool).sum())
-        for mask, response in zip(masks, responses, strict=True)
-    ]
-
-
-def _samples(run: Run, step: int, rank: int, micro: int, count: int) -> list[str] | None:
-    prompts = _beside(run, "prompts", step, rank, micro)
-    responses = _beside(run, "responses", step, rank, micro)
-    if prompts is None or responses is None or not len(prompts) == len(responses) == count:
-        return None
-    masks = _beside(run, "attention_mask", step, rank, micro)
-    result = []
-    for index, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        if masks is not None and len(masks) == count:
-            valid = masks[index].astype(bool)
-            if len(valid) == len(prompt) + len(response):
-                prompt = prompt[valid[: len(prompt)]]
-                response = response[valid[len(valid) - len(response) :]]
-        try:
-            result.append(sample_digest(prompt, response))
-        except ReplayError:
-            return None
-    return result
-
-
-def _by_proof(run: Run, name: str, step: int, rank: int, rows: list[Row]) -> list[Row]:
-    """Samples from the mock proof, in the order in which the stage's batch held them."""
-    stage = _STAGE_OF.get(name)
-    proof = [
-        entry
-        for entry in run.mock_proof() or []
-        if entry["step"] == step and entry["rank"] == rank and entry["stage"] == stage
-    ]
-    samples = [sample for entry in proof for sample in entry["samples"]]
-    if len(samples) != len(rows):
-        return rows
-    return [
-        Row(sample, row.values, row.rank, row.micro_step, row.response_at)
-        for sample, row in zip(samples, rows, strict=True)
-    ]
+def _of(run: Run) -> KeyData:
+    return KeyData(run.dump / "data", run.mock_proof() or [])
 
 
 @dataclass(frozen=True)

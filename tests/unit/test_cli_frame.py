@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlprobe import __version__
-from rlprobe.cli import COMMANDS, common, main
+from rlprobe.cli import COMMANDS, common, main, parse
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,6 +62,15 @@ def test_a_mistake_is_one_message_on_stderr_and_no_traceback(
 def test_with_v_the_place_in_the_code_is_told_as_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["config", "check", "nowhere.yaml", "-v"]) == 2
     assert "read_yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["-q", "verdict", "F"], ["--json", "F", "verdict", "G"], ["verdict", "F", "-q"]]
+)
+def test_common_options_stand_before_or_after_the_command(words: list[str]) -> None:
+    module, args = parse(words)
+    assert module.__name__ == "rlprobe.cli.verdict"
+    assert (args.quiet, args.json) == ((1, None) if "-q" in words else (0, Path("F")))
 
 
 def test_a_directory_that_cannot_be_written_is_told_plainly(

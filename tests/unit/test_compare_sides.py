@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from rlprobe.cli import main
@@ -151,18 +152,44 @@ def test_no_stage_in_common_is_not_comparable(tmp_path: Path) -> None:
         planned(tmp_path, left, right)
 
 
-def test_a_stage_nobody_has_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_stage_nobody_has_is_not_comparable_and_a_wrong_name_is_a_mistake(tmp_path: Path) -> None:
     places = ["actor_update/step0/rank0", "critic_update/step0/rank0"]
-    with pytest.raises(UsageError, match="benchmark has critic_update, actor_update"):
+    with pytest.raises(NotComparableError, match="benchmark has critic_update, actor_update"):
         planned(tmp_path, places, places, "critic_compute_values")
+    with pytest.raises(UsageError, match="'critic_udpate' is on neither side"):
+        planned(tmp_path, places, places, "critic_udpate")
 
 
 def test_two_stages_pointed_at_are_compared_whatever_they_are(tmp_path: Path) -> None:
-    plan = planned(
-        tmp_path, ["actor_compute_log_prob/step0/rank0"], ["reference_compute_log_prob/step0/rank0"]
-    )
-    assert plan[0].stage == "actor_compute_log_prob"
-    assert "is compared with reference_compute_log_prob" in plan[0].notes[0]
+    both = [
+        sides.resolve(str(tree(tmp_path, f"{stage}/step0/rank0") / stage))
+        for stage in ("actor_compute_log_prob", "reference_compute_log_prob")
+    ]
+    (plan,) = planner.plan(*both)
+    assert plan.stage == "actor_compute_log_prob"
+    assert "is compared with reference_compute_log_prob" in plan.notes[0]
+
+
+def test_trees_that_hold_one_stage_each_were_not_pointed_at(tmp_path: Path) -> None:
+    with pytest.raises(NotComparableError, match="no stage in common"):
+        planned(tmp_path, ["actor_update/step0/rank0"], ["critic_update/step0/rank0"])
+
+
+@pytest.mark.parametrize("wanted", [[], ["--stage", "actor_compute_log_prob"]])
+def test_runs_without_a_common_stage_leave_results_that_say_so(
+    tmp_path: Path, wanted: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = "actor_update", "critic_update"
+    runs = [stored(tmp_path / stage, stage) for stage in stages]
+    command = ["compare", *map(str, runs), "-o", str(tmp_path / "out"), *wanted]
+    assert main([*command, "--no-fail"]) == 0
+    assert main(command) == 4
+    assert "stage" in capsys.readouterr().err
+    for stage in wanted[1:] or stages:
+        summary = json.loads((tmp_path / "out" / stage / "summary.json").read_text())
+        assert summary["coverage"] == {"benchmark": 0.0, "target": 0.0}
+        assert summary["compared"] == 0 and "actor_update" in summary["notes"][0]
+        assert pl.read_parquet(tmp_path / "out" / stage / "records.parquet").is_empty()
 
 
 def test_a_given_name_names_a_directory_that_does_not_say(tmp_path: Path) -> None:

@@ -1,0 +1,138 @@
+"""Key data of two sides joined by sample, and what they differ by."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from rlprobe.compare.samples.keydata import Row
+
+#: Columns of key_data.parquet: a row per sample of a key and step.
+SCHEMA: dict[str, Any] = {
+    "key": pl.String,
+    "step": pl.Int32,
+    "sample": pl.String,
+    # occurrence of the same sample
+    "occurrence": pl.Int32,
+    # matched, benchmark_only, target_only, shape or nonfinite
+    "status": pl.String,
+    **{
+        f"{name}_{side}": pl.Int32
+        for side in ("benchmark", "target")
+        for name in ("rank", "micro_step", "row", "tokens")
+    },
+    # relative L2 difference
+    "error": pl.Float64,
+    "mean_abs_err": pl.Float64,
+    "max_abs_err": pl.Float64,
+    # token with the largest difference, counted over valid tokens
+    "max_abs_token": pl.Int32,
+    # first token that differs at all
+    "first_token": pl.Int32,
+    "identical": pl.Boolean,
+}
+
+
+@dataclass(frozen=True)
+class Joined:
+    """One key's rows, and what could not be joined and why."""
+
+    table: pl.DataFrame
+    note: str | None = None
+
+
+def join(key: str, step: int, benchmark: list[Row], target: list[Row]) -> Joined:
+    """Pair rows of the same sample; the same sample several times is paired in order."""
+    note = None
+    nameless = [sum(row.sample is None for row in side) for side in (benchmark, target)]
+    if any(nameless):
+        note = (
+            f"{key}, step {step}: {nameless[0]} rows of the benchmark and {nameless[1]} of the "
+            "target belong to samples that nothing names (no tokens in their micro-batches, no "
+            "mock proof); they are not joined"
+        )
+    # the nameless of one side must not meet those of the other
+    sides = [_by_sample(benchmark, "benchmark"), _by_sample(target, "target")]
+    found = []
+    for name in dict.fromkeys([*sides[0], *sides[1]]):
+        left, right = (side.get(name, []) for side in sides)
+        for occurrence in range(max(len(left), len(right))):
+            one = left[occurrence] if occurrence < len(left) else None
+            other = right[occurrence] if occurrence < len(right) else None
+            found.append(_compared(key, step, name[0], occurrence, one, other))
+    return Joined(pl.DataFrame(found, schema=SCHEMA, orient="row"), note)
+
+
+def _by_sample(side: Iterable[Row], alone: str) -> dict[tuple[str | None, str], list[Row]]:
+    """Rows by sample; a row without one is alone."""
+    found: dict[tuple[str | None, str], list[Row]] = defaultdict(list)
+    for number, row in enumerate(side):
+        found[row.sample, "" if row.sample else f"{alone} {number}"].append(row)
+    return dict(found)
+
+
+def _compared(
+    key: str, step: int, sample: str | None, occurrence: int, one: Row | None, other: Row | None
+) -> dict[str, Any]:
+    result: dict[str, Any] = dict.fromkeys(SCHEMA)
+    result.update(key=key, step=step, sample=sample, occurrence=occurrence, identical=False)
+    for side, row in (("benchmark", one), ("target", other)):
+        if row is not None:
+            result[f"rank_{side}"] = row.rank
+            result[f"micro_step_{side}"] = row.micro_step
+            result[f"row_{side}"] = row.index
+            result[f"tokens_{side}"] = len(row.values)
+    if one is None or other is None or sample is None:
+        result["status"] = "target_only" if one is None else "benchmark_only"
+        return result
+    if one.values.shape != other.values.shape:
+        result["status"] = "shape"
+        return result
+    result.update(_difference(one.values.astype(np.float64), other.values.astype(np.float64)))
+    return result
+
+
+def _difference(b: Any, t: Any) -> dict[str, Any]:
+    same = (t == b) | (np.isnan(t) & np.isnan(b))
+    if not np.isfinite(t - b)[~same].all():
+        return {"status": "nonfinite"}
+    with np.errstate(invalid="ignore"):
+        difference = np.where(same, 0.0, np.abs(t - b))
+    rows = difference.reshape(len(difference), math.prod(difference.shape[1:]))
+    per_token = rows.max(axis=1, initial=0.0)
+    finite = np.isfinite(b) & np.isfinite(t)
+    norms = [float(np.linalg.norm(side[finite])) for side in (b, t)]
+    distance = float(np.linalg.norm(difference))
+    scale = norms[0] or norms[1]
+    differing = np.flatnonzero(per_token)
+    return {
+        "status": "matched",
+        "error": distance / scale if scale else 0.0,
+        "mean_abs_err": float(difference.mean()) if difference.size else 0.0,
+        "max_abs_err": float(per_token.max(initial=0.0)),
+        "max_abs_token": int(per_token.argmax()) if len(differing) else None,
+        "first_token": int(differing[0]) if len(differing) else None,
+        "identical": not len(differing),
+    }
+
+
+def described(table: pl.DataFrame) -> dict[str, dict[str, Any]]:
+    """By key: rows of each status, how many are identical, and the largest differences."""
+    of = pl.col("status")
+    counts = [
+        (of == status).sum().alias(status)
+        for status in ("matched", "benchmark_only", "target_only", "shape", "nonfinite")
+    ]
+    found = table.group_by("key").agg(
+        *counts,
+        pl.col("identical").sum(),
+        max_error=pl.col("error").filter(pl.col("error").is_finite()).max(),
+        max_abs_err=pl.col("max_abs_err").max(),
+    )
+    return {row.pop("key"): row for row in found.sort("key").iter_rows(named=True)}

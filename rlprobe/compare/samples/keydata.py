@@ -1,0 +1,277 @@
+"""Key data of one side as rows: ``data/{key}/step{N}/rank{R}/micro_step{M}/{key}.{npy,json}``.
+
+What msprobe's ``SingleSave`` writes; ``offsets`` in the JSON tell rows of different lengths apart
+(:mod:`rlprobe.capture.key_data`). A row is one sample's values. Which sample, follows from the
+digest of its valid prompt and response tokens, found in the key data ``prompts``, ``responses`` and
+``attention_mask`` of the same micro-batch, or, where a stage's micro-batches have none, from the
+order of samples in the mock proof. Nothing is named by its position alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rlprobe import stages
+from rlprobe.errors import DumpError, ReplayError
+from rlprobe.rollouts.digest import sample_digest
+
+Array = npt.NDArray[Any]
+
+#: Key data that a stage computes, and the stage.
+OUTCOMES: dict[str, str] = {
+    "ref_log_prob": stages.REFERENCE,
+    "ref_log_probs": stages.REFERENCE,
+    "teacher_log_probs": stages.TEACHER,
+    "old_log_probs": stages.LOG_PROB,
+    "entropys": stages.LOG_PROB,
+    "values": stages.VALUES,
+}
+#: Key data that stages are given.
+REWARDS, ADVANTAGES = "token_level_rewards", "advantages"
+PROMPTS, RESPONSES, MASK, INPUT_IDS = "prompts", "responses", "attention_mask", "input_ids"
+TOKENS = (INPUT_IDS, PROMPTS, RESPONSES, MASK, "position_ids")
+#: Stages of the other keys; what is in neither table belongs to the log-prob stage.
+_GIVEN = dict.fromkeys((REWARDS, ADVANTAGES, "rewards", "returns", "kl"), stages.ACTOR_UPDATE)
+#: A key that is written only where one schedule of micro-batches serves every stage, so that the
+#: tokens of a micro-batch are those of all its key data.
+_ONE_SCHEDULE = "loss_mask"
+#: Larger arrays of one micro-batch are refused.
+MAX_BYTES = 4 << 30
+_NUMBERED = {kind: re.compile(rf"^{kind}(\d{{1,9}})$") for kind in ("step", "rank", "micro_step")}
+
+#: Rank and micro-step.
+Place = tuple[int, int]
+
+
+def stage_of(key: str) -> str:
+    """The stage whose micro-batches a key's values are of."""
+    return OUTCOMES.get(key) or _GIVEN.get(key, stages.LOG_PROB)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One sample's values of one key; valid tokens only where the key is per token."""
+
+    #: Its digest; None where nothing tells which sample it is.
+    sample: str | None
+    values: Array
+    rank: int
+    micro_step: int
+    index: int = 0
+    #: Where the response's part begins; None where that is unknown.
+    response_at: int | None = None
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Which samples a micro-batch holds, and which positions of its padded rows are tokens."""
+
+    samples: list[str] = field(default_factory=list)
+    #: Valid tokens of each prompt and response.
+    prompts: list[int] = field(default_factory=list)
+    responses: list[int] = field(default_factory=list)
+    #: Shape [rows, width]; None where rows are ragged and have no padding.
+    valid: Array | None = None
+    #: Positions of a padded response.
+    response_width: int = 0
+
+    def trimmed(self, row: Array, index: int, key: str) -> Array:
+        """The valid part of a padded row over the prompt, the response or both."""
+        if self.valid is None or index >= len(self.valid) or row.ndim != 1:
+            return row
+        mask = self.valid[index]
+        if key == PROMPTS:
+            fits = len(row) == len(mask) - self.response_width
+            return row[mask[: len(row)]] if fits else row
+        # over the sequence, over what is predicted of it, or over the responses at its end
+        if len(row) not in (len(mask), len(mask) - 1, self.response_width):
+            return row
+        part: Array = row[mask[len(mask) - len(row) :]]
+        return part
+
+    def response_at(self, length: int, index: int) -> int | None:
+        """Entry of a row of so many valid values at which the response begins.
+
+        Over a sequence, entry i is about token i + 1, so the response begins one early.
+        """
+        response = self.responses[index]
+        if length == response:
+            return 0
+        return length - response - 1 if length > response else None
+
+
+class KeyData:
+    """The key data of one side.
+
+    Args:
+        data: its ``data`` directory.
+        proof: entries of its mock proof (step, stage, rank, samples).
+    """
+
+    def __init__(self, data: Path, proof: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.data = data
+        self.proof = list(proof)
+        self._batches: dict[int, dict[Place, MicroBatch]] = {}
+
+    def keys(self) -> list[str]:
+        """Names of what was recorded."""
+        return sorted(p.name for p in self.data.iterdir() if p.is_dir())
+
+    def steps(self) -> list[int]:
+        """Steps of which anything was recorded."""
+        return sorted({n for key in self.keys() for n, _ in _children(self.data / key, "step")})
+
+    def micro_batches(self, step: int) -> dict[Place, MicroBatch]:
+        """The micro-batches whose tokens were recorded.
+
+        Raises:
+            DumpError: a file is damaged.
+        """
+        if step not in self._batches:
+            self._batches[step] = self._read_batches(step)
+        return self._batches[step]
+
+    def rows(self, key: str, step: int) -> list[Row]:
+        """All rows of a key in order of rank, micro-step and place.
+
+        Raises:
+            DumpError: a file is damaged.
+        """
+        batches = self.micro_batches(step)
+        own = stage_of(key) == stages.LOG_PROB or (self.data / _ONE_SCHEDULE).is_dir()
+        found: list[Row] = []
+        for (rank, micro), values in sorted(self.arrays(key, step).items()):
+            batch = batches.get((rank, micro), MicroBatch())
+            named = own and len(batch.samples) == len(values)
+            for index, value in enumerate(values):
+                if not named:
+                    found.append(Row(None, value, rank, micro, index))
+                    continue
+                part = batch.trimmed(value, index, key)
+                begin = batch.response_at(len(part), index)
+                found.append(Row(batch.samples[index], part, rank, micro, index, begin))
+        if any(row.sample is None for row in found):
+            return self._named_by_proof(found, key, step)
+        return found
+
+    def order(self, stage: str, step: int) -> dict[int, list[str]]:
+        """By rank, the samples that a stage worked on, in the order of its batches."""
+        found: dict[int, list[str]] = {}
+        for entry in self.proof:
+            if entry.get("step") == step and entry.get("stage") == stage:
+                found.setdefault(int(entry["rank"]), []).extend(entry["samples"])
+        return found
+
+    def arrays(self, key: str, step: int) -> dict[Place, list[Array]]:
+        """Rows of every micro-batch, untrimmed.
+
+        Raises:
+            DumpError: a file is damaged.
+        """
+        return {
+            (rank, micro): _rows(path, key)
+            for rank, directory in _children(self.data / key / f"step{step}", "rank")
+            for micro, path in _children(directory, "micro_step")
+            if (path / f"{key}.npy").is_file()
+        }
+
+    def _read_batches(self, step: int) -> dict[Place, MicroBatch]:
+        prompts, responses, masks = (self.arrays(key, step) for key in (PROMPTS, RESPONSES, MASK))
+        found = {}
+        for place in prompts.keys() & responses.keys():
+            batch = self._batch(prompts[place], responses[place], masks.get(place))
+            if batch is not None:
+                found[place] = batch
+        return found
+
+    def _batch(
+        self, prompts: list[Array], responses: list[Array], mask: list[Array] | None
+    ) -> MicroBatch | None:
+        if len(prompts) != len(responses):
+            return None
+        valid = _valid(mask, prompts, responses)
+        width = len(responses[0]) if valid is not None else 0
+        padded = MicroBatch(valid=valid, response_width=width)
+        batch = replace(padded, samples=[], prompts=[], responses=[])
+        for index, pair in enumerate(zip(prompts, responses, strict=True)):
+            prompt, response = (
+                padded.trimmed(row, index, key)
+                for row, key in zip(pair, (PROMPTS, RESPONSES), strict=True)
+            )
+            try:
+                batch.samples.append(sample_digest(prompt, response))
+            except ReplayError as error:
+                raise DumpError(f"{self.data}: prompts and responses: {error}") from error
+            batch.prompts.append(len(prompt))
+            batch.responses.append(len(response))
+        return batch
+
+    def _named_by_proof(self, found: list[Row], key: str, step: int) -> list[Row]:
+        order = self.order(stage_of(key), step)
+        known = {
+            sample: (batch, index)
+            for batch in self.micro_batches(step).values()
+            for index, sample in enumerate(batch.samples)
+        }
+        named = []
+        for rank, own in itertools.groupby(found, key=lambda row: row.rank):
+            rows = list(own)
+            samples = order.get(rank, [])
+            if len(samples) != len(rows):
+                named += rows
+                continue
+            for row, sample in zip(rows, samples, strict=True):
+                batch, index = known.get(sample, (None, 0))
+                if batch is None:
+                    named.append(replace(row, sample=sample))
+                    continue
+                part = batch.trimmed(row.values, index, key)
+                begin = batch.response_at(len(part), index)
+                named.append(replace(row, sample=sample, values=part, response_at=begin))
+        return named
+
+
+def _valid(mask: list[Array] | None, prompts: list[Array], responses: list[Array]) -> Array | None:
+    """A mask that fits padded prompts and responses; None for ragged rows."""
+    widths = {len(p) + len(r) for p, r in zip(prompts, responses, strict=True)}
+    if mask is None or len(mask) != len(prompts) or {len(row) for row in mask} != widths:
+        return None
+    return np.stack([row.astype(bool) for row in mask]) if len(widths) == 1 else None
+
+
+def _children(directory: Path, kind: str) -> list[tuple[int, Path]]:
+    if not directory.is_dir():
+        return []
+    found = ((_NUMBERED[kind].match(p.name), p) for p in directory.iterdir() if p.is_dir())
+    return sorted((int(match[1]), path) for match, path in found if match)
+
+
+def _rows(directory: Path, key: str) -> list[Array]:
+    """The rows of one file."""
+    path = directory / f"{key}.npy"
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise DumpError(f"{path} has more than {MAX_BYTES} bytes; refused")
+        array = np.load(path, allow_pickle=False)
+        about = path.with_suffix(".json")
+        described = json.loads(about.read_bytes()).get("data", {}) if about.is_file() else {}
+        offsets = described.get("offsets")
+        if offsets is None:
+            return [np.atleast_1d(row) for row in np.atleast_1d(array)]
+        bounds = np.asarray(offsets)
+        if bounds.ndim != 1 or bounds.dtype.kind != "i" or (np.diff(bounds) < 0).any():
+            raise ValueError("its offsets are not in order")
+        if len(bounds) and (bounds[0] < 0 or bounds[-1] > len(array)):
+            raise ValueError("its offsets lie outside it")
+        return [array[a:b] for a, b in itertools.pairwise(bounds)]
+    except (OSError, ValueError, TypeError, AttributeError, EOFError, RecursionError) as error:
+        raise DumpError(f"{path} is not key data: {error}") from error

@@ -1,0 +1,159 @@
+"""Key data and token sketches of one stage, where both sides have them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from rlprobe import stages
+from rlprobe.compare.samples import joining, sketches
+from rlprobe.compare.samples.keydata import KeyData, MicroBatch, Place, stage_of
+from rlprobe.errors import StoreError
+
+KEY_DATA, TOKEN_SKETCHES = "key_data.parquet", "token_sketches.parquet"
+_PROOF = "mock_proof.json"
+
+
+def data_directory(side: Path) -> Path | None:
+    """Where a run, a scratch space or a dump tree keeps its key data; None where it has none."""
+    return next((p for p in (side / "data", side / "dump" / "data") if p.is_dir()), None)
+
+
+def open_side(side: Path) -> KeyData | None:
+    """The key data of a run, a scratch space or a dump tree.
+
+    Raises:
+        StoreError: its mock proof is damaged.
+    """
+    data = data_directory(side)
+    return None if data is None else KeyData(data, _proof(side))
+
+
+class Samples:
+    """Both sides' key data, read once for all stages.
+
+    Args:
+        benchmark, target: a run, a scratch space or a dump tree.
+    """
+
+    def __init__(self, benchmark: Path, target: Path) -> None:
+        self._paths = benchmark, target
+        self._sides = open_side(benchmark), open_side(target)
+
+    def compare(self, stage: str, out: Path) -> dict[str, Any] | None:
+        """Write ``out/key_data.parquet`` and ``out/token_sketches.parquet``, what there is of them.
+
+        Args:
+            stage: canonical name; the keys compared are those of its micro-batches.
+            out: directory of the stage's results.
+
+        Returns:
+            What was found, for summary.json; None where a side has no key data.
+
+        Raises:
+            DumpError, StoreError: a file is damaged.
+        """
+        benchmark, target = self._sides
+        if benchmark is None or target is None:
+            return None
+        steps = sorted({*benchmark.steps()} & {*target.steps()})
+        keys = sorted(k for k in {*benchmark.keys(), *target.keys()} if stage_of(k) == stage)
+        tables, notes = [], _lacking((benchmark, target), keys)
+        for step in steps:
+            for key in keys:
+                joined = joining.join(key, step, benchmark.rows(key, step), target.rows(key, step))
+                tables.append(joined.table)
+                notes += [joined.note] if joined.note else []
+        table = pl.concat([pl.DataFrame(schema=joining.SCHEMA), *tables])
+        tokens = self._tokens((benchmark, target), stage, steps, out, notes)
+        if table.is_empty() and tokens is None:
+            return None
+        if not table.is_empty():
+            out.mkdir(parents=True, exist_ok=True)
+            table.write_parquet(out / KEY_DATA, compression="zstd")
+        return {"keys": joining.described(table), "token_sketches": tokens, "notes": notes}
+
+    def _tokens(
+        self,
+        sides: tuple[KeyData, KeyData],
+        stage: str,
+        steps: Sequence[int],
+        out: Path,
+        notes: list[str],
+    ) -> dict[str, Any] | None:
+        """Write the stage's token sketches, joined; None where a side has none."""
+        paths = [side / "token_sketches" / f"{stage}.parquet" for side in self._paths]
+        if not all(path.is_file() for path in paths):
+            return None
+        found = []
+        for name, side, path in zip(("benchmark", "target"), sides, paths, strict=True):
+            batches = {step: _stage_batches(side, stage, step) for step in steps}
+            lacking = [str(step) for step, places in batches.items() if not places]
+            if lacking:
+                notes.append(
+                    f"token sketches of the {name}, step {', '.join(lacking)}: nothing says which "
+                    f"samples the micro-batches of {stage} hold; they are not joined"
+                )
+            placed = sketches.placed(_read(path), batches)
+            if placed.left_out > 0 and not lacking:
+                notes.append(
+                    f"token sketches of the {name}: {placed.left_out} micro-batches of another "
+                    "size than their key data; they are not joined"
+                )
+            found.append(placed.table)
+        table = sketches.compare(*found)
+        if not table.is_empty():
+            out.mkdir(parents=True, exist_ok=True)
+            table.write_parquet(out / TOKEN_SKETCHES, compression="zstd")
+        error = table.get_column("error")
+        return {"tokens": table.height, "max_error": error.filter(error.is_finite()).max()}
+
+
+def _lacking(sides: tuple[KeyData, KeyData], keys: Sequence[str]) -> list[str]:
+    have = [set(side.keys()) for side in sides]
+    return [
+        f"{key}: on the {'benchmark' if key in have[0] else 'target'} only"
+        for key in keys
+        if key not in have[0] or key not in have[1]
+    ]
+
+
+def _stage_batches(side: KeyData, stage: str, step: int) -> Mapping[Place, MicroBatch]:
+    """Micro-batches of a stage; empty where they need not be those whose tokens were recorded.
+
+    Tokens are recorded in the log-prob stage's micro-batches. Another stage's are the same where
+    it worked on the same samples in the same order, rank by rank.
+    """
+    batches = side.micro_batches(step)
+    if stage == stages.LOG_PROB or not side.proof:
+        return batches
+    order = side.order(stage, step)
+    known: dict[int, list[str]] = {}
+    for (rank, _), batch in sorted(batches.items()):
+        known.setdefault(rank, []).extend(batch.samples)
+    return {
+        place: batch for place, batch in batches.items() if order.get(place[0]) == known[place[0]]
+    }
+
+
+def _read(path: Path) -> pl.DataFrame:
+    try:
+        return pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise StoreError(f"{path} is not a readable table: {error}") from error
+
+
+def _proof(side: Path) -> list[dict[str, Any]]:
+    """The mock proof of a stored run; of scratch space, its parts."""
+    path = side / _PROOF
+    try:
+        if path.is_file():
+            return list(json.loads(path.read_bytes())["samples"])
+        parts = sorted((side / "side/parts/samples").glob("*.jsonl"))
+        return [json.loads(line) for part in parts for line in part.read_bytes().splitlines()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{side}: the mock proof is damaged: {error}") from error

@@ -1,0 +1,284 @@
+"""Do the tokens of one sample meet, however the two runs batched, ordered and padded them?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from rlprobe import stages
+from rlprobe.cli import main
+from rlprobe.compare.samples import keydata, run, sketches
+from rlprobe.compare.samples.run import Samples
+from rlprobe.errors import DumpError
+from rlprobe.rollouts.digest import sample_digest
+from tests.msprobe import dumps
+from tests.msprobe.dumps import call, tensor
+
+#: Prompt and response tokens of four samples.
+SAMPLES = [
+    ([1, 2, 3], [10, 11]),
+    ([4], [12, 13, 14]),
+    ([5, 6], [15]),
+    ([7, 8, 9, 1], [16, 17, 18]),
+]
+DIGESTS = [sample_digest(*sample) for sample in SAMPLES]
+
+
+def log_probs(sample: int) -> np.ndarray[Any, Any]:
+    """One number for each response token."""
+    return -np.arange(1.0, len(SAMPLES[sample][1]) + 1) - 10 * sample
+
+
+def save(data: Path, key: str, place: tuple[int, int], array: Any, **about: Any) -> None:
+    rank, micro = place
+    directory = data / key / "step0" / f"rank{rank}" / f"micro_step{micro}"
+    directory.mkdir(parents=True)
+    np.save(directory / f"{key}.npy", np.asarray(array))
+    (directory / f"{key}.json").write_text(json.dumps({"data": about}))
+
+
+def padded(
+    data: Path, place: tuple[int, int], samples: Sequence[int], error: float = 0.0, pad: int = 6
+) -> None:
+    """A batch as older trainers have it: prompts padded left, responses right."""
+    prompts, responses, masks, values = [], [], [], []
+    for sample in samples:
+        prompt, response = SAMPLES[sample]
+        left, right = pad - len(prompt), pad - len(response)
+        prompts.append([0] * left + prompt)
+        responses.append(response + [0] * right)
+        masks.append([0] * left + [1] * (len(prompt) + len(response)) + [0] * right)
+        # padding holds whatever the device left there
+        values.append([*(log_probs(sample) + error), *np.random.default_rng(pad).random(right)])
+    save(data, "prompts", place, prompts)
+    save(data, "responses", place, responses)
+    save(data, "attention_mask", place, masks)
+    save(data, "old_log_probs", place, values)
+
+
+def ragged(data: Path, place: tuple[int, int], samples: Sequence[int], error: float = 0.0) -> None:
+    """A batch as newer trainers have it: rows end to end."""
+    for key, rows in (
+        ("prompts", [SAMPLES[s][0] for s in samples]),
+        ("responses", [SAMPLES[s][1] for s in samples]),
+        ("input_ids", [SAMPLES[s][0] + SAMPLES[s][1] for s in samples]),
+        ("old_log_probs", [log_probs(s) + error for s in samples]),
+    ):
+        ends = np.cumsum([len(row) for row in rows]).tolist()
+        save(data, key, place, np.concatenate(rows), offsets=[0, *ends])
+
+
+def compared(tmp: Path, stage: str = stages.LOG_PROB) -> dict[str, Any]:
+    found = Samples(tmp / "b", tmp / "t").compare(stage, tmp / "out")
+    assert found is not None
+    return found
+
+
+def joined(tmp: Path, stage: str = stages.LOG_PROB) -> pl.DataFrame:
+    compared(tmp, stage)
+    return pl.read_parquet(tmp / "out" / run.KEY_DATA)
+
+
+def test_other_batches_ranks_order_and_padding_are_the_same_samples(tmp_path: Path) -> None:
+    padded(tmp_path / "b/data", (0, 0), [0, 1, 2, 3], pad=6)
+    padded(tmp_path / "t/data", (0, 0), [3, 1], pad=9)
+    padded(tmp_path / "t/data", (1, 0), [2], pad=7)
+    padded(tmp_path / "t/data", (1, 1), [0], pad=6)
+    table = joined(tmp_path)
+    assert table["status"].unique().to_list() == ["matched"]
+    assert table["identical"].all() and table.height == 4 * 4
+    found = table.filter(key="old_log_probs").sort("row_benchmark")
+    assert found["sample"].to_list() == DIGESTS
+    assert found.select("rank_target", "micro_step_target", "row_target").rows() == [
+        (1, 1, 0),
+        (0, 0, 1),
+        (1, 0, 0),
+        (0, 0, 0),
+    ]
+    assert found["tokens_benchmark"].to_list() == [2, 3, 1, 3]
+
+
+def test_padded_rows_meet_ragged_ones(tmp_path: Path) -> None:
+    padded(tmp_path / "b/data", (0, 0), [0, 1, 2, 3])
+    ragged(tmp_path / "t/data", (0, 0), [2, 3])
+    ragged(tmp_path / "t/data", (0, 1), [0, 1])
+    table = joined(tmp_path).filter(pl.col("key").is_in(["old_log_probs", "prompts", "responses"]))
+    assert table.height == 12 and table["identical"].all()
+
+
+def test_a_difference_is_found_at_its_token(tmp_path: Path) -> None:
+    padded(tmp_path / "b/data", (0, 0), [0, 1])
+    ragged(tmp_path / "t/data", (0, 0), [1, 0])
+    place = tmp_path / "t/data/old_log_probs/step0/rank0/micro_step0/old_log_probs.npy"
+    values = np.load(place)
+    values[2] += 0.5  # the last token of sample 1
+    np.save(place, values)
+    table = joined(tmp_path).filter(key="old_log_probs")
+    (row,) = table.filter(sample=DIGESTS[1]).iter_rows(named=True)
+    assert (row["max_abs_err"], row["max_abs_token"], row["first_token"]) == (0.5, 2, 2)
+    assert row["error"] == pytest.approx(0.5 / np.linalg.norm(log_probs(1)))
+    assert table.filter(sample=DIGESTS[0])["identical"].all()
+
+
+def test_a_sample_that_occurs_twice_is_paired_in_order(tmp_path: Path) -> None:
+    padded(tmp_path / "b/data", (0, 0), [0, 0])
+    padded(tmp_path / "t/data", (0, 0), [0])
+    padded(tmp_path / "t/data", (1, 0), [0])
+    table = joined(tmp_path).filter(key="old_log_probs")
+    assert table["occurrence"].to_list() == [0, 1]
+    assert table["rank_target"].to_list() == [0, 1]
+
+
+def test_samples_of_one_side_are_said(tmp_path: Path) -> None:
+    padded(tmp_path / "b/data", (0, 0), [0, 1])
+    padded(tmp_path / "t/data", (0, 0), [1, 2])
+    found = dict(joined(tmp_path).filter(key="old_log_probs").select("sample", "status").rows())
+    assert found == {
+        DIGESTS[0]: "benchmark_only",
+        DIGESTS[1]: "matched",
+        DIGESTS[2]: "target_only",
+    }
+
+
+def test_the_mock_proof_names_rows_without_tokens(tmp_path: Path) -> None:
+    for side, order in (("b", [0, 1, 2, 3]), ("t", [3, 1, 0, 2])):
+        padded(tmp_path / side / "dump/data", (0, 0), [0, 1, 2, 3])
+        for micro in (0, 1):
+            rows = [log_probs(s)[:1] for s in order[2 * micro : 2 * micro + 2]]
+            save(tmp_path / side / "dump/data", "values", (0, micro), rows)
+        entry = {"step": 0, "rank": 0, "stage": "critic_compute_values", "role": "critic"}
+        samples = [DIGESTS[s] for s in order]
+        proof = {"format": 1, "samples": [{**entry, "samples": samples}]}
+        (tmp_path / side / "mock_proof.json").write_text(json.dumps(proof))
+    table = joined(tmp_path, stages.VALUES).filter(key="values")
+    assert table.height == 4 and table["identical"].all()
+
+
+def test_rows_that_nothing_names_are_not_joined_by_position(tmp_path: Path) -> None:
+    for side in "bt":
+        padded(tmp_path / side / "data", (0, 0), [0, 1])
+        save(tmp_path / side / "data", "values", (0, 0), [[1.0], [2.0]])
+    found = compared(tmp_path, stages.VALUES)
+    assert any("nothing names" in note for note in found["notes"])
+    table = pl.read_parquet(tmp_path / "out" / run.KEY_DATA).filter(key="values")
+    assert sorted(table["status"].to_list()) == ["benchmark_only"] * 2 + ["target_only"] * 2
+
+
+def test_an_empty_response_is_compared_as_well(tmp_path: Path) -> None:
+    for side in "bt":
+        for key, values in (("prompts", [1, 2]), ("responses", []), ("old_log_probs", [])):
+            save(tmp_path / side / "data", key, (0, 0), np.array(values), offsets=[0, len(values)])
+            path = tmp_path / side / "data" / key / "step0/rank0/micro_step0" / f"{key}.npy"
+            np.save(path, np.array(values, dtype=np.int64))
+    table = joined(tmp_path)
+    assert table["status"].unique().to_list() == ["matched"] and table["identical"].all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_on_one_side(tmp_path: Path, value: float) -> None:
+    ragged(tmp_path / "b/data", (0, 0), [0])
+    ragged(tmp_path / "t/data", (0, 0), [0], error=value)
+    table = joined(tmp_path).filter(key="old_log_probs")
+    assert table["status"].to_list() == ["nonfinite"] and not table["identical"].any()
+
+
+@pytest.mark.parametrize(
+    "about", [{"offsets": [0, 99]}, {"offsets": [3, 1]}, {"offsets": "x"}, {"offsets": [-1, 2]}]
+)
+def test_offsets_outside_the_array_are_refused(tmp_path: Path, about: Any) -> None:
+    save(tmp_path, "prompts", (0, 0), np.arange(5), **about)
+    save(tmp_path, "responses", (0, 0), np.arange(5), offsets=[0, 5])
+    with pytest.raises(DumpError, match="not key data"):
+        keydata.KeyData(tmp_path).micro_batches(0)
+
+
+def test_an_array_of_objects_is_refused(tmp_path: Path) -> None:
+    save(tmp_path, "prompts", (0, 0), np.array([{}], dtype=object))
+    with pytest.raises(DumpError, match="not key data"):
+        keydata.KeyData(tmp_path).micro_batches(0)
+
+
+def token_sketches(
+    store: Path, places: list[tuple[int, int, int, int, np.ndarray[Any, Any]]]
+) -> None:
+    """``token_sketches/actor_update.parquet`` of rows (rank, micro step, sample, token, sketch)."""
+    table = pl.DataFrame(
+        {
+            "step": [0] * len(places),
+            "rank": [p[0] for p in places],
+            "order": [4 + p[1] for p in places],
+            "name": [f"Module.model.layers.0.Layer.forward.{p[1]}.output.0" for p in places],
+            "micro_step": [p[1] for p in places],
+            "sample": [p[2] for p in places],
+            "token": [p[3] for p in places],
+            "sketch": [p[4].astype(np.float32).tolist() for p in places],
+        },
+        schema_overrides={
+            **dict.fromkeys(("step", "rank", "order", "micro_step", "sample", "token"), pl.Int32),
+            "sketch": pl.List(pl.Float32),
+        },
+    )
+    (store / "token_sketches").mkdir(parents=True)
+    table.write_parquet(store / "token_sketches/actor_update.parquet")
+
+
+def test_token_sketches_meet_across_padding_packing_and_batches(tmp_path: Path) -> None:
+    def sketch(sample: int, place: int) -> np.ndarray[Any, Any]:
+        return np.random.default_rng([sample, place]).standard_normal(17)
+
+    lengths = [len(p) + len(r) for p, r in SAMPLES]
+    padded(tmp_path / "b/data", (0, 0), [0, 1], pad=6)
+    padded(tmp_path / "b/data", (0, 1), [2, 3], pad=6)
+    rows = []
+    for micro, samples in ((0, [0, 1]), (1, [2, 3])):
+        for row, sample in enumerate(samples):
+            first = 6 - len(SAMPLES[sample][0])
+            for position in range(12):
+                inside = 0 <= position - first < lengths[sample]
+                value = sketch(sample, position - first) if inside else np.ones(17)
+                rows.append((0, micro, row, position, value))
+    token_sketches(tmp_path / "b", rows)
+
+    ragged(tmp_path / "t/data", (0, 0), [3, 0, 1])  # packed: one row of all tokens
+    ragged(tmp_path / "t/data", (1, 0), [2])
+    rows = []
+    place = 0
+    for sample in (3, 0, 1):
+        for token in range(lengths[sample]):
+            error = 1e-3 if (sample, token) == (0, 4) else 0.0
+            rows.append((0, 0, 0, place, sketch(sample, token) * (1 + error)))
+            place += 1
+    rows += [(1, 0, 0, token, sketch(2, token)) for token in range(lengths[2])]
+    token_sketches(tmp_path / "t", rows)
+
+    found = compared(tmp_path, stages.ACTOR_UPDATE)
+    assert found["token_sketches"]["tokens"] == sum(lengths) and found["notes"] == []
+    table = pl.read_parquet(tmp_path / "out" / run.TOKEN_SKETCHES)
+    assert table.schema == sketches.SCHEMA
+    differing = table.filter(pl.col("error") > 1e-6)
+    assert differing.select("sample", "token").rows() == [(DIGESTS[0], 4)]
+    assert differing["error"][0] == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_command_joins_key_data_stage_by_stage(tmp_path: Path) -> None:
+    for side in "bt":
+        for stage in ("actor_compute_log_prob", "actor_update"):
+            dumps.write(
+                tmp_path / side / stage / "step0/rank0",
+                {"Functional.linear.0.forward": call([tensor()], [tensor()])},
+            )
+        padded(tmp_path / side / "data", (0, 0), [0, 1])
+    command = ["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", str(tmp_path / "out")]
+    assert main([*command, "--stage", "actor_compute_log_prob"]) == 0
+    assert (tmp_path / "out/actor_compute_log_prob/key_data.parquet").is_file()
+    summary = json.loads((tmp_path / "out/actor_compute_log_prob/summary.json").read_text())
+    assert summary["samples"]["keys"]["old_log_probs"]["identical"] == 2
+    assert main([*command, "--stage", "actor_update"]) == 0
+    assert not (tmp_path / "out/actor_update/key_data.parquet").exists()
+    assert json.loads((tmp_path / "out/actor_update/summary.json").read_text())["samples"] is None
