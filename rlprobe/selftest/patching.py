@@ -9,6 +9,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -25,17 +27,31 @@ def swapped(owner: Any, name: str, value: Any) -> Iterator[None]:
         finally:
             owner[name] = old
         return
-    # a method of the class is put back by removing what hides it
-    hides = name not in vars(owner) and hasattr(type(owner), name)
-    old = None if hides else getattr(owner, name)
+    undo = _undo(owner, name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if hides:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, old)
+        undo()
+
+
+def _undo(owner: Any, name: str) -> Callable[[], None]:
+    """What puts ``owner.name`` back as it is now, however it comes to be there."""
+    own = getattr(owner, "__dict__", {})
+    # a class finds its names in itself and its bases, an instance also in its class
+    kind = owner if isinstance(owner, type) else type(owner)
+    # A property (any data descriptor) of an instance stores where it likes: only setting it
+    # again undoes it.
+    described = kind is not owner and inspect.isdatadescriptor(
+        inspect.getattr_static(kind, name, None)
+    )
+    if name in own and not described:
+        # not what getattr gives: of a class that would be a static method's bare function
+        return functools.partial(setattr, owner, name, own[name])
+    if hasattr(kind, name) and not described:
+        # what the class gives comes back when what hides it is removed
+        return functools.partial(delattr, owner, name)
+    return functools.partial(setattr, owner, name, getattr(owner, name))
 
 
 @contextlib.contextmanager
