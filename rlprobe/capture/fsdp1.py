@@ -26,7 +26,7 @@ class Stretch:
     shape: tuple[int, ...]
     #: The numbers here; of the whole's shape when whole, else of one dimension.
     local: Tensor
-    #: First element of the flattened whole; None when whole, or when nothing lies here.
+    #: First element of the flattened whole; None when whole.
     start: int | None
     complete: bool
 
@@ -52,13 +52,29 @@ def stretches(flat_parameter: Any) -> Iterator[Stretch]:
         if info is not None and info.in_shard:
             begin = info.offset_in_shard
             local = flat[begin : begin + info.numel_in_shard]
-            yield Stretch(name, tuple(shape), local, info.intra_param_start_idx, False)
+            yield _placed(name, tuple(shape), local, info.intra_param_start_idx)
+
+
+def of_view(parameter: Tensor, shape: tuple[int, ...], start: int | None) -> Stretch | None:
+    """What a module's own parameter holds, see :func:`views`; None where nothing lies here."""
+    local = parameter.detach()
+    if start is None or not local.numel():
+        return None
+    return _placed("", shape, local.reshape(-1), start)
+
+
+def _placed(name: str, shape: tuple[int, ...], local: Tensor, start: int) -> Stretch:
+    # a small parameter may lie on one rank as a whole: it is then no shard
+    if local.numel() == math.prod(shape):
+        return Stretch(name, shape, local.view(shape), None, True)
+    return Stretch(name, shape, local, start, False)
 
 
 def views(model: nn.Module) -> dict[int, tuple[tuple[int, ...], int | None]]:
     """Shape of the whole and first element here, by identity of the parameters that are views.
 
-    Empty without ``use_orig_params=True``.
+    The first element is None where nothing of a parameter lies here. Empty without
+    ``use_orig_params=True``.
     """
     found: dict[int, tuple[tuple[int, ...], int | None]] = {}
     for module in model.modules():

@@ -62,7 +62,11 @@ class Held:
 
 
 def held(models: list[nn.Module]) -> Iterator[Held]:
-    """Every parameter of the model (or of its chunks), tied ones once."""
+    """Every parameter of which something lies on this rank, tied ones once.
+
+    Args:
+        models: the model, or its chunks.
+    """
     megatron = MegatronNames.of([unwrap(model)[1] for model in models])
     for index, model in enumerate(models):
         prefix, _ = unwrap(model)
@@ -83,9 +87,14 @@ def held(models: list[nn.Module]) -> Iterator[Held]:
                 continue
             view = views.get(id(parameter))
             if view is not None and tuple(parameter.shape) != view[0]:
-                yield Held(name, parameter, parameter.detach(), view[0], None, view[1], False)
-            else:
-                yield _single(name, parameter)
+                lying = fsdp1.of_view(parameter, *view)
+                if lying is not None:
+                    yield _stretch(name, parameter, lying)
+                continue
+            item = _single(name, parameter)
+            # more ranks than rows: nothing of it lies here
+            if item.local.numel() or not math.prod(item.shape):
+                yield item
 
 
 def _stretch(name: str, parameter: Tensor, part: fsdp1.Stretch) -> Held:

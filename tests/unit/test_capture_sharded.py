@@ -149,4 +149,8 @@ def test_shards_of_gradients_and_changes_add_up(kind: str, what: str, run: Run) 
         total = sum(sketch.decode(leaf["Sketch"]) for leaf in held if "Sketch" in leaf)
         # Both ranks train on the same tokens: the mean of equal gradients is that gradient.
         assert np.allclose(total, expected, atol=1e-5 * (1 + abs(expected).max())), name
-        assert all("GlobalShape" in leaf for leaf in held)
+        assert held
+        for leaf in held:  # FSDP1 may leave a small parameter whole on one rank
+            whole = leaf["shape"] == single[name]["shape"]
+            assert whole or leaf["GlobalShape"] == single[name]["shape"]
+            assert not (whole and len(held) > 1 and "GlobalShape" not in leaf)
