@@ -27,7 +27,7 @@ from rlprobe.capture.token_sketches import TokenSketches, is_block
 class _Call:
     """A module call that has begun and not ended."""
 
-    __slots__ = ("backward", "edges", "entry", "first", "name", "trace", "watch")
+    __slots__ = ("backward", "edges", "entry", "first", "name", "parameters", "trace", "watch")
 
     def __init__(self, watch: ModuleWatch, name: str, backward: str, where: Trace) -> None:
         self.watch = watch
@@ -35,6 +35,7 @@ class _Call:
         self.backward = backward
         self.trace = where
         self.entry: dict[str, Nest] = {}
+        self.parameters: dict[str, Any] = {}
         #: Edges of the inputs with gradients, taken before the call: an operation in place gives
         #: the tensor another one.
         self.edges: list[Edge] = []
@@ -166,12 +167,14 @@ class ModuleWatch:
         self.enclosing = enclosing
         self.block = block
         tape.handles.append(module.register_forward_pre_hook(self.before, with_kwargs=True))
-        # First among the forward hooks: FSDP2's own, which frees the parameters, comes after.
+        # Parameters first among the forward hooks: FSDP2's own, which frees them, comes after.
+        # The output last: other hooks may change it, and the caller gets what they leave.
         # Always called: an exception in the module must not leave its call open.
         tape.handles.append(
-            module.register_forward_hook(
-                self.after, prepend=True, with_kwargs=True, always_call=True
-            )
+            module.register_forward_hook(self.during, prepend=True, always_call=True)
+        )
+        tape.handles.append(
+            module.register_forward_hook(self.after, with_kwargs=True, always_call=True)
         )
 
     def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -197,10 +200,21 @@ class ModuleWatch:
                 call.edges = [edge(tensor) for tensor in with_gradient((args, kwargs))]
                 call.first = next_number()
 
+    def _position(self) -> int:
+        """Index of this module's latest call among those under way, -1 for none."""
+        calls = self.tape.open
+        return next((i for i in reversed(range(len(calls))) if calls[i].watch is self), -1)
+
+    def during(self, module: nn.Module, args: Any, output: Any) -> None:
+        position = self._position()
+        if position >= 0 and self.tape.active:
+            with self.tape.quiet:
+                self.tape.open[position].parameters = self._parameters(module)
+
     def after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         tape = self.tape
         calls = tape.open
-        position = next((i for i in reversed(range(len(calls))) if calls[i].watch is self), -1)
+        position = self._position()
         if position < 0:  # the call began before capture did, or outside the token range
             return
         call = calls[position]
@@ -212,7 +226,7 @@ class ModuleWatch:
             failed = output is None and sys.exc_info()[0] is not None
             outputs = output if isinstance(output, tuple) else (output,)
             call.entry["output"] = [nest(item, leaf, 1) for item in outputs]
-            call.entry["parameters"] = self._parameters(module)
+            call.entry["parameters"] = call.parameters
             tape.move_to_end(call.name, call.entry)
             if self.block and tape.tokens is not None:
                 tape.tokens.add(f"{call.name}.output.0", tape.micro_step, output)

@@ -177,6 +177,20 @@ class Dead(nn.Module):
         return self.outer(self.embed(ids))
 
 
+def test_the_output_is_what_the_caller_gets(tmp_path: Path) -> None:
+    """Other forward hooks may change it (FSDP2 casts there)."""
+    model = make()
+    model.head.register_forward_hook(lambda module, args, output: output * 2)
+    with recorder(tmp_path).stage(UPDATE, 0, 1, model):
+        output = model(tokens())
+        output.sum().backward()
+    data = dump(tmp_path)
+    leaf = data["Module.head.Linear.forward.0"]["output"][0]
+    assert leaf["Norm"] == torch.linalg.vector_norm(output).item()
+    gradient = data["Module.head.Linear.backward.0"]["input"][0]
+    assert (gradient["Max"], gradient["Min"]) == (1.0, 1.0), "that of what the caller got"
+
+
 def test_a_thrown_away_output_does_not_hide_the_input_gradient(tmp_path: Path) -> None:
     model = make(Dead)
     with recorder(tmp_path).stage(UPDATE, 0, 1, model):
