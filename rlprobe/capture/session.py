@@ -99,6 +99,8 @@ class Session:
     fault_strength: float = 1.0
     #: Canonical stages that must have been captured when the run ends.
     expected_stages: tuple[str, ...] = ()
+    #: The version that the run's identity is made with; None where nothing declares one.
+    framework_version: str | None = None
     #: Framework settings that the hooks need (verl: none so far).
     settings: dict[str, Any] = field(default_factory=dict)
 

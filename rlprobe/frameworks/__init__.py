@@ -8,6 +8,7 @@ so that a machine without the framework can schedule and report.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -46,6 +47,10 @@ class Framework(Protocol):
     @property
     def builtin_version(self) -> int:
         """Version of the generators of builtin models and data; part of a run's identity."""
+
+    @property
+    def builtins(self) -> Collection[str]:
+        """Names of the builtin models and data, without ``builtin:``."""
 
     def expected_stages(self, spec: RunSpec) -> tuple[str, ...]:
         """Canonical stages, in order, that a run of ``spec`` executes itself."""

@@ -22,6 +22,26 @@ def forget(session: Session) -> None:
         (side / name).unlink(missing_ok=True)
 
 
+def require_version(session: Session, installed: str) -> None:
+    """The framework is of the version that the run's key was made with.
+
+    Args:
+        session: ``framework_version`` None accepts any.
+        installed: what the framework says of itself; a local suffix (``+cpu``) does not matter.
+
+    Raises:
+        HookError: another version: the numbers would be kept under a name that is not theirs.
+    """
+    declared = session.framework_version
+    if declared is None:
+        return
+    if declared.removeprefix("v") not in (installed, installed.partition("+")[0]):
+        raise HookError(
+            f"framework_version says {session.framework} {declared}, but {installed} is installed "
+            "here: correct framework_version, or use the environment or image of that version"
+        )
+
+
 def require_captured(session: Session) -> None:
     """Every expected stage left records in every captured step.
 

@@ -20,14 +20,10 @@ def model(section: ModelSection, framework: str) -> dict[str, str]:
     """Identity of each given model by role.
 
     Raises:
-        ConfigError: a model directory does not exist or holds no model.
+        ConfigError: a model directory does not exist or holds no model, or no such builtin.
     """
     return {
-        role: _builtin(path, framework)
-        if path.startswith(BUILTIN)
-        else keys.model_id(
-            _existing(path, f"model.{'path' if role == 'actor' else role + '_path'}")
-        )
+        role: _model(path, f"model.{'path' if role == 'actor' else role + '_path'}", framework)
         for role, path in section.paths().items()
     }
 
@@ -36,7 +32,7 @@ def data(section: DataSection, framework: str) -> dict[str, str | None]:
     """Digest of the training prompts, the validation prompts and the reward function.
 
     Raises:
-        ConfigError: a file does not exist.
+        ConfigError: a file does not exist, or no such builtin.
     """
     return {
         "train": _files(section.train_files, "data.train_files", framework),
@@ -83,14 +79,27 @@ def environment(container: ContainerSection, lock: str | None, key: str) -> str 
     return None if lock is None else f"lock:{_digest(_existing(lock, f'{key}.lock'))}"
 
 
-def _builtin(name: str, framework: str) -> str:
+def _model(path: str, key: str, framework: str) -> str:
+    if path.startswith(BUILTIN):
+        return _builtin(path, key, framework)
+    return keys.model_id(_existing(path, key))
+
+
+def _builtin(name: str, key: str, framework: str) -> str:
     """Made by a generator: the name and the generator's version say what it is."""
+    accepted = frameworks.get(framework).builtins
+    if name.removeprefix(BUILTIN) not in accepted:
+        known = ", ".join(f"{BUILTIN}{each}" for each in sorted(accepted))
+        raise ConfigError(
+            f"{key}: {name} is no builtin of {framework}; accepted: "
+            + (f"{known}, or a path" if known else "a path, as it has none")
+        )
     return f"{name}@{frameworks.get(framework).builtin_version}"
 
 
 def _files(paths: Iterable[str], key: str, framework: str) -> str:
     paths = tuple(paths)
-    builtin = [_builtin(path, framework) for path in paths if path.startswith(BUILTIN)]
+    builtin = [_builtin(path, key, framework) for path in paths if path.startswith(BUILTIN)]
     if builtin:
         if len(paths) > 1:
             raise ConfigError(f"{key}: found {len(paths)} entries; accepted: builtin data alone")

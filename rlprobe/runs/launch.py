@@ -143,6 +143,7 @@ def session_of(spec: RunSpec, store: Path, scratch: Path) -> Session:
     return Session(
         role=spec.role,
         framework=spec.framework,
+        framework_version=spec.framework_version,
         dump=str(scratch / "dump"),
         side=str(scratch / "side"),
         capture=CaptureOptions(

@@ -55,6 +55,7 @@ class _Framework:
     count: Path
     name: str = "verl"
     builtin_version: int = 1
+    builtins: tuple[str, ...] = ("tiny-qwen2", "tiny-qwen2-critic", "arithmetic")
 
     def expected_stages(self, spec: RunSpec) -> tuple[str, ...]:
         return (stages.LOG_PROB,)

@@ -137,9 +137,3 @@ def test_an_override_without_a_value_is_refused() -> None:
     spec = _specs(overrides=["algorithm.adv_estimator"])["benchmark"]
     with pytest.raises(ConfigError, match="KEY=VALUE"):
         _command(spec)
-
-
-def test_an_unknown_builtin_is_refused_with_those_there_are() -> None:
-    spec = _specs(model={"path": "builtin:huge"})["benchmark"]
-    with pytest.raises(ConfigError, match="builtin:tiny-qwen2"):
-        _command(spec)

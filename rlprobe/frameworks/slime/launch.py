@@ -8,6 +8,7 @@ slime has no index package and its ``train.py`` is no module: ``RLPROBE_SLIME`` 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ class SlimeFramework:
 
     name: str = "slime"
     builtin_version: int = 1
+    builtins: Collection[str] = ()
 
     def expected_stages(self, spec: RunSpec) -> tuple[str, ...]:
         """Stages that slime runs under the spec's flags and whose layers are captured.

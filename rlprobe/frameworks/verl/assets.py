@@ -172,6 +172,9 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "arithmetic": _arithmetic,
 }
 
+#: What may follow ``builtin:``.
+NAMES = frozenset(_MAKERS)
+
 
 if __name__ == "__main__":
     for _name in sys.argv[2:]:

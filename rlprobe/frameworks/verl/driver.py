@@ -36,6 +36,7 @@ def around_trainer_init(
         control.set_session(session)
     if session is not None:
         hooks.require_all()
+        proof.require_version(session, hooks.version())
         _write_configuration(session, config)
     return original(self, *args, **kwargs)
 

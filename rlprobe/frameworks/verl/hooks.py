@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from importlib import metadata
 from types import ModuleType
 from typing import Any
 
@@ -43,19 +44,18 @@ def _apply(patch: Callable[[ModuleType], None], module: ModuleType) -> None:
         patch(module)
     except (HookError, AttributeError) as error:
         _missing.append(
-            f"verl {_version()}: hook point in {module.__name__} is not as expected ({error}); "
+            f"verl {version()}: hook point in {module.__name__} is not as expected ({error}); "
             f"this version cannot be captured until rlprobe knows it"
         )
         if os.environ.get(ENV):
             require_all()
 
 
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
+def version() -> str:
+    """Installed version of verl, for messages and the check of the alignment's."""
     try:
-        return version("verl")
-    except PackageNotFoundError:
+        return metadata.version("verl")
+    except metadata.PackageNotFoundError:
         return "(not installed as a package)"
 
 

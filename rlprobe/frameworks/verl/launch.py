@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ class VerlFramework:
 
     name: str = "verl"
     builtin_version: int = assets.VERSION
+    builtins: Collection[str] = assets.NAMES
 
     def expected_stages(self, spec: RunSpec) -> tuple[str, ...]:
         """Stages that verl runs under the spec's overrides; a replay generates nothing."""
