@@ -12,12 +12,13 @@ import yaml
 from rlprobe import frameworks
 from rlprobe.config import load
 from rlprobe.runs.jobs import Jobs
+from rlprobe.runs.spec import RunSpec
 from tests.workflow.project import Project
 
 _ROOT = Path(__file__).resolve().parents[2]
 #: Examples of sites with devices; the others run on any machine and are run by other tests.
 EXAMPLES = [
-    *sorted((_ROOT / "config/examples").rglob("verl_*gpu*.yaml")),
+    *sorted((_ROOT / "config/examples").glob("*_gpu_to_npu.yaml")),
     _ROOT / "config/examples/two_sites/gpu_site.yaml",
     _ROOT / "config/examples/two_sites/npu_site.yaml",
 ]
@@ -91,20 +92,33 @@ def test_it_is_planned_on_its_cluster(
     assert planned["verdict"] == 1
 
 
-@pytest.mark.slow
-def test_the_framework_knows_every_override(
+def commands(example: Path, scratch: Path) -> list[tuple[RunSpec, list[str]]]:
+    """What each run that is made here starts; refuses options that a run sets itself."""
+    places = frameworks.Places(scratch=scratch / "scratch", assets=scratch / "assets")
+    made = [spec for spec in Jobs.load(example).runs.values() if spec.imported is None]
+    return [(spec, frameworks.get(spec.framework).command(spec, places)) for spec in made]
+
+
+def test_its_stages_are_what_the_framework_runs(
     example: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    alignment = load(example)
-    if alignment.framework != "verl":
-        pytest.skip("only verl describes its options without a GPU")
-    hydra = pytest.importorskip("hydra")
     monkeypatch.chdir(example.parent)
-    places = frameworks.Places(scratch=tmp_path / "scratch", assets=tmp_path / "assets")
-    for spec in Jobs.load(example).runs.values():
-        if spec.imported is not None:
-            continue
-        command = frameworks.get("verl").command(spec, places)
+    for spec, command in commands(example, tmp_path):
+        assert command
+        assert "actor_update" in frameworks.get(spec.framework).expected_stages(spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "example", [p for p in EXAMPLES if "slime" not in p.name], indirect=True, ids=lambda p: p.stem
+)
+def test_verl_knows_every_override(
+    example: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """slime's own options can only be read where Megatron-LM and SGLang are installed."""
+    monkeypatch.chdir(example.parent)
+    hydra = pytest.importorskip("hydra")
+    for spec, command in commands(example, tmp_path):
         overrides = [word for word in command[3:] if not word.startswith("hydra.")]
         with hydra.initialize_config_module("verl.trainer.config", version_base=None):
             config = hydra.compose("ppo_trainer", overrides)

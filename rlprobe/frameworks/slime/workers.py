@@ -20,6 +20,7 @@ from rlprobe.capture.session import Session
 from rlprobe.frameworks import progress
 from rlprobe.frameworks.slime import (
     batch,
+    cached,
     control,
     layout,
     metrics,
@@ -179,6 +180,8 @@ def _stage(
         strength=session.fault_strength,
     )
     recorder = _recorder(session, role)
+    if session.capture.engine == "msprobe" and recorder.wants(stage, step):
+        cached.forget(chunks)
     started = time.monotonic()
     if rank == 0:
         progress.report(session, stage, step, here.rollout_id)

@@ -4,6 +4,7 @@ import json
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -34,7 +35,7 @@ KEYS = [
 
 
 def build(args, role):
-    """A wrapped model and its optimizer; weights come from the seed in the checkpoint's config."""
+    """A wrapped model and its optimizer, with the checkpoint's weights."""
     sizes = json.loads((Path(args.hf_checkpoint) / "config.json").read_text())
     dtype = torch.bfloat16 if args.bf16 else torch.float32
     config = TransformerConfig(
@@ -59,8 +60,8 @@ def build(args, role):
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
         apply_rope_fusion=False,
+        perform_initialization=False,
     )
-    torch.manual_seed(sizes["seed"])
     model = GPTModel(
         config,
         get_gpt_layer_local_spec(normalization="RMSNorm"),
@@ -71,6 +72,7 @@ def build(args, role):
     )
     if role == "critic":
         model.output_layer = ValueHead(sizes["hidden_size"])
+    load(model, sizes["seed"])
     if args.bf16:
         model = model.bfloat16()
     wrapped = DistributedDataParallel(config, DistributedDataParallelConfig(), model)
@@ -81,6 +83,21 @@ def build(args, role):
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
     return [wrapped], optimizer
+
+
+def load(model, seed):
+    """The same bytes on every machine, under any kernels.
+
+    torch's own initialisation takes sines and logarithms, which kernels round differently. These
+    weights are whole numbers drawn from a generator that is the same everywhere, times one power of
+    two: a matrix is spread evenly over +-1/32, and a norm's weight is one.
+    """
+    draw = np.random.Generator(np.random.PCG64(seed))
+    for parameter in model.parameters():
+        whole = draw.integers(-1024, 1025, size=tuple(parameter.shape))
+        values = torch.from_numpy(whole).float() / 2**15
+        with torch.no_grad():
+            parameter.copy_(values if parameter.dim() > 1 else torch.ones_like(values))
 
 
 class ValueHead(torch.nn.Linear):
