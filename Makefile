@@ -19,9 +19,9 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 align: $(STAMP)
 	@workflow/align "$(CONFIG)"
 
-# Slurm, images and two nodes have a target of their own: make cluster.
+# Two processes: most of the long tests' time is waiting for a framework or a Slurm to start.
 test: $(STAMP)
-	pytest -m "not cluster" $(PYTEST_ARGS)
+	pytest -n 2 --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	ruff check .

@@ -1,12 +1,34 @@
-"""What every test may use."""
+"""What every test may use, and how the suite is spread over two processes."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
+
 ROOT = Path(__file__).resolve().parent.parent
+
+#: Directories whose tests share what is dear: one process runs all of a group. slime and verl also
+#: share the repository's root as their workflow's working directory.
+_TOGETHER = {"tests/slime": "frameworks", "tests/e2e": "frameworks", "tests/cluster": "cluster"}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """A file's tests stay together, and so do those that share a collected run or a Slurm."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return _TOGETHER.get("/".join(file.split("/")[:2]), file)
+
+    return Together(config, log)
 
 
 @pytest.fixture(scope="session")

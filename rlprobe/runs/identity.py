@@ -82,7 +82,14 @@ def environment(container: ContainerSection, lock: str | None, key: str) -> str 
 def _model(path: str, key: str, framework: str) -> str:
     if path.startswith(BUILTIN):
         return _builtin(path, key, framework)
-    return keys.model_id(_existing(path, key))
+    directory = _existing(path, key)
+    # a reference may be a framework's own checkpoint; the actor's directory has the tokenizer too
+    if key == "model.path" and not (directory / "config.json").is_file():
+        raise ConfigError(
+            f"{key}: {path} holds no config.json; accepted: a model directory in Hugging Face "
+            f"layout, or {BUILTIN}NAME"
+        )
+    return keys.model_id(directory)
 
 
 def _builtin(name: str, key: str, framework: str) -> str:

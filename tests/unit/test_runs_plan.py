@@ -176,6 +176,7 @@ def test_controls_of_an_imported_benchmark_may_be_imported_too() -> None:
             r"model\.critic_path: nowhere does not exist",
         ),
         ({"model": {"path": "builtin:huge"}}, r"model\.path: builtin:huge .*builtin:tiny-qwen2,"),
+        ({"model": {"path": "/etc"}}, r"model\.path: /etc holds no config\.json"),
         ({"data": {"train_files": "builtin:sums"}}, r"data\.train_files: .*builtin:arithmetic,"),
         ({"data": {"train_files": "no.parquet"}}, r"data\.train_files: no\.parquet does not exist"),
         ({"target": {"fault": "no.py:f"}}, r"target\.fault: no\.py does not exist"),

@@ -46,12 +46,7 @@ class VerlFramework:
         # Hydra refuses a repeated "+key", so a key set twice keeps its last value only
         merged: dict[str, str] = {}
         for override in [*_base(spec), *spec.overrides, *_enforced(spec, places)]:
-            key, separator, _ = override.partition("=")
-            if not separator and not override.startswith("~"):
-                raise ConfigError(
-                    f"override {override!r} is not of the form KEY=VALUE (or +KEY=VALUE, ~KEY)"
-                )
-            plain = key.lstrip("+~")
+            plain = override.partition("=")[0].lstrip("+~")
             merged.pop(plain, None)
             merged[plain] = override
         return ["python", "-m", "verl.trainer.main_ppo", *merged.values()]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlprobe import stages
+from rlprobe.errors import ConfigError
 
 
 def stages_of(config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -40,14 +41,21 @@ def from_overrides(overrides: list[str]) -> dict[str, Any]:
     """The nested mapping that Hydra overrides of the form ``a.b=value`` describe.
 
     Enough of Hydra's grammar to tell which stages run; verl itself parses them for real.
+
+    Raises:
+        ConfigError: an override neither sets a key nor deletes one.
     """
     import yaml
 
     root: dict[str, Any] = {}
     for override in overrides:
-        key, separator, text = override.lstrip("+").partition("=")
-        if not separator or key.startswith("~"):
+        if override.startswith("~"):
             continue
+        key, separator, text = override.lstrip("+").partition("=")
+        if not separator or not key:
+            raise ConfigError(
+                f"override {override!r} is not of the form KEY=VALUE (or +KEY=VALUE, ~KEY)"
+            )
         *parents, leaf = key.split(".")
         node = root
         for parent in parents:
