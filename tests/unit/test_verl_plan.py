@@ -134,5 +134,5 @@ def test_ranks_that_do_not_fit_the_nodes_are_refused() -> None:
 
 
 def test_an_override_without_a_value_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'algorithm.adv_estimator' is not .*KEY=VALUE"):
+    with pytest.raises(ConfigError, match=r"'algorithm\.adv_estimator' is not .*KEY=VALUE"):
         _specs(overrides=["algorithm.adv_estimator"])
