@@ -84,12 +84,20 @@ def test_locally_in_the_same_image_the_numbers_are_the_same(
     )
     assert done.returncode == 0, done.stdout
     key = aligned.site.key(aligned.config, "benchmark")
-    columns = ["step", "rank", "order", "name", "mean", "norm", "digest"]
-    for there in sorted((aligned.store / "runs" / key / "records").glob("*.parquet")):
+    stages = sorted((aligned.store / "runs" / key / "records").glob("*.parquet"))
+    assert len(stages) == 6
+    for there in stages:
         here = tmp_path / "store" / "runs" / key / "records" / there.name
-        assert polars.read_parquet(here, columns=columns).equals(
-            polars.read_parquet(there, columns=columns)
-        ), there.name
+        if there.stem == "actor_generate_sequences":
+            # requests are answered, and so their calls are counted, in the order they arrive
+            numbers = ["step", "rank", "mean", "norm"]
+            one, other = (
+                polars.read_parquet(path, columns=numbers).sort(numbers) for path in (here, there)
+            )
+        else:
+            columns = ["step", "rank", "order", "name", "mean", "norm", "digest"]
+            one, other = (polars.read_parquet(path, columns=columns) for path in (here, there))
+        assert one.equals(other), there.name
 
 
 def test_a_failing_job_is_reported_with_its_log(site: Site) -> None:

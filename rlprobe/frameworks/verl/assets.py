@@ -2,9 +2,9 @@
 
     python -m rlprobe.frameworks.verl.assets DIRECTORY builtin:NAME…
 
-Same name and version, same bytes: weights come from a fixed seed. A byte-level vocabulary needs no
-training corpus, and the critic has its value head saved with it because verl would draw one
-unseeded. Nothing heavy is imported until something is made.
+Same name and version, same weights, on every machine and under any kernels (see :func:`_fill`). A
+byte-level vocabulary needs no training corpus, and the critic has its value head saved with it
+because verl would draw one unseeded. Nothing heavy is imported until something is made.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from rlprobe.errors import ConfigError
 
 BUILTIN = "builtin:"
 #: Part of a run's identity: raise it when a generator changes what it makes.
-VERSION = 1
+VERSION = 2
 
+#: Standard deviation of weights: large enough that attention and logits are not all alike in an
+#: untrained model.
+_SPREAD = 0.2
 _SPECIAL = ("<pad>", "<bos>", "<eos>", "<|im_start|>", "<|im_end|>")
 _CHAT = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -93,8 +96,6 @@ def _shape(vocabulary: dict[str, int]) -> dict[str, Any]:
         "num_key_value_heads": 2,
         "max_position_embeddings": 512,
         "tie_word_embeddings": False,
-        # large enough that attention and logits are not all alike in an untrained model
-        "initializer_range": 0.2,
         "bos_token_id": vocabulary["<bos>"],
         "eos_token_id": vocabulary["<eos>"],
         "pad_token_id": vocabulary["<pad>"],
@@ -110,6 +111,30 @@ _EXPERTS: dict[str, Any] = {
 }
 
 
+def _fill(model: Any, seed: int) -> None:
+    """Draw every weight anew from a generator whose numbers are the same everywhere.
+
+    The framework's own initialisation takes logarithms and cosines, which kernels round
+    differently: a target that made its own copy would start from other weights. Whole numbers times
+    a constant, rounded once, leave no room for that. Matrices are spread evenly with a standard
+    deviation of 0.2; of the rest, what normalises is one and biases are zero, as they were.
+    """
+    import numpy as np
+    import torch
+
+    draw = np.random.Generator(np.random.PCG64(seed))
+    scale = _SPREAD * 3**0.5 / 2**23
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() < 2:
+                continue
+            whole = draw.integers(-(2**23), 2**23, size=tuple(parameter.shape), endpoint=True)
+            parameter.copy_(torch.from_numpy((whole * scale).astype(np.float32)))
+        embedding = model.get_input_embeddings()
+        if embedding.padding_idx is not None:
+            embedding.weight[embedding.padding_idx] = 0.0
+
+
 def _causal(architecture: str, made: Path, *, stops: bool = False, **further: Any) -> None:
     """A causal model; with ``stops`` one that often ends a response, so that lengths vary."""
     import torch
@@ -117,8 +142,8 @@ def _causal(architecture: str, made: Path, *, stops: bool = False, **further: An
 
     vocabulary = _vocabulary()
     config = getattr(transformers, f"{architecture}Config")(**_shape(vocabulary), **further)
-    torch.manual_seed(0)
     model = getattr(transformers, f"{architecture}ForCausalLM")(config)
+    _fill(model, seed=0)
     if stops:
         with torch.no_grad():
             model.lm_head.weight[vocabulary["<eos>"]] *= 2.0
@@ -136,8 +161,8 @@ def _critic(architecture: str, made: Path, *, bias: float = 0.0) -> None:
     config = getattr(transformers, f"{architecture}Config")(
         **_shape(vocabulary), num_labels=1, classifier_dropout=0.0
     )
-    torch.manual_seed(1)
     model = getattr(transformers, f"{architecture}ForTokenClassification")(config)
+    _fill(model, seed=1)
     with torch.no_grad():
         model.score.bias.fill_(bias)
     model.save_pretrained(made)
