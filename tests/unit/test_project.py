@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -29,3 +30,53 @@ def test_the_code_is_clean(root: Path, command: tuple[str, ...]) -> None:
         [sys.executable, "-m", *command], cwd=root, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+#: Rooms of the package, from the ground up: a room may import from lower floors only.
+_FLOORS = (
+    {"errors"},
+    {"stages", "sketch"},
+    {"config", "rollouts", "store", "capture"},
+    {"frameworks", "compare"},
+    {"runs", "diagnose"},
+    {"doctor", "report", "selftest"},
+    {"cli"},
+)
+#: Doors besides: a declared fault is planted where a stage runs.
+_DOORS = {("frameworks", "selftest")}
+
+
+def _imports(file: Path) -> set[str]:
+    """Rooms that a file imports from when it runs."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in typing_only:
+            module = node.module or ""
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("rlprobe.")}
+    return found
+
+
+def test_dependencies_point_one_way(root: Path) -> None:
+    floor = {room: number for number, rooms in enumerate(_FLOORS) for room in rooms}
+    wrong = set()
+    for file in sorted((root / "rlprobe").rglob("*.py")):
+        room = file.relative_to(root / "rlprobe").parts[0].removesuffix(".py")
+        if room not in floor:
+            assert room in ("__init__", "__main__"), f"{file}: which floor is {room} on?"
+            continue
+        for other in _imports(file) & floor.keys() - {room}:
+            if floor[other] >= floor[room] and (room, other) not in _DOORS:
+                wrong.add((str(file.relative_to(root)), other))
+    assert wrong == set()
