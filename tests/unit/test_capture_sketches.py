@@ -13,7 +13,7 @@ from torch import Tensor  # noqa: E402
 
 from rlprobe import sketch as definition  # noqa: E402
 from rlprobe.capture import sketches  # noqa: E402
-from rlprobe.capture.sketches import sketch, sketch_shard  # noqa: E402
+from rlprobe.capture.sketches import accumulation_floor, sketch, sketch_shard  # noqa: E402
 from rlprobe.errors import DumpError  # noqa: E402
 
 T, H = 128, 256  # 256 is divisible by 64 and not by 61
@@ -25,6 +25,46 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=generator(seed))
+
+
+@pytest.fixture
+def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sketches, "_floors", {})
+
+
+def error_of(values: Tensor) -> float:
+    exact = sketch(values.double()).double()
+    return float((sketch(values).double() - exact).norm() / values.double().norm())
+
+
+def test_the_floor_of_this_device_bounds_tensors_it_was_not_measured_on(unmeasured: None) -> None:
+    floor = accumulation_floor("cpu")
+    for count in (1000, 1 << 20, 3_000_000):
+        for shift in (0.0, 1.0, 100.0):
+            values = random(count, seed=1) + shift
+            assert 0 < error_of(values) <= floor, (count, shift)
+    # fp32 products and fp64 sums: no more than two units in the last place of fp32
+    assert floor <= 2 * torch.finfo(torch.float32).eps
+
+
+def test_the_floor_is_that_of_the_device_and_measured_once(
+    unmeasured: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device that sums in fp16 has a floor a thousand times as high, and it holds there too."""
+
+    def coarse(tensor: Tensor, offset: int = 0) -> Tensor:
+        found = sketch(tensor, offset)
+        return found if tensor.dtype == torch.float64 else found.half().float()
+
+    good = accumulation_floor("cpu", 61_000)
+    monkeypatch.setattr(sketches, "sketch", coarse)
+    assert accumulation_floor("cpu", 61_000) == good, "it is measured once"
+    sketches._floors.clear()
+    bad = accumulation_floor("cpu", 61_000)
+    assert 300 * good < bad < 1e-3
+    values = random(61_000, seed=2)
+    exact = sketch(values.double()).double()
+    assert float((coarse(values).double() - exact).norm() / values.norm()) <= bad
 
 
 @pytest.mark.parametrize("count", [1, 60, 61, 62, 5000, 131_072, 200_001, 600_000, 1_000_003])
