@@ -27,9 +27,6 @@ from rlprobe.capture.session import CaptureOptions, Session
 from rlprobe.capture.updates import UpdateRecords
 from rlprobe.errors import ConfigError
 
-#: Roles whose weights never change: checked at every captured step.
-FROZEN_ROLES = frozenset({"ref", "teacher", "reward"})
-
 
 def make_engine(session: Session) -> Engine:
     """The engine an alignment or the vendor's YAML asks for.
@@ -184,9 +181,9 @@ class Recorder:
         options = self.session.capture
         if not options.provenance:
             return {}
-        # generation enters its stage once a request: the same weights need one description
-        wanted = step == options.step_start or self.role in FROZEN_ROLES
-        if wanted and (stage, step) not in self._described:
+        # Once a stage and step (generation enters its stage once a request), and at every captured
+        # step: a model that was not reloaded shows nowhere else.
+        if (stage, step) not in self._described:
             self._described.add((stage, step))
             common = {"step": step, "stage": stage, "role": self.role, "rank": self.rank}
             described = weights.describe(models, options.sketch)

@@ -26,6 +26,8 @@ from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.diagnose.inputs import NAME as PLAN
 from rlprobe.diagnose.inputs import Results
 from rlprobe.diagnose.run import diagnose
+from rlprobe.errors import ConfigError
+from rlprobe.rollouts import hdf5
 from rlprobe.runs.jobs import Jobs
 from rlprobe.runs.launch import Start, launch
 from rlprobe.runs.plan import pairs, plan
@@ -101,6 +103,26 @@ def _number(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
+def _check_lengths(trial: Trial, run: Path) -> None:
+    """A fault that needs responses of several lengths shows nothing where they are all alike.
+
+    Raises:
+        ConfigError: they are.
+    """
+    if trial.case.declared.needs.get("response_lengths") != "varied":
+        return
+    lengths = {
+        int(length)
+        for path in hdf5.steps(run / "rollouts").values()
+        for length in hdf5.read(path).tensors["response_mask"].sum(axis=1)
+    }
+    if len(lengths) < 2:
+        raise ConfigError(
+            f"{trial.name} needs responses of varied lengths; with seed {trial.seed} all have "
+            f"{min(lengths, default=0)} tokens: give the model or the seed another value"
+        )
+
+
 class Pipeline:
     """Runs trials, and keeps what they share.
 
@@ -163,7 +185,8 @@ class Pipeline:
         key = runs[REPEAT].key
         directory = self._directory / "repeats" / key[:16]
         with self._lock(key):
-            launch(runs[BENCHMARK], self._store, start=start)
+            collected = launch(runs[BENCHMARK], self._store, start=start)
+            _check_lengths(trial, collected.parent)
             launch(runs[REPEAT], self._store, start=start)
             if not directory.exists():
                 self._compare(jobs, REPEAT, directory)

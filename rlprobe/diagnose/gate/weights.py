@@ -113,7 +113,12 @@ def _parameters(frame: pl.DataFrame) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for row in frame.sort("rank", maintain_order=True).iter_rows(named=True):
         found.setdefault(row["name"], []).append(row)
-    return found
+    return {name: _with_elements(rows) for name, rows in found.items()}
+
+
+def _with_elements(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Shards that hold anything: a parameter of fewer rows than ranks leaves some empty."""
+    return [row for row in rows if 0 not in row["local_shape"]] or rows[:1]
 
 
 def _parameter(

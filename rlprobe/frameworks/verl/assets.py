@@ -146,7 +146,7 @@ def _causal(architecture: str, made: Path, *, stops: bool = False, **further: An
     _fill(model, seed=0)
     if stops:
         with torch.no_grad():
-            model.lm_head.weight[vocabulary["<eos>"]] *= 2.0
+            model.lm_head.weight[vocabulary["<eos>"]] *= 4.0
     model.generation_config.eos_token_id = vocabulary["<eos>"]
     model.generation_config.pad_token_id = vocabulary["<pad>"]
     model.save_pretrained(made)

@@ -166,6 +166,18 @@ def test_shards_without_a_place_are_compared_by_norm_and_said_to_be() -> None:
     assert "w" in stage(rows(VALUES, 1), rows(2 * VALUES, 4, offset=None)).wrong
 
 
+def test_a_shard_without_elements_says_nothing() -> None:
+    """Of a parameter with one row, the second rank holds none: no digest, norm or sketch."""
+
+    def sharded(values: np.ndarray) -> list[dict[str, Any]]:
+        empty = {"rank": 1, "local_shape": [0, 32], "digest": None, "norm": None, "sketch": None}
+        return [*rows(values, 1), *({**row, **empty} for row in rows(values, 1))]
+
+    assert not stage(sharded(VALUES[:1]), sharded(VALUES[:1])).wrong
+    assert not stage(rows(VALUES[:1], 1), sharded(VALUES[:1])).wrong
+    assert "w" in stage(sharded(VALUES[:1]), sharded(VALUES[1:2])).wrong
+
+
 def test_replicas_count_once() -> None:
     twice = [*rows(VALUES, 2), *({**row, "rank": row["rank"] + 2} for row in rows(VALUES, 2))]
     assert not stage(rows(VALUES, 1), twice).wrong
