@@ -56,24 +56,32 @@ def analyse(results: Results, step: int) -> Step:
     """
     found = Step(step)
     benchmark, target = results.run(BENCHMARK), results.run(TARGET)
-    if benchmark is not None and target is not None:
-        found.key_data = _key_data(benchmark, target, step)
-    loaded = []
     factors = roundings.products(benchmark, target)
-    for name in results.stages():
-        stage = judged.load(results, name, step, factors)
-        if stage is not None:
-            loaded.append(_judge(stage, found.key_data))
-    loaded = [_confined_elsewhere(finding, loaded) for finding in loaded]
-    found.findings = {finding.stage.name: finding for finding in loaded}
+    loaded = [
+        stage
+        for name in results.stages()
+        if (stage := judged.load(results, name, step, factors)) is not None
+    ]
+    if benchmark is not None and target is not None:
+        passes = {stage.name: stage.before_update for stage in loaded}
+        found.key_data = _key_data(benchmark, target, step, passes)
+    findings = [_judge(stage, found.key_data) for stage in loaded]
+    findings = [_confined_elsewhere(finding, findings) for finding in findings]
+    found.findings = {finding.stage.name: finding for finding in findings}
     return found
 
 
-def _key_data(benchmark: Run, target: Run, step: int) -> dict[str, Difference]:
+def _key_data(
+    benchmark: Run, target: Run, step: int, passes: dict[str, int | None]
+) -> dict[str, Difference]:
+    """Differences by name; of an update's results, what came before weights first changed."""
     shared = sorted(set(keydata.names(benchmark)) & set(keydata.names(target)))
     found = {}
     for name in shared:
         left, right = (keydata.load(run, name, step) for run in (benchmark, target))
+        before = passes.get(keydata.OUTCOMES.get(name, ""))
+        if before is not None:
+            left, right = ([r for r in rows if r.micro_step < before] for rows in (left, right))
         if left and right:
             found[name] = keydata.compare(left, right, name, step)
     return found

@@ -49,6 +49,17 @@ class Stage:
         """All ranks' rows."""
         return pl.concat([process.rows for process in self.processes])
 
+    @property
+    def before_update(self) -> int | None:
+        """Micro-batches before weights first change within the stage; None where they do once."""
+        rows = self.rows
+        updates = rows.filter(pl.col("slot") == "grad_reduced").get_column("call").n_unique()
+        if updates <= 1:
+            return None
+        judged = rows.filter(pl.col("judged") & (pl.col("phase") < execution.GRADIENTS))
+        last = judged.get_column("passage").max()
+        return int(last) + 1 if isinstance(last, int) else 0
+
 
 def scan(results: Results, pair: str, stage: str, columns: list[str]) -> pl.LazyFrame | None:
     """A comparison's records; None where there are none.

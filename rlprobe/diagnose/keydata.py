@@ -5,12 +5,13 @@ How key data lie in a run and how a row's sample is found: :mod:`rlprobe.compare
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from rlprobe.compare.samples.keydata import (
     ADVANTAGES,
+    GIVEN,
     OUTCOMES,
     REWARDS,
     TOKENS,
@@ -18,9 +19,10 @@ from rlprobe.compare.samples.keydata import (
     KeyData,
     Row,
 )
+from rlprobe.diagnose import fits
 from rlprobe.store.read import Run
 
-__all__ = ["ADVANTAGES", "OUTCOMES", "REWARDS", "TOKENS", "Array", "Row"]
+__all__ = ["ADVANTAGES", "GIVEN", "OUTCOMES", "REWARDS", "TOKENS", "Array", "Row"]
 
 
 def names(run: Run) -> list[str]:
@@ -62,8 +64,12 @@ class Difference:
     share: float = 0.0
     #: Position of the sequence from which on rows differ far more than before it.
     onset: int | None = None
-    #: Share of the differing rows that equal another sample's row of the benchmark.
+    #: Share of the differing rows whose difference leads to another sample's row.
     moved: float = 0.0
+    #: Places by which values are displaced along their rows (:func:`fits.shift`).
+    shift: int | None = None
+    #: Each joined sample's values on both sides, where they are one number a token.
+    pairs: list[tuple[str, Array, Array]] = field(default_factory=list, repr=False)
 
 
 def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Difference:
@@ -78,7 +84,7 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
     count = joined = differing = 0
     worst: tuple[float, str | None, int | None] = (0.0, None, None)
     largest = 0.0
-    for key in left.keys() & right.keys():
+    for key in sorted(left.keys() & right.keys()):
         for one, other in zip(left[key], right[key], strict=False):
             b, t = one.values, other.values
             if b.shape != t.shape:
@@ -101,6 +107,8 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
     if joined:
         scale = np.sqrt(norms)
         error = float(np.sqrt(squares) / scale) if scale > 0 else (0.0 if squares == 0 else np.inf)
+    flat = [pair for pair in pairs if pair[1].ndim == 1]
+    measured = [] if name in TOKENS else flat  # tokens and masks follow no law of numbers
     return Difference(
         name=name,
         step=step,
@@ -113,15 +121,15 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
         sample=worst[1],
         position=worst[2],
         share=differing / count if count else 0.0,
-        onset=_change_point([np.abs(t - b) for _, b, t in pairs if b.ndim == 1]),
-        moved=_moved(pairs),
+        onset=_change_point([np.abs(t - b) for _, b, t in flat]),
+        moved=fits.of_other_rows(measured),
+        shift=fits.shift([(b, t) for _, b, t in measured]),
+        pairs=flat,
     )
 
 
 #: A change point is one where differences grow by this factor at least.
 _GROWTH = 6.0
-#: More rows than this are not searched for one another.
-_ROWS = 512
 
 
 def _change_point(differences: list[Array]) -> int | None:
@@ -146,25 +154,6 @@ def _change_point(differences: list[Array]) -> int | None:
     growth = np.where(inner, after / np.maximum(before, 1e-30 + 1e-12 * after.max()), 0.0)
     best = int(np.argmax(growth))
     return int(places[best]) if growth[best] > _GROWTH**2 else None
-
-
-def _moved(pairs: list[tuple[str, Array, Array]]) -> float:
-    """Share of the rows that differ which equal another sample's row of the benchmark."""
-    if not 1 < len(pairs) <= _ROWS:
-        return 0.0
-    found = wrong = 0
-    for key, own, row in pairs:
-        scale = np.linalg.norm(own)
-        if not scale > 0 or np.linalg.norm(row - own) < 1e-2 * scale:
-            continue
-        wrong += 1
-        found += any(
-            other != key
-            and candidate.shape == row.shape
-            and np.linalg.norm(candidate - row) < 1e-4 * scale
-            for other, candidate, _ in pairs
-        )
-    return found / wrong if wrong else 0.0
 
 
 def _grouped(rows: list[Row]) -> dict[str, list[Row]]:

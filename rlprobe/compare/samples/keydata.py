@@ -34,8 +34,20 @@ OUTCOMES: dict[str, str] = {
     "old_log_probs": stages.LOG_PROB,
     "entropys": stages.LOG_PROB,
     "values": stages.VALUES,
+    "update_log_probs": stages.ACTOR_UPDATE,
+    "update_entropys": stages.ACTOR_UPDATE,
+    "update_values": stages.CRITIC_UPDATE,
 }
-#: Key data that stages are given.
+#: Key data that stages are given: what they are copies of, None where another computation made
+#: them, and the stage.
+GIVEN: dict[str, tuple[str | None, str]] = {
+    "given_old_log_probs": ("old_log_probs", stages.ACTOR_UPDATE),
+    "given_ref_log_prob": ("ref_log_prob", stages.ACTOR_UPDATE),
+    "given_actor_mask": (None, stages.ACTOR_UPDATE),
+    "given_values": ("values", stages.CRITIC_UPDATE),
+    "given_returns": (None, stages.CRITIC_UPDATE),
+    "given_critic_mask": (None, stages.CRITIC_UPDATE),
+}
 REWARDS, ADVANTAGES = "token_level_rewards", "advantages"
 PROMPTS, RESPONSES, MASK, INPUT_IDS = "prompts", "responses", "attention_mask", "input_ids"
 TOKENS = (INPUT_IDS, PROMPTS, RESPONSES, MASK, "position_ids")
@@ -54,6 +66,8 @@ Place = tuple[int, int]
 
 def stage_of(key: str) -> str:
     """The stage whose micro-batches a key's values are of."""
+    if key in GIVEN:
+        return GIVEN[key][1]
     return OUTCOMES.get(key) or _GIVEN.get(key, stages.LOG_PROB)
 
 

@@ -97,7 +97,7 @@ def _by_kind(scene: Scene) -> Found:
             return gradients.backward(scene.shape, scene.row)
         return modules.forward(scene.finding, scene.origin, scene.shape)
     if kind == OUTCOME:
-        return results.outcome(scene.finding, scene.origin)
+        return results.outcome(scene.step, scene.finding, scene.origin)
     if kind == kinds.LOSS:
         return results.loss(scene.step, scene.finding, scene.shape, scene.row)
     if kind == kinds.OPTIMIZER:

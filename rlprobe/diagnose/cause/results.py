@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import polars as pl
 
-from rlprobe.diagnose import execution, keydata
+from rlprobe.diagnose import execution, fits, given
 from rlprobe.diagnose.analysis import Finding, Step
 from rlprobe.diagnose.cause.shape import Shape, of
-from rlprobe.diagnose.gate.batch import advantages_floor
 from rlprobe.diagnose.origin import Origin
 
 Found = tuple[str, float, list[str]]
@@ -16,7 +15,7 @@ Found = tuple[str, float, list[str]]
 _OFF_POLICY = 1e-3
 
 
-def outcome(finding: Finding, origin: Origin) -> Found:
+def outcome(step: Step, finding: Finding, origin: Origin) -> Found:
     """A stage's key data parts while every module agrees."""
     moved = [d for d in finding.key_data if d.moved > 0.5]
     if moved:
@@ -24,50 +23,99 @@ def outcome(finding: Finding, origin: Origin) -> Found:
             "row_order",
             0.9,
             [
-                f"{moved[0].moved:.0%} of the rows of {moved[0].name} that differ are another "
-                "sample's of the benchmark: results are handed back in another order"
+                f"{moved[0].moved:.0%} of the rows of {moved[0].name} that differ lead to "
+                "another sample's of the benchmark: results are handed back in another order"
+            ],
+        )
+    shifted = [d for d in finding.key_data if d.shift is not None]
+    if shifted:
+        return (
+            "label_or_mask_shift",
+            0.85,
+            [
+                f"{shifted[0].name} are displaced along the sequence: what stands at a token is "
+                f"the benchmark's of {abs(shifted[0].shift or 0)} "
+                f"{'later' if (shifted[0].shift or 0) > 0 else 'earlier'}"
             ],
         )
     differ = {o.name for o in finding.outcomes if o.excess > 1}
-    if "old_log_probs" in differ and "entropys" in differ:
+    log_probs = sorted(differ & set(_ENTROPY_OF))
+    if log_probs:
+        return _log_probs(step, finding, log_probs[0], differ)
+    return "unknown", 0.4, [f"{origin.operator} parts after the last module"]
+
+
+#: Log-probs, and the entropies of the same tokens.
+_ENTROPY_OF = {
+    "old_log_probs": "entropys",
+    "update_log_probs": "update_entropys",
+    "ref_log_prob": None,
+    "ref_log_probs": None,
+    "teacher_log_probs": None,
+}
+#: Share of the difference that a temperature must explain without the tokens' own entropies.
+_WITHOUT = 0.8
+
+
+def _log_probs(step: Step, finding: Finding, name: str, differ: set[str]) -> Found:
+    """Log-probs part and logits do not: a temperature, another processing, or other labels."""
+    entropy = _ENTROPY_OF[name]
+    measured = {o.name for o in finding.outcomes}
+    fitted = _temperature(step, name, entropy)
+    known = entropy in measured
+    enough = fits.EXPLAINED if known else _WITHOUT
+    moved = not known or entropy in differ
+    if moved and fitted is not None and fitted.explained > enough:
         return (
             "sampling_semantics",
-            0.8,
+            0.9 if known else 0.7,
             [
-                "logits agree, log-probs and entropies do not: another temperature, or processed "
-                "instead of raw log-probs"
+                f"logits agree, and {name} differ as they do where the target's temperature is "
+                f"{fitted.coefficient:.4g} times the benchmark's (a fit that explains "
+                f"{fitted.explained:.1%} of the difference)"
             ],
         )
-    if differ & {"old_log_probs", "ref_log_prob", "ref_log_probs"}:
-        if any(o.name == "entropys" for o in finding.outcomes):
-            return (
-                "label_or_mask_shift",
-                0.7,
-                [
-                    "logits and entropies agree, the log-probs of the chosen tokens do not: other "
-                    "labels, or labels shifted"
-                ],
+    unlike = "" if fitted is None else f"; no temperature explains it ({fitted.explained:.0%})"
+    if known and entropy in differ:
+        return (
+            "sampling_semantics",
+            0.7,
+            [f"logits agree, {name} and entropies do not: processed or raw log-probs{unlike}"],
+        )
+    said = "logits and entropies agree" if known else "logits agree"
+    return (
+        "label_or_mask_shift",
+        0.7 if known else 0.55,
+        [f"{said}, {name} of the chosen tokens do not: other or shifted labels{unlike}"],
+    )
+
+
+def _temperature(step: Step, name: str, entropy: str | None) -> fits.Fit | None:
+    """A temperature that explains the log-probs, with the best entropies there are."""
+    log_probs = step.key_data.get(name)
+    if log_probs is None:
+        return None
+    # the actor's own, or those of the log-prob stage, whose logits the update's are
+    near = [entropy, "entropys"] if name == "update_log_probs" else [entropy]
+    for other in near:
+        entropies = step.key_data.get(other or "")
+        if entropies is None:
+            continue
+        known = {sample: (b, t) for sample, b, t in entropies.pairs}
+        shared = [pair for pair in log_probs.pairs if pair[0] in known]
+        if shared:
+            return fits.temperature(
+                [(b, t) for _, b, t in shared], [known[sample] for sample, _, _ in shared]
             )
-        return "sampling_semantics", 0.5, ["logits agree and log-probs do not"]
-    return "unknown", 0.4, [f"{origin.operator} parts after the last module"]
+    return fits.temperature([(b, t) for _, b, t in log_probs.pairs], None)
 
 
 def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, object]) -> Found:
     """The loss, or the first gradient that it sends back, parts."""
-    advantages = step.key_data.get(keydata.ADVANTAGES)
-    if (
-        advantages is not None
-        and advantages.error is not None
-        and advantages.error > advantages_floor(step.key_data)
-    ):
-        return (
-            "data",
-            0.8,
-            [
-                f"the advantages that the loss was given differ by {advantages.error:.3g}, most in "
-                f"sample {advantages.sample}"
-            ],
-        )
+    for item in given.wrong(step.key_data, finding.stage.name):
+        if item.is_mask:
+            return "label_or_mask_shift", 0.85, [item.said]
+        return "data", 0.85, [item.said]
     ratio = _off_policy(finding.stage.rows)
     if ratio is not None:
         return "sampling_semantics", 0.6, [ratio]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlprobe import stages
-from rlprobe.diagnose import keydata
+from rlprobe.diagnose import given, keydata
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
 from rlprobe.diagnose.keydata import Difference
@@ -11,9 +11,6 @@ from rlprobe.diagnose.keydata import Difference
 REWARDS, ADVANTAGES, INPUTS = "rewards", "advantages", "batch inputs"
 #: Rewards are copied, or computed from text: they agree to the last bits of fp32.
 _EXACT = 1e-6
-#: Advantages are whitened sums of values and log-probs, whose noise they magnify.
-_MAGNIFIED = 100.0
-_LEAST = 1e-5
 
 
 def check(evidence: Evidence) -> tuple[list[GateItem], Shut | None]:
@@ -78,7 +75,7 @@ def _advantages(found: dict[str, Difference]) -> GateItem:
             "no row of advantages could be joined by sample",
             "keep the mock proof of both sides: it says which row is which sample",
         )
-    allowed = advantages_floor(found)
+    allowed = given.magnified(found)
     if difference.error > allowed:
         return caveat(
             ADVANTAGES,
@@ -91,16 +88,6 @@ def _advantages(found: dict[str, Difference]) -> GateItem:
         ADVANTAGES,
         f"agree within {difference.error:.3g} (relative L2) for {difference.joined} samples",
     )
-
-
-def advantages_floor(found: dict[str, Difference]) -> float:
-    """What the differences of values and log-probs can make of advantages (relative L2)."""
-    given = [
-        found[name].error or 0.0
-        for name in ("values", "old_log_probs", "ref_log_prob")
-        if name in found
-    ]
-    return max(_LEAST, _MAGNIFIED * max(given, default=0.0))
 
 
 def _inputs(found: dict[str, Difference]) -> GateItem | None:

@@ -34,6 +34,26 @@ _OUTPUTS: dict[str, dict[str, str]] = {
     stages.VALUES: {"values": "values"},
 }
 
+#: Likewise, of an alignment only: what a diagnosis needs to tell a stage that computes wrongly from
+#: one that is given something wrong. verl's name -> ours.
+_INPUTS_OF_ALIGNMENT: dict[str, dict[str, str]] = {
+    stages.ACTOR_UPDATE: {
+        "old_log_probs": "given_old_log_probs",
+        "ref_log_prob": "given_ref_log_prob",
+        "response_mask": "given_actor_mask",
+    },
+    stages.CRITIC_UPDATE: {
+        "values": "given_values",
+        "returns": "given_returns",
+        "response_mask": "given_critic_mask",
+    },
+}
+_OUTPUTS_OF_ALIGNMENT: dict[str, dict[str, str]] = {
+    stages.REFERENCE: {"log_probs": "ref_log_prob"},
+    stages.ACTOR_UPDATE: {"log_probs": "update_log_probs", "entropy": "update_entropys"},
+    stages.CRITIC_UPDATE: {"values": "update_values"},
+}
+
 
 def flag(data: Any, key: str, default: Any = None) -> Any:
     """A non-tensor entry of a batch, whichever container this version uses."""
@@ -75,20 +95,32 @@ def _rows(value: torch.Tensor) -> Iterator[torch.Tensor]:
     return iter([row.detach().cpu() for row in (value.unbind() if value.is_nested else value)])
 
 
-def key_inputs(stage: str, data: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The key data among a micro batch's inputs."""
-    for name in _INPUTS.get(stage, ()):
+def key_inputs(stage: str, data: Any, aligning: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """The key data among a micro batch's inputs.
+
+    Args:
+        stage: canonical name.
+        data: the micro batch.
+        aligning: whether this is a run of an alignment, and not the vendor's collector.
+    """
+    names = {name: name for name in _INPUTS.get(stage, ())}
+    if aligning:
+        names |= _INPUTS_OF_ALIGNMENT.get(stage, {})
+    for name, ours in names.items():
         value = tensor(data, name)
         if value is not None:
-            yield name, value
+            yield ours, value
 
 
-def key_outputs(stage: str, output: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """The key data among a micro batch's model outputs."""
-    for name, contract in _OUTPUTS.get(stage, {}).items():
+def key_outputs(stage: str, output: Any, aligning: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """The key data among a micro batch's model outputs; see :func:`key_inputs`."""
+    names = _OUTPUTS.get(stage, {})
+    if aligning:
+        names = names | _OUTPUTS_OF_ALIGNMENT.get(stage, {})
+    for name, ours in names.items():
         value = output.get(name) if isinstance(output, dict) else tensor(output, name)
         if isinstance(value, torch.Tensor):
-            yield contract, value
+            yield ours, value
 
 
 def loss_parts(metrics: Any) -> Iterator[tuple[str, float]]:

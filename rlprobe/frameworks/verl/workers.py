@@ -34,6 +34,8 @@ class _Stage:
     scope: StageScope
     #: Whether this step's key data and samples are wanted.
     wanted: bool
+    #: Whether this is a run of an alignment, and not the vendor's collector.
+    aligning: bool
     micro_steps: int = 0
 
 
@@ -108,7 +110,8 @@ def _run(session: Session, stage: str, worker: Any, data: Any, call: Callable[[]
             adapter=_adapter(engine, adapterless),
         ) as scope,
     ):
-        _running.append(_Stage(stage, scope, session.capture.wants_step(step)))
+        wanted, aligning = session.capture.wants_step(step), session.role != "collector"
+        _running.append(_Stage(stage, scope, wanted, aligning))
         began = time.monotonic()
         if rank == 0:
             progress.report(session, stage, step, trainer_step)
@@ -182,10 +185,12 @@ def _watch(engine: Any) -> None:
         micro_batch = kwargs.get("micro_batch", args[0] if args else None)
         stage.scope.micro_step(stage.micro_steps)
         stage.micro_steps += 1
-        for name, value in batch.key_inputs(stage.name, micro_batch):
+        for name, value in batch.key_inputs(stage.name, micro_batch, stage.aligning):
             stage.scope.key_data(name, value)
         loss, output = forward_step(*args, **kwargs)
-        for name, value in batch.key_outputs(stage.name, output.get("model_output")):
+        for name, value in batch.key_outputs(
+            stage.name, output.get("model_output"), stage.aligning
+        ):
             stage.scope.key_data(name, value)
         if stage.name in stages.UPDATE_STAGES:
             stage.scope.loss("loss", loss)

@@ -1,0 +1,132 @@
+"""Simple laws that a difference of key data may follow, fitted over all samples at once.
+
+With b the benchmark's values of a sample, t the target's and d = t - b, a law proposes a
+direction c (the next token's value minus this one's, another sample's row minus this one's) and d
+is fitted as s * c. Only the direction is judged, by the share of d's square that the fit explains;
+so a law is recognised whether it holds fully (s = 1) or in part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[np.float64]
+#: One sample's values on the benchmark and the target, shape [values].
+Pair = tuple[Array, Array]
+
+#: Share of the difference's square that a law must explain.
+EXPLAINED = 0.9
+#: Shifts looked for, nearest first.
+_SHIFTS = (1, -1, 2, -2)
+#: More rows than this are not searched for one another.
+_ROWS = 512
+#: Rows of so few values point anywhere.
+_SHORT = 3
+#: A row counts as different from this share of the largest difference of any row.
+_DIFFERENT = 0.1
+
+
+@dataclass(frozen=True)
+class Fit:
+    """d = coefficient * c, and the share of d's square that it explains."""
+
+    coefficient: float
+    explained: float
+
+
+def fit(parts: Iterable[Pair]) -> Fit | None:
+    """Least squares of d on c over all parts; None where either is nothing or not finite.
+
+    Args:
+        parts: pairs (c, d) of equal shape.
+    """
+    cc = cd = dd = 0.0
+    for c, d in parts:
+        cc += float(np.dot(c, c))
+        cd += float(np.dot(c, d))
+        dd += float(np.dot(d, d))
+    if not (cc > 0 and dd > 0 and math.isfinite(cc + dd)):
+        return None
+    return Fit(cd / cc, cd * cd / (cc * dd))
+
+
+def shift(pairs: Sequence[Pair]) -> int | None:
+    """By how many places the target's values are displaced along each row, None for none.
+
+    1 says that entry i of the target is the benchmark's entry i + 1.
+    """
+    best: tuple[float, int] | None = None
+    for places in _SHIFTS:
+        found = fit(_displaced(b, t, places) for b, t in pairs if len(b) > abs(places) + 1)
+        if found is None or found.coefficient <= 0 or found.explained < EXPLAINED:
+            continue
+        if best is None or found.explained > best[0] + 1e-3:
+            best = (found.explained, places)
+    return best[1] if best is not None else None
+
+
+def _displaced(b: Array, t: Array, places: int) -> Pair:
+    here = slice(0, len(b) - places) if places > 0 else slice(-places, len(b))
+    there = slice(places, len(b)) if places > 0 else slice(0, len(b) + places)
+    return b[there] - b[here], t[here] - b[here]
+
+
+def of_other_rows(samples: Sequence[tuple[str, Array, Array]]) -> float:
+    """Share of the rows that differ whose difference leads to another sample's row.
+
+    Args:
+        samples: name, benchmark's and target's row of each.
+    """
+    rows = [(name, b, t - b) for name, b, t in samples if len(b) > _SHORT]
+    if not 1 < len(rows) <= _ROWS:
+        return 0.0
+    sizes = np.array([np.linalg.norm(d) for _, _, d in rows])
+    if not (sizes.max() > 0 and math.isfinite(sizes.max())):
+        return 0.0
+    wrong = [row for row, size in zip(rows, sizes, strict=True) if size > _DIFFERENT * sizes.max()]
+    found = 0
+    for length in {len(b) for _, b, _ in wrong}:
+        names = [name for name, b, _ in rows if len(b) == length]
+        table = np.stack([b for _, b, _ in rows if len(b) == length])
+        for name, b, d in wrong:
+            if len(b) == length:
+                there = table[[other != name for other in names]] - b
+                along = there @ d
+                explained = along**2 / np.maximum((there**2).sum(axis=1) * (d @ d), 1e-300)
+                found += bool(((along > 0) & (explained > EXPLAINED)).any())
+    return found / len(wrong)
+
+
+def temperature(log_probs: Sequence[Pair], entropies: Sequence[Pair] | None) -> Fit | None:
+    """The target's temperature over the benchmark's, were that all that differs.
+
+    With logits z, inverse temperature beta, and log p = beta z_y - log Z, the entropy is
+    H = log Z - beta E[z], so g = log p + H = beta (z_y - E[z]). And d log p / d log beta = g:
+    log p moves by the integral of g over log beta, by the trapezoid rule (g_b + g_t) / 2 times
+    log(beta_t / beta_b). No logits are needed, and a first-order change is fitted exactly.
+
+    Args:
+        log_probs: tokens by sample, in nats.
+        entropies: of the same tokens; None where unknown: their mean stands for each, which
+            explains less.
+
+    Returns:
+        the ratio as ``coefficient``; None where nothing can be fitted.
+    """
+    if not log_probs:
+        return None
+    middles = [(b + t) / 2 for b, t in log_probs]
+    if entropies is None:
+        mean = float(np.concatenate(middles).mean())
+        gains = [middle - mean for middle in middles]
+    else:
+        if [len(b) for b, _ in entropies] != [len(b) for b, _ in log_probs]:
+            return None
+        gains = [m + (b + t) / 2 for m, (b, t) in zip(middles, entropies, strict=True)]
+    found = fit([(gain, t - b) for gain, (b, t) in zip(gains, log_probs, strict=True)])
+    return None if found is None else Fit(math.exp(-found.coefficient), found.explained)
