@@ -7,6 +7,7 @@ keyword inputs, and sketches.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from torch import nn
@@ -18,9 +19,12 @@ from rlprobe.capture.hooks import Tape, attach
 from rlprobe.capture.names import named_modules
 from rlprobe.capture.session import CaptureOptions, Session
 from rlprobe.capture.statistics import Statistics
+from rlprobe.capture.tensors import Tensors
 from rlprobe.capture.token_range import TokenRange
 from rlprobe.capture.token_sketches import TokenSketches
 from rlprobe.errors import ConfigError
+
+_log = logging.getLogger("rlprobe")
 
 
 def check(options: CaptureOptions) -> None:
@@ -43,13 +47,23 @@ class _StageState:
     """What a stage keeps between two entries of one step."""
 
     def __init__(self, place: Place, session: Session) -> None:
-        self.files = DumpFiles(place.directory, "statistics", "L0")
+        options = session.capture
+        self.files = DumpFiles(place.directory, "tensor" if options.tensors else "statistics", "L0")
         self.tokens: TokenSketches | None = None
-        if session.capture.token_sketch:
-            budget = session.capture.token_sketch_mib << 20
+        if options.token_sketch:
+            budget = options.token_sketch_mib << 20
             self.tokens = TokenSketches(Path(session.side), place, budget)
         self.counts: dict[str, int] = {}
         self.failed = False
+        self.micro_step = 0
+        self.numbers = Statistics(options.sketch)
+        if options.tensors:
+            self.numbers = Tensors(
+                options.sketch,
+                place.directory,
+                lambda: not options.micro_steps or self.micro_step in options.micro_steps,
+                options.tensor_budget,
+            )
 
 
 class LightEngine:
@@ -83,7 +97,7 @@ class LightWatch:
         self._place = place
         self._state = state
         files = state.files
-        numbers = Statistics(options.sketch)
+        numbers = state.numbers
         trains = place.stage in stages.UPDATE_STAGES
         self._tape = Tape(
             state.counts, files.construct, files.stacks, numbers, state.tokens, trains
@@ -100,7 +114,7 @@ class LightWatch:
 
     def micro_step(self, index: int) -> None:
         """Module calls are counted by the hooks; tokens are counted from here."""
-        self._tape.micro_step = index
+        self._tape.micro_step = self._state.micro_step = index
         if self._tokens is not None:
             self._tokens.restart()
 
@@ -108,6 +122,14 @@ class LightWatch:
         tape = self._tape
         tape.close()
         records = tape.statistics.resolve()
+        if isinstance(tape.statistics, Tensors):
+            tape.statistics.name(tape.data)
+            if tape.statistics.left_out:
+                _log.warning(
+                    "%s: the budget of %s bytes is spent: %d tensors kept, %d left out",
+                    self._place.stage, tape.statistics.budget, tape.statistics.kept,
+                    tape.statistics.left_out,
+                )  # fmt: skip
         if not self._state.failed:
             self._state.files.publish(tape.data)
             if self._state.tokens is not None:

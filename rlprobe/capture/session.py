@@ -50,6 +50,12 @@ class CaptureOptions:
     token_range: tuple[int, int] | None = None
     #: Only these modules (Hugging Face paths) when not empty; used by refine.
     modules: tuple[str, ...] = ()
+    #: Keep the tensors of those modules, with the light engine; used by refine.
+    tensors: bool = False
+    #: Only in these micro-batches, when not empty.
+    micro_steps: tuple[int, ...] = ()
+    #: Bytes of tensors per stage and process; None: no limit.
+    tensor_budget: int | None = None
     #: Disk each process may fill, in MiB; a stage that has begun is finished. None: no limit.
     budget_mib: int | None = None
     #: Part of it that per-token sketches may take.

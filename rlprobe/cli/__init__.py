@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "exec": "run any framework command line with the hooks on",
     "compare": "measure every difference between two runs or dumps",
     "official-table": "write msprobe's own comparison table (needs torch)",
+    "refine": "tensors for the suspects only, and a sharper verdict",
     "diagnose": "gate, noise floor, first divergence and cause, as diagnosis.json",
     "report": "write the page",
     "verdict": "print the verdict; exit 0 aligned, 3 diverged, 4 not comparable",

@@ -11,6 +11,7 @@ from rlprobe.cli.common import write_json
 from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.run import diagnose
 from rlprobe.errors import NotComparableError
+from rlprobe.refine.refined import sharpened
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = diagnose(args.results)
+    found = sharpened(args.results, diagnose(args.results))
     value = found.as_dict()
     write_json(args.results / diagnosis.NAME, value)
     if args.json is not None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rlprobe import frameworks, stages
 from rlprobe.capture import determinism
@@ -22,7 +23,7 @@ from rlprobe.frameworks import proof
 from rlprobe.runs import entry, process, script
 from rlprobe.runs.follow import Progress
 from rlprobe.runs.plan import FAULT_ENV
-from rlprobe.runs.spec import BENCHMARK, RunSpec
+from rlprobe.runs.spec import BENCHMARK, RunSpec, Suspects
 from rlprobe.store.commit import commit
 
 _log = logging.getLogger("rlprobe")
@@ -161,6 +162,7 @@ def session_of(spec: RunSpec, store: Path, scratch: Path) -> Session:
             configurations=capture.configurations,
             memory=capture.memory,
             token_range=capture.token_range if generates else None,
+            **_kept(spec.suspects),
         ),
         replay=replay,
         collect_rollouts=spec.role == BENCHMARK,
@@ -172,6 +174,18 @@ def session_of(spec: RunSpec, store: Path, scratch: Path) -> Session:
         fault_strength=spec.fault_strength,
         expected_stages=spec.stages,
     )
+
+
+def _kept(suspects: Suspects | None) -> dict[str, Any]:
+    """Capture options of a refining run."""
+    if suspects is None:
+        return {}
+    return {
+        "modules": suspects.modules,
+        "tensors": True,
+        "micro_steps": suspects.micro_steps,
+        "tensor_budget": suspects.budget_mib << 20,
+    }
 
 
 def _absolute_fault(fault: str | None) -> str | None:

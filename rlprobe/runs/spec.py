@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,33 @@ class Identities:
 
 
 @dataclass(frozen=True)
+class Suspects:
+    """The part of a step to look at again."""
+
+    stage: str
+    #: Captured step, from 0.
+    step: int
+    rank: int
+    #: Hugging Face paths.
+    modules: tuple[str, ...]
+    #: Micro-batches whose tensors are kept, from 0; empty: all.
+    micro_steps: tuple[int, ...]
+    #: The record where the sides part.
+    record: str
+    #: Samples that those micro-batches hold, for the reader.
+    samples: tuple[str, ...] = ()
+    #: MiB of tensors that each process may write.
+    budget_mib: int = 1024
+
+    def declared(self) -> dict[str, Any]:
+        """What of it can change a run's files: part of the run's key."""
+        fields = dataclasses.asdict(self)
+        for name in ("record", "samples"):
+            fields.pop(name)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
+
+
+@dataclass(frozen=True)
 class RunSpec:
     """One run of one role, as declared. Paths are as the alignment gives them."""
 
@@ -70,6 +98,8 @@ class RunSpec:
     fault_strength: float = 1.0
     #: Key of the benchmark run whose rollouts are replayed; None for the benchmark itself.
     replay_of: str | None = None
+    #: What a refining run keeps tensors of; None for every other run.
+    suspects: Suspects | None = None
     #: Key of a run that is taken from the store and never started here.
     imported: str | None = None
 
@@ -103,6 +133,8 @@ class RunSpec:
         }
         if self.fault_strength != 1.0:
             declared["fault_strength"] = self.fault_strength
+        if self.suspects is not None:
+            declared["suspects"] = self.suspects.declared()
         if self.replay_of is not None:
             declared["recompute_rewards"] = self.recompute_rewards
         return declared

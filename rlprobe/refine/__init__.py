@@ -1,0 +1,1 @@
+"""Tensors of the suspects only, to say more exactly what is wrong with them."""

@@ -1,0 +1,159 @@
+"""From a diagnosis to what is to be looked at again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import polars as pl
+
+from rlprobe.diagnose import analysis, execution, keydata
+from rlprobe.diagnose import origin as kinds
+from rlprobe.diagnose.analysis import OUTCOME, Finding
+from rlprobe.diagnose.inputs import BENCHMARK, TARGET, Results, require
+from rlprobe.diagnose.run import first_step
+from rlprobe.errors import DumpError
+from rlprobe.runs.spec import Suspects
+from rlprobe.store.durable import replace_bytes
+from rlprobe.store.read import Run
+
+NAME = "suspects.json"
+FORMAT = 1
+#: Children of a suspect that are looked at with it; a model's root has too many to be suspects.
+_CHILDREN = 12
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """``suspects.json``: what to look at again, or why there is nothing."""
+
+    suspects: Suspects | None
+    #: Keys of the runs that were diagnosed.
+    benchmark: str
+    target: str
+    reason: str = ""
+    format: int = FORMAT
+
+
+def find(directory: Path, budget_mib: int) -> Plan:
+    """The suspects of a results directory.
+
+    Args:
+        directory: RESULTS_DIR of an alignment that was compared.
+        budget_mib: of tensors, for each process of each of the two runs.
+
+    Raises:
+        DumpError, StoreError: a file or run is missing or damaged.
+    """
+    results = Results.open(directory)
+    benchmark, target = require(results, BENCHMARK), require(results, TARGET)
+    step = analysis.analyse(results, first_step(benchmark, target))
+    parted = analysis.first_of(step)
+
+    def nothing(reason: str) -> Plan:
+        return Plan(None, benchmark.key, target.key, reason)
+
+    if parted is None or parted.origin is None:
+        return nothing("no stage parts: there is nothing to look at again")
+    origin = parted.origin
+    modules = _modules(parted)
+    if not modules:
+        return nothing(
+            f"{parted.stage.name} parts in the {origin.operator}, and no module is suspect: "
+            "gradients, changes of parameters and key data say all there is"
+        )
+    passage = origin.row.get("passage")
+    micro_steps = (int(passage),) if isinstance(passage, int) else ()
+    return Plan(
+        Suspects(
+            stage=parted.stage.name,
+            step=step.number,
+            rank=parted.rank or 0,
+            modules=tuple(modules),
+            micro_steps=micro_steps,
+            record=_watched(parted),
+            samples=_samples(benchmark, parted, step.number, micro_steps),
+            budget_mib=budget_mib,
+        ),
+        benchmark.key,
+        target.key,
+    )
+
+
+def write(directory: Path, plan: Plan) -> Path:
+    """Write ``RESULTS_DIR/refine/suspects.json``."""
+    path = directory / "refine" / NAME
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_bytes(path, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
+    return path
+
+
+def read(directory: Path) -> Plan:
+    """Read it back.
+
+    Raises:
+        DumpError: it is missing, damaged or of another format.
+    """
+    path = directory / "refine" / NAME
+    try:
+        plan = msgspec.json.decode(path.read_bytes(), type=Plan)
+    except OSError as error:
+        raise DumpError(
+            f"{path} cannot be read ({error.strerror}); `rlprobe refine --part suspects` writes it"
+        ) from error
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise DumpError(f"{path} names no suspects: {error}; refine again") from error
+    if plan.format != FORMAT:
+        raise DumpError(f"{path} has format {plan.format}; this rlprobe reads {FORMAT}")
+    return plan
+
+
+def _watched(parted: Finding) -> str:
+    """The record to look at: where the sides part, or what the loss is made of and sends back."""
+    assert parted.origin is not None
+    row = parted.origin.row
+    if parted.origin.kind in (kinds.LOSS, OUTCOME):
+        back = _first_gradient(parted)
+        return str(back["name"]) if back is not None else str(row["name"])
+    return str(row["name"])
+
+
+def _first_gradient(parted: Finding) -> dict[str, object] | None:
+    rows = parted.stage.rows.filter(
+        pl.col("judged") & (pl.col("phase") == execution.BACKWARD) & pl.col("beyond")
+    )
+    return rows.row(0, named=True) if rows.height else None
+
+
+def _modules(parted: Finding) -> list[str]:
+    """The suspect, what encloses it, its children, and the module whose record shows it."""
+    assert parted.origin is not None
+    known = set(parted.stage.rows.get_column("module").drop_nulls().unique())
+    shown = parted.origin.row.get("module")
+    if parted.origin.kind == kinds.LOSS:
+        back = _first_gradient(parted)
+        shown = None if back is None else back["module"]
+    chosen = {parted.origin.module, shown}
+    if parted.origin.module is not None:
+        below = [m for m in known if m.rpartition(".")[0] == parted.origin.module]
+        chosen |= set(below if len(below) <= _CHILDREN else ())
+        parent = parted.origin.module.rpartition(".")[0]
+        chosen |= {parent} if parent.count(".") > 1 else set()
+    return sorted(m for m in chosen if isinstance(m, str) and m in known)
+
+
+def _samples(
+    benchmark: Run, parted: Finding, step: int, micro_steps: tuple[int, ...]
+) -> tuple[str, ...]:
+    """The samples that those micro-batches hold, where key data of the stage tell."""
+    for difference in parted.key_data:
+        rows = keydata.load(benchmark, difference.name, step)
+        found = [
+            row.sample
+            for row in rows
+            if row.sample is not None
+            and row.rank == (parted.rank or 0)
+            and (not micro_steps or row.micro_step in micro_steps)
+        ]
+        if found:
+            return tuple(found)
+    return ()

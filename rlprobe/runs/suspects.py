@@ -1,0 +1,57 @@
+"""The runs that keep tensors of the suspects.
+
+Refining answers one question, so it runs only what that needs: the benchmark's rollouts once more
+on each device, up to the step in question, with one stage captured, of the suspect modules only,
+and tensors of the suspect micro-batches only, within a disk budget.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from rlprobe.config import Alignment
+from rlprobe.errors import ConfigError
+from rlprobe.runs.plan import plan
+from rlprobe.runs.spec import BENCHMARK, REPEAT, TARGET, RunSpec, Suspects
+
+#: Comparison of the refining runs: the benchmark's replay against the target's.
+SIDES: tuple[str, str] = (REPEAT, TARGET)
+
+
+def refining(alignment: Alignment, suspects: Suspects) -> dict[str, RunSpec]:
+    """The two runs: the benchmark device's replay and the target's.
+
+    Raises:
+        ConfigError: the benchmark was imported, so that its device is not here.
+    """
+    if alignment.benchmark.run is not None:
+        raise ConfigError(
+            f"the benchmark is run {alignment.benchmark.run[:12]}, imported from another site: its "
+            "device is not here to capture tensors. Run `rlprobe refine` where it was collected"
+        )
+    # a replay on the benchmark's device, whether or not the alignment asked for one
+    controls = alignment.controls.model_copy(update={"repeat": True})
+    runs = plan(alignment.model_copy(update={"controls": controls}))
+    origin = runs[BENCHMARK].key
+    return {role: _narrowed(runs[role], suspects, origin) for role in SIDES}
+
+
+def _narrowed(spec: RunSpec, suspects: Suspects, origin: str) -> RunSpec:
+    capture = spec.capture.model_copy(
+        update={
+            "engine": "light",
+            "task": "statistics",
+            "level": "L0",
+            "summary_mode": "statistics",
+            "stages": (suspects.stage,),
+            "ranks": (suspects.rank,),
+            "token_sketch": False,
+            "memory": False,
+            "token_range": None,
+        }
+    )
+    last = suspects.step
+    steps = spec.steps.model_copy(update={"total": last + 1, "start": last, "end": last})
+    return dataclasses.replace(
+        spec, capture=capture, steps=steps, replay_of=origin, suspects=suspects
+    )
