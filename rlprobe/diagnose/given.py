@@ -13,9 +13,10 @@ from rlprobe import stages
 from rlprobe.diagnose import keydata
 from rlprobe.diagnose.keydata import Difference
 
-#: A copy may differ by what it is a copy of, read once more.
-_COPIED = 1.5
-_LEAST = 1e-7
+#: A copy differs as what it is a copy of, but may be of a part of it (the response without the
+#: prompt), whose relative difference is another.
+_COPIED = 10.0
+_LEAST = 1e-6
 #: Advantages and returns are whitened or summed from values and log-probs, whose noise they
 #: magnify.
 _MAGNIFIED, _MAGNIFIED_LEAST = 100.0, 1e-5

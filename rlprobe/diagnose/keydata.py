@@ -64,6 +64,9 @@ class Difference:
     share: float = 0.0
     #: Position of the sequence from which on rows differ far more than before it.
     onset: int | None = None
+    #: Root mean square difference at a sequence's first token over that at the others; None where
+    #: rows do not begin there.
+    first: float | None = None
     #: Share of the differing rows whose difference leads to another sample's row.
     moved: float = 0.0
     #: Places by which values are displaced along their rows (:func:`fits.shift`).
@@ -80,6 +83,7 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
     """
     left, right = _grouped(benchmark), _grouped(target)
     pairs: list[tuple[str, Array, Array]] = []
+    whole: list[Array] = []
     squares = norms = total = 0.0
     count = joined = differing = 0
     worst: tuple[float, str | None, int | None] = (0.0, None, None)
@@ -92,6 +96,8 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
             joined += 1
             wide_b, wide_t = b.astype(np.float64), t.astype(np.float64)
             pairs.append((key, wide_b, wide_t))
+            if one.response_at and b.ndim == 1:  # the prompt is in it
+                whole.append(np.abs(wide_t - wide_b))
             difference = np.abs(wide_t - wide_b)
             difference = np.where(wide_t == wide_b, 0.0, difference)  # equal infinities
             squares += float(np.sum(difference**2))
@@ -122,12 +128,26 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
         position=worst[2],
         share=differing / count if count else 0.0,
         onset=_change_point([np.abs(t - b) for _, b, t in flat]),
+        first=_first_token(whole),
         moved=fits.of_other_rows(measured),
         shift=fits.shift([(b, t) for _, b, t in measured]),
         pairs=flat,
     )
 
 
+def _first_token(differences: list[Array]) -> float | None:
+    """How much a sequence's first token differs, relative to the others."""
+    heads = [d[0] for d in differences if len(d) > 1]
+    rest = [d[1:] for d in differences if len(d) > 1]
+    if not heads:
+        return None
+    others = float(np.sqrt(np.mean(np.concatenate(rest) ** 2)))
+    return float(np.sqrt(np.mean(np.square(heads)))) / others if 0 < others < np.inf else None
+
+
+#: Over the first tokens any fault of attention grows, as they see more and more keys; what sets in
+#: later has a place of its own.
+_GROWING = 6
 #: A change point is one where differences grow by this factor at least.
 _GROWTH = 6.0
 
@@ -147,10 +167,10 @@ def _change_point(differences: list[Array]) -> int | None:
     squares = np.nanmean(table**2, axis=0)
     before = np.cumsum(squares)[:-1] / np.arange(1, longest)
     after = np.cumsum(squares[::-1])[::-1][1:] / np.arange(longest - 1, 0, -1)
-    if longest < 6 or not after.max() > 0:
+    if longest < 2 * _GROWING or not after.max() > 0:
         return None
     places = np.arange(1, longest)
-    inner = (places >= 2) & (places <= 0.9 * longest)
+    inner = (places >= _GROWING) & (places <= 0.9 * longest)
     growth = np.where(inner, after / np.maximum(before, 1e-30 + 1e-12 * after.max()), 0.0)
     best = int(np.argmax(growth))
     return int(places[best]) if growth[best] > _GROWTH**2 else None

@@ -129,9 +129,15 @@ def _attention(finding: Finding, origin: Origin, shape: Shape) -> Found:
     late = [d for d in finding.key_data if d.onset is not None]
     if late:
         said.append(f"{late[0].name} part from position {late[0].onset} of the sequence on")
+    # A sequence's first token attends to itself alone: nothing but a mask that lets it see others,
+    # or other values, changes what it gets.
+    lone = [d for d in finding.key_data if d.first is not None and d.error]
+    touched = any((d.first or 0.0) > _TOUCHED for d in lone)
     chances = _chances(finding, origin)
-    if chances is None or not chances["beyond"]:
-        return _mixed(shape, bool(late), chances is not None, said)
+    if chances is None:
+        return _unseen(shape, bool(late), touched, bool(lone), said)
+    if not chances["beyond"]:
+        return _mixed(shape, bool(late), said)
     if chances["min_benchmark"] == 0 < chances["min_target"]:
         return "mask", 0.9, [*said, "no attention probability is 0 any more: nothing is masked"]
     if chances["max_target"] < 1 == chances["max_benchmark"]:
@@ -144,7 +150,9 @@ def _attention(finding: Finding, origin: Origin, shape: Shape) -> Found:
     if own.rounded_to is not None:
         return "rounding_order", 0.6, [*said, f"attention probabilities: {own.said_rounding()}"]
     if late:
-        return "mask", 0.5, said
+        return "mask", 0.6, said
+    if touched:
+        return "mask", 0.7, [*said, "the first token of a sequence differs: it sees others"]
     # A sharper or flatter softmax moves all probabilities one way; other angles move them about.
     bias = abs(own.factor - 1.0) / own.error
     if bias > _COHERENT:
@@ -162,8 +170,8 @@ def _attention(finding: Finding, origin: Origin, shape: Shape) -> Found:
     ]  # fmt: skip
 
 
-def _mixed(shape: Shape, late: bool, known: bool, said: list[str]) -> Found:
-    """Attention whose probabilities agree, or were not given out."""
+def _mixed(shape: Shape, late: bool, said: list[str]) -> Found:
+    """Attention whose probabilities agree and whose result does not."""
     if late:
         return "mask", 0.6, said
     bias = 0.0 if shape.factor is None else abs(shape.factor - 1.0) / shape.error
@@ -171,13 +179,34 @@ def _mixed(shape: Shape, late: bool, known: bool, said: list[str]) -> Found:
         return "mask", 0.5, [
             *said, f"its result is {shape.factor:.4g} times as large: other tokens are averaged"
         ]  # fmt: skip
-    if known:
-        return "layout", 0.6, [
-            *said, "probabilities agree and the mixture is as large as before: other heads' values"
+    return "layout", 0.5, [
+        *said, "probabilities agree and the mixture is as large as before: other heads' values"
+    ]  # fmt: skip
+
+
+def _unseen(shape: Shape, late: bool, touched: bool, known: bool, said: list[str]) -> Found:
+    """Attention of a fused kernel, which gives out no probabilities."""
+    if late:
+        return "mask", 0.6, said
+    bias = 0.0 if shape.factor is None else abs(shape.factor - 1.0) / shape.error
+    if touched:
+        said = [*said, "the first token of a sequence differs, which attends to itself alone"]
+        if bias > _COHERENT:
+            return "mask", 0.6, [*said, "its result has another size: it sees others"]
+        return "layout", 0.5, [*said, "its result is as large as before: other heads' values"]
+    if not known:
+        return "unknown", 0.3, [*said, "neither probabilities nor tokens' results tell why"]
+    if bias > _COHERENT:
+        return "hyperparameter", 0.4, [
+            *said, "first tokens agree and the result has another size: another softmax scale"
         ]  # fmt: skip
-    return "mask", 0.4, said
+    return "position", 0.35, [
+        *said, "first tokens agree and the result is as large as before: other angles, or rounding"
+    ]  # fmt: skip
 
 
+#: Difference of first tokens, relative to the others', from which on they are touched.
+_TOUCHED = 0.2
 #: Share of the probabilities' difference that is one of size, for a change of scale.
 _COHERENT = 0.2
 
