@@ -255,24 +255,28 @@ def _sketch_error(table: pl.DataFrame) -> pl.Series:
             continue
         index = block.to_numpy()
         with np.errstate(all="ignore"):
-            distance = np.sqrt(np.einsum("ij,ij->i", t - b, t - b))
-            own = np.sqrt(np.einsum("ij,ij->i", b, b))
-            other = np.sqrt(np.einsum("ij,ij->i", t, t))
-            norm = np.where(np.isfinite(norms[index]) & (norms[index] > 0), norms[index], own)
-            scale = np.where(norm > 0, norm, other)
+            difference = np.subtract(t, b, dtype=np.float64)
+            distance = np.sqrt(np.einsum("ij,ij->i", difference, difference))
+            scale = norms[index].copy()
+            # rare: without a norm of the benchmark, its sketch's, and without that the target's
+            for side in (b, t):
+                lacking = np.flatnonzero(~(np.isfinite(scale) & (scale > 0)))
+                wide = side[lacking].astype(np.float64)
+                scale[lacking] = np.sqrt(np.einsum("ij,ij->i", wide, wide))
             result[index] = np.where(distance == 0, 0.0, distance / scale)
     return pl.Series("sketch_error", result).fill_nan(None)
 
 
-def _matrix(sketches: pl.Series) -> npt.NDArray[np.float64] | None:
-    """Rows of float64, so that squares of float32 do not overflow."""
+def _matrix(sketches: pl.Series) -> npt.NDArray[np.float32] | None:
+    """Sketches as rows; None where their lengths differ."""
     if sketches.is_empty():
         return None
     width = int(sketches.list.len()[0])
     if (sketches.list.len() != width).any():
         return None
     flat = sketches.explode(empty_as_null=False, keep_nulls=False).to_numpy()
-    return flat.astype("float64").reshape(len(sketches), width)
+    rows: npt.NDArray[np.float32] = flat.reshape(len(sketches), width)
+    return rows
 
 
 def _error() -> list[pl.Expr]:

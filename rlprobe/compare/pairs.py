@@ -63,12 +63,11 @@ def side_by_side(
     columns: dict[str, pl.Series] = {}
     presence: dict[str, pl.Series] = {}
     for side, frame in zip(SIDES, (benchmark, target), strict=True):
-        frame = frame.with_columns(size=elements(frame.get_column("shape")))
         rows = None if matches is None else getattr(matches, side)
         if rows is not None:
             frame = frame[rows]
             presence[side] = rows.is_not_null()
-        for name in (*BOTH, "sketch", "size"):
+        for name in (*BOTH, "sketch"):
             columns[f"{name}_{side}"] = frame.get_column(name)
         for name in COMMON:
             if side == "benchmark":
@@ -77,7 +76,12 @@ def side_by_side(
                 columns[name] = columns[name].zip_with(
                     presence["benchmark"], frame.get_column(name)
                 )
-    columns["same_shape"] = columns["shape_benchmark"].eq_missing(columns["shape_target"])
+    shapes = columns["shape_benchmark"], columns["shape_target"]
+    columns["same_shape"] = shapes[0].eq_missing(shapes[1])
+    columns["size_benchmark"] = elements(shapes[0])
+    columns["size_target"] = (
+        columns["size_benchmark"] if columns["same_shape"].all() else elements(shapes[1])
+    )
     height = len(columns["name"])
     nothing = pl.Series([None], dtype=pl.String)
     columns["rule"] = nothing.new_from_index(0, height) if matches is None else matches.rule

@@ -198,7 +198,8 @@ def write_stage(
         if processes == 1:
             (table,) = tables
             summary.add(table)
-            table.write_parquet(records, **_PARQUET)
+            # nothing to skip by statistics where all rows are of one process
+            table.write_parquet(records, statistics=False, **_PARQUET)
         else:
             _source(tables, summary).sink_parquet(records, engine="streaming", **_PARQUET)
         text = json.dumps(summary.as_dict(), indent=1, allow_nan=False) + "\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,24 +13,16 @@ from pydantic import Field, field_validator, model_validator
 from rlprobe import stages
 from rlprobe.errors import StoreError
 from rlprobe.store.keys import run_key
+from rlprobe.store.paths import DIRECTORIES as DIRECTORIES
+from rlprobe.store.paths import FILES as FILES
+from rlprobe.store.paths import check_path
 
 FORMAT = 1
 NAME = "manifest.json"
 #: A manifest is read whole; one with a million files is a third of this.
 MAX_BYTES = 512 << 20
 
-#: What a run's directory may hold beside the manifest.
-DIRECTORIES = ("dump", "records", "rollouts", "token_sketches")
-FILES = (
-    "environment.json",
-    "metrics.jsonl",
-    "mock_proof.json",
-    "tensors.parquet",
-    "weights.parquet",
-)
-
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\\\ud800-\udfff]")
 
 
 class _Model(pydantic.BaseModel):
@@ -192,25 +183,6 @@ def _line(value: Any) -> str:
     return json.dumps(
         value, separators=(",", ":"), sort_keys=True, ensure_ascii=True, allow_nan=False
     )
-
-
-def check_path(path: str) -> None:
-    """Refuse a path that does not stay in a run's directory.
-
-    Raises:
-        ValueError: absolute, with ``..``, odd characters, or outside the known places.
-    """
-    parts = path.split("/")
-    if (
-        len(path) > 4000
-        or _CONTROL.search(path)
-        or any(part in ("", ".", "..") or len(part.encode()) > 255 for part in parts)
-    ):
-        raise ValueError(f"path {path!r} is not a plain relative path")
-    if path not in FILES and (len(parts) < 2 or parts[0] not in DIRECTORIES):
-        raise ValueError(
-            f"path {path!r} has no place in a run; known: {', '.join((*FILES, *DIRECTORIES))}"
-        )
 
 
 def check_tree(paths: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import polars as pl
 
 from rlprobe.errors import StoreError
-from rlprobe.store.manifest import check_path
+from rlprobe.store.paths import check_path
 
 
 class Place(NamedTuple):
