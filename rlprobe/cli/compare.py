@@ -25,8 +25,19 @@ def add_parser(subparsers: Any) -> None:
         description="Measure every difference between two runs or dumps. Exit code 0: compared, "
         "whatever the differences; 4: nothing, or too little, could be compared.",
     )
-    parser.add_argument("benchmark", metavar="BENCHMARK", help=_SIDES)
-    parser.add_argument("target", metavar="TARGET", help="likewise")
+    parser.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help=_SIDES)
+    parser.add_argument("target", metavar="TARGET", nargs="?", help="likewise")
+    parser.add_argument(
+        "--train-infer",
+        metavar="RUN",
+        help="instead of two sides: training's log-prob stage of one run against the inference "
+        "engine's prefill (its generate stage), prompt tokens only",
+    )
+    parser.add_argument(
+        "--engine-dump",
+        metavar="DIR",
+        help="with --train-infer: the engine's dump, where it lies outside the run",
+    )
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="OUT")
     parser.add_argument(
         "--stage",
@@ -85,6 +96,10 @@ def run(args: argparse.Namespace) -> int:
         args.noise,
         None if args.rules is None else rules.load(args.rules),
     )
+    if args.train_infer is not None:
+        return _train_infer(args, options)
+    if args.benchmark is None or args.target is None or args.engine_dump is not None:
+        raise UsageError("give BENCHMARK and TARGET, or --train-infer RUN [--engine-dump DIR]")
     benchmark = sides.resolve(args.benchmark, args.store)
     target = sides.resolve(args.target, args.store)
     lack: NotComparableError | None
@@ -100,6 +115,36 @@ def run(args: argparse.Namespace) -> int:
                 "comparable": lack is None,
                 "message": str(lack) if lack else None,
                 "stages": [s.as_dict() for s in summaries],
+            },
+        )
+    if lack is not None and not args.no_fail:
+        raise lack
+    return 0
+
+
+def _train_infer(args: argparse.Namespace, options: Options) -> int:
+    if args.benchmark is not None:
+        raise UsageError("--train-infer takes one run, and no BENCHMARK and TARGET")
+    # Imported here: it needs the tensor kernels, which most comparisons do without.
+    from rlprobe.compare.traininfer import run as traininfer
+
+    run = sides.resolve(args.train_infer, args.store)
+    engine = None if args.engine_dump is None else sides.resolve(args.engine_dump, args.store)
+    outcome = None
+    lack: NotComparableError | None
+    try:
+        outcome = traininfer.compare(run, engine, args.out, options)
+        traininfer.tell(outcome)
+        lack = outcome.insufficient()
+    except NotComparableError as error:
+        lack = error
+    if args.json is not None:
+        write_json(
+            args.json,
+            {
+                "comparable": lack is None,
+                "message": str(lack) if lack else None,
+                "stages": [outcome.summary.as_dict()] if outcome else [],
             },
         )
     if lack is not None and not args.no_fail:

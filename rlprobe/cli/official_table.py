@@ -10,11 +10,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import json
 import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from rlprobe.cli.common import write_json
 from rlprobe.compare import planner, sides
 from rlprobe.compare.planner import Pairing, StagePlan
 from rlprobe.compare.sides import DumpStage, Process, RunStage, StageSource
-from rlprobe.errors import NotComparableError, RlprobeError
+from rlprobe.compare.traininfer import sources
+from rlprobe.errors import NotComparableError, RlprobeError, UsageError
 from rlprobe.store import packing, records
 from rlprobe.store.objects import linked
 
@@ -33,6 +35,8 @@ _KINDS = ("csv", "xlsx")
 #: Paths that msprobe accepts.
 _ACCEPTED = re.compile(r"^[a-zA-Z0-9_.:/-]+$")
 _FILES = (records.DUMP, records.DEBUG, records.STACK, "construct.json")
+
+_LAYER = re.compile(r"(\blayers\.\d+\.)")
 
 #: ``msprobe.pytorch.compare.pt_compare.pt_compare``.
 PtCompare = Callable[..., None]
@@ -45,8 +49,15 @@ def add_parser(subparsers: Any) -> None:
         description="Run `msprobe compare` on every stage, in one process, and keep its CSV and "
         "XLSX as OUT/{stage}/official.csv and .xlsx.",
     )
-    parser.add_argument("benchmark", metavar="BENCHMARK", help="as for compare")
-    parser.add_argument("target", metavar="TARGET", help="as for compare")
+    parser.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="as for compare")
+    parser.add_argument("target", metavar="TARGET", nargs="?", help="as for compare")
+    parser.add_argument(
+        "--train-infer",
+        metavar="RUN",
+        help="instead of two sides: msprobe's --consistent_check of one run's log-prob and "
+        "generate stages",
+    )
+    parser.add_argument("--engine-dump", metavar="DIR", help="as for compare --train-infer")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="OUT")
     parser.add_argument("--stage", action="append", default=[], help="only this stage (repeatable)")
     parser.add_argument("--store", type=Path, help="where run keys are looked up")
@@ -60,11 +71,9 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    pt_compare = _msprobe()
-    benchmark = sides.resolve(args.benchmark, args.store)
-    target = sides.resolve(args.target, args.store)
+    pt_compare, plan = _msprobe(), _plan(args)
     results: list[dict[str, Any]] = []
-    for stage in planner.plan(benchmark, target, args.stage):
+    for stage in plan:
         if stage.benchmark is not None and stage.target is not None:
             results += _stage_tables(pt_compare, stage, args.out / stage.stage, args.steps)
         else:
@@ -75,6 +84,52 @@ def run(args: argparse.Namespace) -> int:
         reasons = {result["message"] for result in results} or {"no stage is on both sides"}
         raise NotComparableError(f"msprobe wrote no table: {'; '.join(sorted(reasons))}")
     return 0
+
+
+def _plan(args: argparse.Namespace) -> list[StagePlan]:
+    if args.train_infer is None:
+        if args.benchmark is None or args.target is None or args.engine_dump is not None:
+            raise UsageError("give BENCHMARK and TARGET, or --train-infer RUN [--engine-dump DIR]")
+        benchmark = sides.resolve(args.benchmark, args.store)
+        return planner.plan(benchmark, sides.resolve(args.target, args.store), args.stage)
+    if args.benchmark is not None:
+        raise UsageError("--train-infer takes one run, and no BENCHMARK and TARGET")
+    run = sides.resolve(args.train_infer, args.store)
+    engine = None if args.engine_dump is None else sides.resolve(args.engine_dump, args.store)
+    inference, training = sources.sources(run, engine)
+    # msprobe compares one file of each; call numbers of the two are paired in order
+    one, other = inference.processes[0], training.processes[0]
+    pairing = Pairing(other.step, other.rank, one, other)
+    return [StagePlan(sources.NAME, inference, training, (pairing,))]
+
+
+def _consistency(stage: StagePlan, copies: Sequence[Path]) -> dict[str, Any]:
+    """msprobe's options for training against inference; none for any other stage.
+
+    The copies become what msprobe can compare. Of tensors it could not: it joins query, key and
+    value along the wrong axis, and fails where they differ in width. The module names of training
+    become FSDP1's, as it matches nothing under any others.
+    """
+    if stage.stage != sources.NAME:
+        return {}
+    files = [copy / records.DUMP for copy in copies]
+    engine, training = (json.loads(file.read_bytes()) for file in files)
+    megatron = any(".decoder.layers." in name for name in training["data"])
+    if not megatron and not any("_fsdp_wrapped_module." in name for name in training["data"]):
+        training["data"] = {
+            _LAYER.sub(r"\1_fsdp_wrapped_module.", name, count=1): entry
+            for name, entry in training["data"].items()
+        }
+    for file, whole in zip(files, (engine, training), strict=True):
+        whole |= {"task": "statistics", "data": _without_files(whole["data"])}
+        file.write_text(json.dumps(whole), encoding="utf-8")
+    return {"consistent_check": True, "backend": "megatron" if megatron else "fsdp"}
+
+
+def _without_files(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {k: _without_files(v) for k, v in node.items() if k != "data_name"}
+    return [_without_files(child) for child in node] if isinstance(node, list) else node
 
 
 def _msprobe() -> PtCompare:
@@ -104,12 +159,17 @@ def _stage_tables(
         pairs = [p for p in pairs if p.step == pairs[0].step]
     for number, pairing in enumerate(pairs):
         with _laid_out(stage, pairing) as (benchmark, target):
+            options = _consistency(stage, (benchmark, target))
             for file, suffix in ((records.DUMP, ""), (records.DEBUG, "-debug")):
                 if not ((benchmark / file).is_file() and (target / file).is_file()):
                     continue
                 place = f"-step{pairing.step}-rank{pairing.rank}" if number else ""
                 message = _table(
-                    pt_compare, benchmark / file, target / file, out, f"{NAME}{place}{suffix}"
+                    pt_compare,
+                    (benchmark / file, target / file),
+                    out,
+                    f"{NAME}{place}{suffix}",
+                    options,
                 )
                 if message:
                     _log.warning("%s: msprobe wrote no table: %s", stage.stage, message)
@@ -126,7 +186,11 @@ def _stage_tables(
 
 
 def _table(
-    pt_compare: PtCompare, benchmark: Path, target: Path, out: Path, name: str
+    pt_compare: PtCompare,
+    files: tuple[Path, Path],
+    out: Path,
+    name: str,
+    options: dict[str, Any],
 ) -> str | None:
     """Both formats of one table; None, or why msprobe wrote none."""
     out.mkdir(parents=True, exist_ok=True)
@@ -136,9 +200,10 @@ def _table(
             try:
                 with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
                     pt_compare(
-                        {"npu_path": str(target), "bench_path": str(benchmark)},
+                        {"npu_path": str(files[1]), "bench_path": str(files[0])},
                         aside,
                         xlsx=kind == "xlsx",
+                        **options,
                     )
             except Exception as error:  # noqa: BLE001 - whatever msprobe raises ends its table only
                 return _explain(out, name, f"{_complaints(said.getvalue())} ({error!r})")

@@ -177,19 +177,13 @@ def _rename(state: _State, rules: Rules) -> None:
     """Column ``path``: the module path as the rules rewrite it; ``renamed``: by which rule."""
     for name in ("left", "right"):
         side: pl.DataFrame = getattr(state, name)
-        paths = side.get_column("module").drop_nulls().unique().to_list()
-        chunks = _consecutive(paths)
-        rewritten, by = [], []
-        for path in paths:
-            new, rule = (chunks[path], CHUNKS) if path in chunks else (path, None)
-            for rename in rules.renames:
-                after = rename.apply(new)
-                if after != new:
-                    new, rule = after, rule or rename.name
-            rewritten.append(new)
-            by.append(rule)
+        new = rewritten(side.get_column("module").drop_nulls().unique().to_list(), rules)
         table = pl.DataFrame(
-            {"module": paths, "path": rewritten, "renamed": by},
+            {
+                "module": list(new),
+                "path": [path for path, _ in new.values()],
+                "renamed": [rule for _, rule in new.values()],
+            },
             schema={"module": pl.String, "path": pl.String, "renamed": pl.String},
         )
         side = side.drop("path", "renamed").join(
@@ -198,7 +192,21 @@ def _rename(state: _State, rules: Rules) -> None:
         setattr(state, name, side)
 
 
-def _consecutive(paths: list[str]) -> dict[str, str]:
+def rewritten(paths: Sequence[str], rules: Rules) -> dict[str, tuple[str, str | None]]:
+    """Module paths as the rules spell them, and by which rule; None where none applied."""
+    chunks = _consecutive(paths)
+    found = {}
+    for path in paths:
+        new, rule = (chunks[path], CHUNKS) if path in chunks else (path, None)
+        for rename in rules.renames:
+            after = rename.apply(new)
+            if after != new:
+                new, rule = after, rule or rename.name
+        found[path] = new, rule
+    return found
+
+
+def _consecutive(paths: Sequence[str]) -> dict[str, str]:
     """Megatron's chunks ``0.decoder.layers.0``, ``1.decoder.layers.0`` with layers numbered on.
 
     Right where chunks follow one another on this rank, which they do without pipeline parallelism.

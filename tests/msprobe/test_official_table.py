@@ -81,3 +81,22 @@ def test_without_msprobe_the_message_says_what_to_do(
     command = ["official-table", str(trees / "b"), str(trees / "t"), "-o", str(trees / "out")]
     assert main(command) == 1
     assert "install mindstudio-probe and torch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("trainer", ["hugging_face", "megatron"])
+def test_msprobes_consistency_check_stands_beside_ours(tmp_path: Path, trainer: str) -> None:
+    from tests.unit import train_infer_dumps as dumped
+
+    whole = [[*prompt, *response] for prompt, response in dumped.SAMPLES]
+    training = getattr(dumped, trainer)(dumped.Batch(whole, {}), 0)
+    engine = dumped.engine(dumped.Batch([prompt for prompt, _ in dumped.SAMPLES], {}), 0)
+    dumped.save(tmp_path / "actor_compute_log_prob/step0/rank0", training)
+    dumped.save(tmp_path / "actor_generate_sequences/step0/rank0", engine)
+    command = ["official-table", "--train-infer", str(tmp_path), "-o", str(tmp_path / "out")]
+    assert main(command) == 0
+    table = rows(tmp_path / "out/train_infer/official.csv")
+    fused = [r for r in table if "qkv_proj" in r["Bench Name"] and r["NPU Name"] != "N/A"]
+    assert fused
+    if trainer == "hugging_face":
+        assert all("q_proj" in row["NPU Name"] and "v_proj" in row["NPU Name"] for row in fused)
+    assert (tmp_path / "out/train_infer/official.xlsx").stat().st_size > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,7 +14,7 @@ from rlprobe.compare.tensors.source import TensorSource
 from rlprobe.compare.tensors.tensorfile import TensorFile, TensorFileError
 
 #: Columns added or overwritten for the rows measured.
-_RESULT: dict[str, Any] = {
+RESULT: dict[str, Any] = {
     "row": pl.UInt32,
     "t_status": pl.String,
     "t_reason": pl.String,
@@ -53,27 +54,40 @@ def measure(
 
     with ThreadPoolExecutor(jobs) as pool:
         found = list(pool.map(one, rows.iter_rows(named=True)))
-    figures = pl.DataFrame(found, schema=_RESULT)
+    return applied(table, found, (measures.SHAPE, measures.DTYPE))
+
+
+def applied(
+    table: pl.DataFrame, found: Sequence[Mapping[str, Any]], kept: Sequence[str]
+) -> pl.DataFrame:
+    """Overwrite the rows that were measured.
+
+    Args:
+        table: rows of :func:`rlprobe.compare.measures.measure`.
+        found: ``row`` (its number) and what :func:`described` gives; nothing where it was not read.
+        kept: statuses that stand whatever the elements say, unless they could not be read.
+    """
+    figures = pl.DataFrame(found, schema=RESULT)
     names = [name for name in figures.columns if not name.startswith("t_") and name != "row"]
     read = pl.col("t_status").is_not_null()
-    unreadable = pl.col("t_status") == measures.UNREADABLE
-    kept_status = pl.col("status").is_in([measures.SHAPE, measures.DTYPE])
+    unmeasured = pl.col("t_status").is_in([measures.UNREADABLE, measures.SHAPE])
+    kept_status = pl.col("status").is_in(kept)
     return (
         table.drop([name for name in names if name in table.columns])
         .with_row_index("row")
         .join(figures, on="row", how="left", maintain_order="left")
         .with_columns(
-            status=pl.when(unreadable | (read & ~kept_status)).then("t_status").otherwise("status"),
+            status=pl.when(unmeasured | (read & ~kept_status)).then("t_status").otherwise("status"),
             reason=pl.when(read).then(pl.coalesce("t_reason", "reason")).otherwise("reason"),
             error=pl.when(read).then("t_error").otherwise("error"),
-            error_kind=pl.when(unreadable)
+            error_kind=pl.when(unmeasured)
             .then(None)
             .when(read)
             .then(pl.lit(measures.TENSOR))
             .otherwise("error_kind"),
-            error_uncertainty=pl.when(read & ~unreadable)
+            error_uncertainty=pl.when(read & ~unmeasured)
             .then(0.0)
-            .when(unreadable)
+            .when(unmeasured)
             .then(None)
             .otherwise("error_uncertainty"),
             identical=pl.when(read).then("t_identical").otherwise("identical"),
@@ -106,7 +120,7 @@ def _worth_reading(
 def _figures(
     row: dict[str, Any], sources: tuple[TensorSource | None, TensorSource | None]
 ) -> dict[str, Any]:
-    empty = dict.fromkeys(_RESULT)
+    empty = dict.fromkeys(RESULT)
     empty["row"] = row["row"]
     if row["size_benchmark"] == 0 and row["shape_benchmark"] == row["shape_target"]:
         # msprobe writes no file for a tensor without elements
@@ -126,14 +140,15 @@ def _figures(
     benchmark, target = tensors
     if _squeezed(benchmark.shape) != _squeezed(target.shape):
         return empty
-    return {**empty, **_described(distance(benchmark, target))}
+    return {**empty, **described(distance(benchmark, target))}
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(n for n in shape if n != 1)
 
 
-def _described(d: Distance) -> dict[str, Any]:
+def described(d: Distance) -> dict[str, Any]:
+    """A distance as columns of :data:`RESULT`."""
     unlike = max(d.nonfinite_benchmark, d.nonfinite_target) > d.nonfinite_same
     any_bad = d.nonfinite_benchmark or d.nonfinite_target
     reason = None

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import ray
@@ -19,9 +20,10 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 
 from rlprobe import stages
-from rlprobe.capture.recorder import Recorder
+from rlprobe.capture.recorder import Recorder, StageScope
 from rlprobe.errors import RunError
 from rlprobe.frameworks.verl import control
+from rlprobe.rollouts.digest import sample_digest
 
 
 class CpuServer:
@@ -35,6 +37,8 @@ class CpuServer:
         self._rank = replica_rank
         self._step: int | None = None
         self._seen: dict[tuple[Any, ...], int] = {}
+        #: Requests answered with these weights.
+        self._requests = 0
         self._lock = asyncio.Lock()
         self._recorder: Recorder | None = None
         model_config = AutoConfig.from_pretrained(model_path)
@@ -55,7 +59,7 @@ class CpuServer:
                 f"the policy's weights do not fit the rollout model: missing {missing[:3]}, "
                 f"unexpected {unexpected[:3]}"
             )
-        self._step, self._seen = step, {}
+        self._step, self._seen, self._requests = step, {}, 0
         return len(state)
 
     def _converted(self, state: dict[str, torch.Tensor]) -> tuple[list[str], list[str]]:
@@ -104,7 +108,7 @@ class CpuServer:
         tokens: list[int] = []
         log_probs: list[float] = []
         reason = "length"
-        with self._captured():
+        with self._captured() as scope:
             for _ in range(sampling.get("max_tokens") or self._config.response_length):
                 result = self._model(input_ids=current, past_key_values=cache, use_cache=True)
                 cache = result.past_key_values
@@ -119,6 +123,9 @@ class CpuServer:
                     reason = "completed"
                     break
                 current = token.view(1, 1)
+            if scope is not None:
+                # tells which sample each captured request became
+                scope.samples([sample_digest(prompt_ids, tokens)])
         return TokenOutput(
             token_ids=tokens,
             log_probs=log_probs if sampling.get("logprobs") else None,
@@ -126,17 +133,22 @@ class CpuServer:
             extra_fields={"global_steps": self._step},
         )
 
-    def _captured(self) -> contextlib.AbstractContextManager[Any]:
+    @contextlib.contextmanager
+    def _captured(self) -> Iterator[StageScope | None]:
         """The generate stage around one request; the engine picks the tokens of the range."""
         session = control.session()
         if session is None or session.capture.token_range is None:
-            return contextlib.nullcontext()
+            yield None
+            return
         if self._recorder is None:
             self._recorder = Recorder(
                 session, role="actor", rank=self._rank, world_size=1, layout={"backend": "cpu"}
             )
         step, trainer_step = control.step()
-        return self._recorder.stage(stages.GENERATE, step, trainer_step, self._model)
+        with self._recorder.stage(stages.GENERATE, step, trainer_step, self._model) as scope:
+            scope.micro_step(self._requests)
+            self._requests += 1
+            yield scope
 
     async def _nothing(self, *args: Any, **kwargs: Any) -> None:
         """Memory management and profiling that a CPU does not need."""

@@ -1,0 +1,179 @@
+"""Elementwise figures of matched records over the same tokens of both models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rlprobe.compare import measures
+from rlprobe.compare.fusing import SEPARATOR
+from rlprobe.compare.tensors import elementwise
+from rlprobe.compare.tensors.distance import distance
+from rlprobe.compare.tensors.dtypes import DTYPES, Array, numbers
+from rlprobe.compare.tensors.tensorfile import TensorFile, TensorFileError
+from rlprobe.compare.traininfer import layout
+from rlprobe.compare.traininfer.passes import Pass
+from rlprobe.compare.traininfer.tokens import Matched, Span
+
+#: Modules whose engine counterpart gives what it adds to the residual stream, and that stream.
+_BLOCK = re.compile(r"(^|\.)layers\.\d+$")
+_MEGATRON_QKV = re.compile(r"(^|\.)self_attention\.linear_qkv$")
+_NOT_COMPARED = "not the same tokens: "
+
+
+#: What a record is called in every pass: module, slot and index.
+Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Names:
+    """The records of a pass: tensor file and shape by key, and the key of each name."""
+
+    files: Mapping[Key, tuple[str, tuple[int, ...]]]
+    keys: Mapping[str, Key]
+
+    @classmethod
+    def of(cls, p: Pass) -> Names:
+        columns = ("module", "slot", "index", "name", "data_name", "shape")
+        rows = list(p.records.select(columns).iter_rows())
+        return cls(
+            {
+                (module, slot, index): (file, tuple(shape or ()))
+                for module, slot, index, _, file, shape in rows
+                if file is not None
+            },
+            {name: (module, slot, index) for module, slot, index, name, _, _ in rows},
+        )
+
+
+class Tokens:
+    """The tokens of one engine pass, and where the training passes have them."""
+
+    def __init__(
+        self, inference: Pass, training: Sequence[Pass], matched: Sequence[Matched]
+    ) -> None:
+        self._inference = inference
+        self._training = training
+        # in the order of the training passes, so that each tensor is opened once
+        self._matched = sorted(matched, key=lambda m: m.training)
+        self._names: dict[int, Names] = {}
+        self._own = Names.of(inference)
+        first = self._matched[0].training
+        self._first = self._names[first] = Names.of(training[first])
+
+    @property
+    def count(self) -> int:
+        return sum(len(m.span) for m in self._matched)
+
+    def figures(self, benchmark: str, target: str) -> dict[str, Any]:
+        """Columns of :mod:`rlprobe.compare.tensors.elementwise` for one matched record.
+
+        Args:
+            benchmark: its name in the engine's pass; several names are joined parts.
+            target: its name in the first training pass, likewise.
+        """
+        try:
+            one = self._of_engine([self._own.keys[n] for n in benchmark.split(SEPARATOR)])
+            other = self._of_training([self._first.keys[n] for n in target.split(SEPARATOR)])
+        except ValueError as error:
+            unreadable = isinstance(error, TensorFileError)
+            return {
+                "t_status": measures.UNREADABLE if unreadable else measures.SHAPE,
+                "t_reason": str(error) if unreadable else f"{_NOT_COMPARED}{error}",
+                "t_identical": False,
+            }
+        if one.shape != other.shape:
+            return {
+                "t_status": measures.SHAPE,
+                "t_reason": f"a token has {one.shape[1]} values in the engine and "
+                f"{other.shape[1]} in training (sharded, or another layout)",
+                "t_identical": False,
+            }
+        return elementwise.described(distance(one, other))
+
+    def _of_engine(self, keys: Sequence[Key]) -> TensorFile:
+        p = self._inference
+        spans = [m.inference for m in self._matched]
+        tensor = _whole([self._rows(p, self._own, key, spans, False) for key in keys], keys)
+        module, slot, index = keys[0]
+        residual = (module, "output", "1")
+        if (
+            _BLOCK.search(module)
+            and (slot, index) == ("output", "0")
+            and residual in self._own.files
+        ):
+            stream = self._rows(p, self._own, residual, spans, False)
+            if stream.shape == tensor.shape:
+                tensor = _sum(tensor, stream)
+        return tensor
+
+    def _of_training(self, keys: Sequence[Key]) -> TensorFile:
+        pieces: list[TensorFile] = []
+        for number in dict.fromkeys(m.training for m in self._matched):
+            p = self._training[number]
+            names = self._names.setdefault(number, Names.of(p))
+            spans = [m.span for m in self._matched if m.training == number]
+            parts = [
+                _by_kind(self._rows(p, names, key, spans, "decoder.layers" in key[0]), names, key)
+                for key in keys
+            ]
+            pieces.append(_whole(parts, keys))
+        if len({piece.dtype for piece in pieces}) > 1 or len({p.shape[1] for p in pieces}) > 1:
+            raise ValueError("the training passes differ in type or width")
+        raw = np.concatenate([piece.view() for piece in pieces])
+        return layout.as_tensor(pieces[0], raw)
+
+    @staticmethod
+    def _rows(p: Pass, names: Names, key: Key, spans: Sequence[Span], first: bool) -> TensorFile:
+        found = names.files.get(key)
+        if found is None:
+            raise TensorFileError(f"{'.'.join(key)} was not dumped in this pass")
+        name, shape = found
+        tensor = p.tensors.open(name, shape)
+        return layout.as_tensor(tensor, layout.rows(tensor, p.grid, spans, first))
+
+
+def _whole(parts: Sequence[TensorFile], keys: Sequence[Key]) -> TensorFile:
+    """Parts behind one another; inputs of joined modules are one and the same."""
+    if len(parts) == 1 or keys[0][1] == "input":
+        return parts[0]
+    if len({part.dtype for part in parts}) > 1:
+        raise ValueError("its parts are of different types")
+    return layout.as_tensor(parts[0], np.concatenate([part.view() for part in parts], axis=1))
+
+
+def _sum(one: TensorFile, other: TensorFile) -> TensorFile:
+    """The sum of two tensors in float32, as the next module gets it; float64 where they are."""
+    wide = not (one.dtype.narrow and other.dtype.narrow)
+    values: Array = numbers(one.elements, one.dtype, wide) + numbers(  # type: ignore[operator]
+        other.elements, other.dtype, wide
+    )
+    dtype = DTYPES["float64" if wide else "float32"]
+    return replace(one, dtype=dtype, elements=values)
+
+
+def _by_kind(tensor: TensorFile, names: Names, key: Key) -> TensorFile:
+    """Megatron's query, key and value, which lie group by group, one behind the other.
+
+    Heads, groups and their size are read off the inputs of the layer's attention.
+    """
+    module, slot, _ = key
+    if slot != "output" or not _MEGATRON_QKV.search(module):
+        return tensor
+    attention = module.removesuffix("linear_qkv") + "core_attention"
+    shapes = [names.files.get((attention, "input", index)) for index in ("0", "1")]
+    if shapes[0] is None or shapes[1] is None:
+        raise ValueError("heads lie group by group, and nothing says how many there are")
+    (heads, size), groups = shapes[0][1][-2:], shapes[1][1][-2]
+    tokens, width = tensor.shape
+    if groups == 0 or heads % groups or width != (heads + 2 * groups) * size:
+        raise ValueError(f"{heads} heads in {groups} groups of {size} do not make {width} values")
+    each = heads // groups
+    view = tensor.view().reshape(tokens, groups, each + 2, size)
+    kinds = (view[:, :, :each], view[:, :, each : each + 1], view[:, :, each + 1 :])
+    joined = np.concatenate([kind.reshape(tokens, -1) for kind in kinds], axis=1)
+    return layout.as_tensor(tensor, joined)

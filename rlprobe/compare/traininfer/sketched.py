@@ -1,0 +1,129 @@
+"""Prompt tokens of both models by their sketches, where tensors were not dumped.
+
+A run's token sketches cover every block's output. Those of the generate stage are joined to the
+log-prob stage's by sample: the mock proof says which sample each captured request became.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from rlprobe import stages
+from rlprobe.compare.rules import Rules
+from rlprobe.compare.samples import run as samples
+from rlprobe.compare.samples import sketches
+from rlprobe.compare.samples.keydata import KeyData
+from rlprobe.compare.traininfer.passes import renamed
+from rlprobe.errors import StoreError
+from rlprobe.store import apinames
+
+_REQUEST = ["step", "rank", "micro_step"]
+
+
+@dataclass(frozen=True)
+class Sketched:
+    """Tokens joined (columns :data:`rlprobe.compare.samples.sketches.SCHEMA`), and what was not."""
+
+    table: pl.DataFrame
+    notes: list[str]
+
+
+def compare(run: Path, rules: Rules) -> Sketched | None:
+    """Join the prompt tokens of a run's generate and log-prob stages; None without sketches.
+
+    Raises:
+        DumpError, StoreError: a file is damaged.
+    """
+    tables = [_read(run, stage) for stage in (stages.GENERATE, stages.LOG_PROB)]
+    inference, training = tables
+    data = samples.open_side(run)
+    if inference is None or training is None or data is None:
+        return None
+    steps = sorted({*inference.get_column("step").unique(), *training.get_column("step").unique()})
+    batches = {step: data.micro_batches(step) for step in steps}
+    lengths = {
+        sample: count
+        for places in batches.values()
+        for batch in places.values()
+        for sample, count in zip(batch.samples, batch.prompts, strict=True)
+    }
+    placed = sketches.placed(training, batches)
+    notes = []
+    if placed.left_out:
+        notes.append(
+            f"{placed.left_out} micro-batches of the log-prob stage are of another size than their "
+            "key data; they are not compared"
+        )
+    prefill, without = _prefill(inference, _requests(data, steps), lengths)
+    if without:
+        notes.append(
+            f"{without} captured requests have no sample in the mock proof, or not the length of "
+            "its prompt; they are not compared"
+        )
+    sides = [
+        side.with_columns(record=_record(side.get_column("name"), rules))
+        for side in (prefill, placed.table)
+    ]
+    return Sketched(sketches.compare(*sides), notes)
+
+
+def _read(run: Path, stage: str) -> pl.DataFrame | None:
+    path = run / "token_sketches" / f"{stage}.parquet"
+    if not path.is_file():
+        return None
+    try:
+        return pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise StoreError(f"{path} is not a readable table: {error}") from error
+
+
+def _requests(data: KeyData, steps: Sequence[int]) -> pl.DataFrame:
+    """The sample of every captured request: columns step, rank, micro_step, digest."""
+    rows = [
+        (step, rank, number, sample)
+        for step in steps
+        for rank, order in data.order(stages.GENERATE, step).items()
+        for number, sample in enumerate(order)
+    ]
+    schema = {**dict.fromkeys(_REQUEST, pl.Int32), "digest": pl.String}
+    return pl.DataFrame(rows, schema=schema, orient="row")
+
+
+def _prefill(
+    inference: pl.DataFrame, requests: pl.DataFrame, lengths: Mapping[str, int]
+) -> tuple[pl.DataFrame, int]:
+    """Tokens of the first pass of every request, and how many requests are of no known sample."""
+    known = pl.DataFrame(
+        {"digest": list(lengths), "response_at": list(lengths.values())},
+        schema={"digest": pl.String, "response_at": pl.Int32},
+    )
+    first = (
+        inference.with_columns(pl.col("name").str.replace(r"\.forward\.\d+\.", ".").alias("plain"))
+        .with_columns(number=pl.col("name").str.extract(r"\.forward\.(\d+)\.").cast(pl.Int64))
+        .filter(pl.col("number") == pl.col("number").min().over(*_REQUEST, "plain"))
+        .with_columns(count=pl.len().over(*_REQUEST, "name"))
+    )
+    placed = (
+        first.join(requests, on=_REQUEST)
+        .join(known, on="digest")
+        .filter(pl.col("count") == pl.col("response_at"))
+    )
+    turn = placed.select(*_REQUEST, "digest").unique().sort(*_REQUEST)
+    turn = turn.with_columns(
+        occurrence=pl.int_range(pl.len(), dtype=pl.UInt32).over("step", "digest")
+    )
+    found = placed.join(turn, on=[*_REQUEST, "digest"]).with_columns(place="token")
+    every = inference.select(_REQUEST).unique().height
+    return found, every - turn.height
+
+
+def _record(names: pl.Series, rules: Rules) -> pl.Series:
+    """What a record is on both sides: its module, spelled as the rules have it."""
+    api = names.str.replace(r"\.(output|input)\.[^.]*$", "")
+    modules = apinames.parse(api.unique().alias("api"))
+    spelled = renamed(modules.get_column("module").fill_null(""), rules)
+    return api.replace_strict(dict(zip(api.unique(), spelled, strict=True)))

@@ -1,0 +1,184 @@
+"""Are the prompt's tokens the same in training and in the engine, however both lay them out?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from torch import Tensor
+
+from rlprobe.cli import main
+from tests.unit.train_infer_dumps import (
+    SAMPLES,
+    Batch,
+    engine,
+    hugging_face,
+    megatron,
+    packed,
+    save,
+)
+
+TRAINING, GENERATE = "actor_compute_log_prob", "actor_generate_sequences"
+WHOLE = [[*prompt, *response] for prompt, response in SAMPLES]
+PROMPTS = [prompt for prompt, _ in SAMPLES]
+ROUNDING = 1e-6
+#: Parts of the model that both sides compute, by the engine's record.
+COMPARED = {
+    "embed_tokens.output.0",
+    *(
+        f"layers.{n}.{name}"
+        for n in (0, 1)
+        for name in (
+            "self_attn.qkv_proj.input.0",
+            "self_attn.qkv_proj.output.0",
+            "self_attn.output.0",
+            "mlp.gate_up_proj.input.0",
+            "mlp.gate_up_proj.output.0",
+            "mlp.input.0",
+            "mlp.output.0",
+            "output.0",
+        )
+    ),
+}
+Errors = dict[str, Callable[[Tensor], Tensor]]
+
+
+def train(root: Path, layout: str, errors: Errors | None = None) -> None:
+    """The log-prob stage, in another order than the engine's and on two ranks."""
+    batches = [Batch([WHOLE[i] for i in some], errors or {}) for some in ((3, 1), (2, 0))]
+    for rank, batch in enumerate(batches):
+        place = root / TRAINING / "step0" / f"rank{rank}"
+        if layout == "padded":
+            save(place, hugging_face(batch, 0))
+        elif layout == "packed":
+            save(place, packed(batch, 0))
+        elif layout == "wrapped":
+            save(place, hugging_face(batch, 0, wrapper="_fsdp_wrapped_module."))
+        else:
+            save(place, megatron(batch, 0))
+            ragged(root / "data", (rank, 0), [(3, 1), (2, 0)][rank])
+
+
+def ragged(data: Path, place: tuple[int, int], some: Sequence[int]) -> None:
+    """The key data that tells packed samples apart."""
+    for key, rows in (
+        ("prompts", [SAMPLES[i][0] for i in some]),
+        ("responses", [SAMPLES[i][1] for i in some]),
+    ):
+        ends = np.cumsum([len(row) for row in rows]).tolist()
+        directory = data / key / "step0" / f"rank{place[0]}" / f"micro_step{place[1]}"
+        directory.mkdir(parents=True)
+        np.save(directory / f"{key}.npy", np.concatenate(rows))
+        about = {"data": {"offsets": [0, *ends]}}
+        (directory / f"{key}.json").write_text(json.dumps(about))
+
+
+def compare(root: Path, *more: str) -> tuple[pl.DataFrame, dict[str, Any]]:
+    command = ["compare", "--train-infer", str(root), "-o", str(root / "out"), *more]
+    assert main(command) == 0
+    out = root / "out/train_infer"
+    return pl.read_parquet(out / "records.parquet"), json.loads((out / "summary.json").read_text())
+
+
+def names(table: pl.DataFrame) -> set[str]:
+    return {
+        name.removeprefix("Module.model.").replace(".forward.", ".")
+        for name in table["name"].str.replace(r"\.[A-Za-z0-9]+\.forward\.\d+", "").to_list()
+    }
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "wrapped", "megatron"])
+def test_prompt_tokens_meet_in_every_layout(tmp_path: Path, layout: str) -> None:
+    train(tmp_path, layout)
+    place = tmp_path / GENERATE / "step0/rank0"
+    save(place, engine(Batch(PROMPTS[:2], {}), 0), engine(Batch(PROMPTS[2:], {}), 1))
+    table, summary = compare(tmp_path)
+    measured = table.filter(error_kind="tensor")
+    assert names(measured) >= COMPARED
+    assert measured["status"].unique().to_list() == ["matched"]
+    assert measured["error"].max() < ROUNDING  # type: ignore[operator]
+    assert "2 of 2 forward passes" in summary["notes"][0] and "(12 tokens)" in summary["notes"][0]
+
+
+@pytest.mark.parametrize("layout", ["padded", "megatron"])
+def test_an_error_of_one_projection_is_found_there(tmp_path: Path, layout: str) -> None:
+    train(tmp_path, layout, {"1.k": lambda x: x * 1.01})
+    save(tmp_path / GENERATE / "step0/rank0", engine(Batch(PROMPTS, {}), 0))
+    table, _ = compare(tmp_path)
+    beyond = table.filter(pl.col("error") > ROUNDING)
+    assert names(beyond) == {"layers.1.self_attn.qkv_proj.output.0"}
+
+
+def test_a_response_does_not_count(tmp_path: Path) -> None:
+    def only_the_response(x: Tensor) -> Tensor:
+        y = x.clone()
+        y[-1] += 1  # the last token of every sequence is of its response
+        return y
+
+    train(tmp_path, "padded", {"0.o": only_the_response})
+    decode = engine(Batch([[*PROMPTS[0], 20]], {"0.o": lambda x: x + 9}), 1, [(3, 4)])
+    save(tmp_path / GENERATE / "step0/rank0", engine(Batch(PROMPTS, {}), 0), decode)
+    table, summary = compare(tmp_path)
+    assert table["error"].max() < ROUNDING  # type: ignore[operator]
+    assert "1 of 2 forward passes" in summary["notes"][0]
+
+
+def test_a_cached_prefix_and_chunked_prompts(tmp_path: Path) -> None:
+    train(tmp_path, "packed")
+    first = engine(Batch([PROMPTS[0], PROMPTS[3]], {}), 0, [(0, 3), (0, 2)])
+    second = engine(Batch([PROMPTS[3], PROMPTS[1]], {}), 1, [(2, 4), (0, 2)])
+    save(tmp_path / GENERATE / "step0/rank0", first, second)
+    table, summary = compare(tmp_path)
+    assert table["error"].max() < ROUNDING  # type: ignore[operator]
+    assert "2 of 2 forward passes" in summary["notes"][0] and "(9 tokens)" in summary["notes"][0]
+
+
+def test_an_engines_dump_of_its_own_has_a_step_for_every_pass(tmp_path: Path) -> None:
+    train(tmp_path, "megatron")
+    own = tmp_path / "sglang"
+    for step, prompt in enumerate(PROMPTS):
+        save(own / f"step{step}/rank0", engine(Batch([prompt], {}), 0))
+    table, summary = compare(tmp_path, "--engine-dump", str(own))
+    assert "4 of 4 forward passes" in summary["notes"][0]
+    assert table["error"].max() < ROUNDING  # type: ignore[operator]
+
+
+def test_a_sharded_record_is_said_to_be_one(tmp_path: Path) -> None:
+    train(tmp_path, "padded")
+    calls = engine(Batch(PROMPTS, {}), 0)
+    name = "Module.model.layers.0.mlp.gate_up_proj.MergedColumnParallelLinear.forward.0"
+    inputs, (whole, bias) = calls[name]
+    calls[name] = (inputs, [whole[:, :6], bias])
+    save(tmp_path / GENERATE / "step0/rank0", calls)
+    table, _ = compare(tmp_path)
+    (row,) = table.filter(name=f"{name}.output.0").iter_rows(named=True)
+    assert row["status"] == "shape" and row["error"] is None and not row["identical"]
+    assert "6 values in the engine and 12 in training" in row["reason"]
+
+
+def test_other_prompts_are_no_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, "padded")
+    save(tmp_path / GENERATE / "step0/rank0", engine(Batch([[40, 41, 42]], {}), 0))
+    command = ["compare", "--train-infer", str(tmp_path), "-o", str(tmp_path / "out")]
+    assert main(command) == 4
+    assert "0 of 1 forward passes" in capsys.readouterr().err
+    assert main([*command, "--no-fail"]) == 0
+
+
+@pytest.mark.parametrize("stage", [TRAINING, GENERATE])
+def test_a_missing_stage_is_named(
+    tmp_path: Path, stage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for other in (TRAINING, GENERATE, "actor_update"):
+        if other != stage:
+            save(tmp_path / other / "step0/rank0", engine(Batch(PROMPTS, {}), 0))
+    command = ["compare", "--train-infer", str(tmp_path), "-o", str(tmp_path / "out")]
+    assert main(command) == 4
+    assert f"has no stage {stage}" in capsys.readouterr().err
