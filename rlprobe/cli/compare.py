@@ -79,6 +79,11 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="also fill in the round-off bound of every record (diagnose does it in any case)",
     )
+    parser.add_argument(
+        "--table",
+        action="store_true",
+        help="also write OUT/STAGE/table.csv with the columns of msprobe compare",
+    )
     parser.set_defaults(run=run)
 
 
@@ -105,6 +110,8 @@ def run(args: argparse.Namespace) -> int:
     lack: NotComparableError | None
     try:
         summaries = compare(benchmark, target, args.out, options)
+        for summary in summaries if args.table else ():
+            _write_table(args.out / summary.stage)
         lack = insufficient(summaries, options)
     except NotComparableError as error:
         summaries, lack = [], error
@@ -120,6 +127,15 @@ def run(args: argparse.Namespace) -> int:
     if lack is not None and not args.no_fail:
         raise lack
     return 0
+
+
+def _write_table(stage: Path) -> None:
+    import polars as pl
+
+    from rlprobe.compare import msprobe_table, writer
+
+    records = pl.read_parquet(stage / writer.RECORDS)
+    msprobe_table.table(records).write_csv(stage / "table.csv")
 
 
 def _train_infer(args: argparse.Namespace, options: Options) -> int:

@@ -9,8 +9,6 @@ NPU is the target, Bench the benchmark. ``rlprobe official-table`` runs msprobe 
 
 from __future__ import annotations
 
-import json
-
 import polars as pl
 
 from rlprobe.compare import measures
@@ -295,13 +293,3 @@ def _figures() -> dict[str, pl.Expr]:
         "One Thousandth Err Ratio": cell(pl.col("within_1e3").round(12), 1.0),
         "Five Thousandths Err Ratio": cell(pl.col("within_5e3").round(12), 1.0),
     }
-
-
-def to_csv(records: pl.DataFrame) -> str:
-    """The table as CSV text."""
-    return table(records).write_csv()
-
-
-def message(*texts: str) -> str:
-    """An Err_message cell."""
-    return json.dumps(list(texts))
