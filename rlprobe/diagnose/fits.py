@@ -102,7 +102,9 @@ def of_other_rows(samples: Sequence[tuple[str, Array, Array]]) -> float:
     return found / len(wrong)
 
 
-def temperature(log_probs: Sequence[Pair], entropies: Sequence[Pair] | None) -> Fit | None:
+def temperature(
+    log_probs: Sequence[Pair], entropies: Sequence[tuple[Array, Array | None]] | None
+) -> Fit | None:
     """The target's temperature over the benchmark's, were that all that differs.
 
     With logits z, inverse temperature beta, and log p = beta z_y - log Z, the entropy is
@@ -112,8 +114,9 @@ def temperature(log_probs: Sequence[Pair], entropies: Sequence[Pair] | None) -> 
 
     Args:
         log_probs: tokens by sample, in nats.
-        entropies: of the same tokens; None where unknown: their mean stands for each, which
-            explains less.
+        entropies: of the same tokens, on both sides; the benchmark's alone where the target's are
+            not of this computation, which leaves a first-order fit; None where unknown: the mean
+            stands for each, which explains less.
 
     Returns:
         the ratio as ``coefficient``; None where nothing can be fitted.
@@ -124,9 +127,12 @@ def temperature(log_probs: Sequence[Pair], entropies: Sequence[Pair] | None) -> 
     if entropies is None:
         mean = float(np.concatenate(middles).mean())
         gains = [middle - mean for middle in middles]
+    elif [len(b) for b, _ in entropies] != [len(b) for b, _ in log_probs]:
+        return None
     else:
-        if [len(b) for b, _ in entropies] != [len(b) for b, _ in log_probs]:
-            return None
-        gains = [m + (b + t) / 2 for m, (b, t) in zip(middles, entropies, strict=True)]
+        gains = [
+            b + own if theirs is None else middle + (own + theirs) / 2
+            for middle, (b, _), (own, theirs) in zip(middles, log_probs, entropies, strict=True)
+        ]
     found = fit([(gain, t - b) for gain, (b, t) in zip(gains, log_probs, strict=True)])
     return None if found is None else Fit(math.exp(-found.coefficient), found.explained)

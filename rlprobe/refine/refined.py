@@ -38,6 +38,8 @@ class Refined(msgspec.Struct, frozen=True):
     refining: list[str]
     stage: str
     record: str
+    #: Whether both runs left the record as the runs that were diagnosed did, bit for bit.
+    repeated: bool
     #: Tensors kept, and tensors that the budget left out, on both sides together.
     kept: int
     left_out: int
@@ -60,7 +62,7 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
     Args:
         plan: what was diagnosed.
         suspects: its suspects.
-        benchmark, target: the runs that kept tensors.
+        benchmark, target: the runs that kept tensors, of the same store as those diagnosed.
 
     Raises:
         DumpError: the record in question has no tensor on both sides.
@@ -86,11 +88,47 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
             f"{sum(suspects.record in s.named for s in sides)} of 2 sides; {left_out} tensors did "
             f"not fit into {suspects.budget_mib} MiB: raise --budget-mib"
         )
+    repeated = all(
+        _numbers(run, suspects) == _numbers(Run.open(run.store, key), suspects)
+        for run, key in ((benchmark, plan.benchmark), (target, plan.target))
+    )
+    if not repeated:
+        judged.evidence.append(
+            "the runs that kept tensors did not repeat the diagnosed numbers bit for bit"
+        )
     return Refined(
-        plan.benchmark, plan.target, [benchmark.key, target.key], suspects.stage, suspects.record,
-        kept, left_out, sum(side.bytes for side in sides), _plain(judged.error), judged.cause,
-        judged.confidence, judged.evidence, judged.rows, judged.channels, shown,
-    )  # fmt: skip
+        benchmark=plan.benchmark,
+        target=plan.target,
+        refining=[benchmark.key, target.key],
+        stage=suspects.stage,
+        record=suspects.record,
+        repeated=repeated,
+        kept=kept,
+        left_out=left_out,
+        bytes=sum(side.bytes for side in sides),
+        error=_plain(judged.error),
+        cause=judged.cause,
+        confidence=judged.confidence,
+        evidence=judged.evidence,
+        tokens=judged.rows,
+        channels=judged.channels,
+        records=shown,
+    )
+
+
+def _numbers(run: Run, suspects: Suspects) -> list[tuple[float, ...]]:
+    """The record's statistics in a run."""
+    return (
+        pl.scan_parquet(run.records(suspects.stage))
+        .filter(
+            (pl.col("step") == suspects.step)
+            & (pl.col("rank") == suspects.rank)
+            & (pl.col("name") == suspects.record)
+        )
+        .select("max", "min", "mean", "norm")
+        .collect()
+        .rows()
+    )
 
 
 def _plain(value: float) -> float | None:
@@ -115,7 +153,8 @@ class _Side:
         self._source = source.in_store(found)
         # a module is called once a micro-batch
         wanted = table.filter(
-            pl.col("direction").is_in(["forward", "backward"])
+            pl.col("module").is_not_null()
+            & pl.col("direction").is_in(["forward", "backward"])
             & pl.col("norm").is_not_null()
             & (pl.col("call").is_in(list(suspects.micro_steps)) | (not suspects.micro_steps))
         )
@@ -183,7 +222,7 @@ def sharpen(diagnosis: Diagnosis, refined: Refined, keys: tuple[str, str]) -> Di
     if first.stage != refined.stage:
         return diagnosis
     said = [f"tensors of {refined.record}: {line}" for line in refined.evidence]
-    if refined.cause is not None and refined.confidence >= _SURE:
+    if refined.cause is not None and refined.confidence >= _SURE and refined.repeated:
         same = refined.cause == cause.class_
         confidence = max(refined.confidence, cause.confidence) if same else refined.confidence
         cause = Cause(refined.cause, confidence, [*cause.evidence, *said])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,16 @@ class Jobs:
                 for pair, (left, right) in self.pairs.items()
             },
         }
+
+    def refinement(self, suspects: str) -> list[str]:
+        """What refining ends in: the sharper diagnosis, or, where nothing is suspect, the file
+        that says why.
+
+        Args:
+            suspects: ``suspects.json``, written after the diagnosis.
+        """
+        found = json.loads(Path(suspects).read_bytes())["suspects"]
+        return [f"{self.results}/refine/diagnosis.json"] if found else [suspects]
 
     @property
     def plan_file(self) -> str:

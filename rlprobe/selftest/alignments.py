@@ -92,6 +92,8 @@ def alignment(
         *_OVERRIDES,
         f"actor_rollout_ref.rollout.temperature={needs.get('temperature', 1.0)}",
         f"actor_rollout_ref.rollout.ignore_eos={str(not varied).lower()}",
+        # ranks keep the rows they are given, and with them other numbers of tokens
+        *(["trainer.balance_batch=false"] if varied else []),
     ]
     capture: dict[str, Any] = {"engine": "light", "token_range": None}
     if tensors:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from rlprobe.compare import sides
@@ -28,6 +29,7 @@ from rlprobe.diagnose.inputs import Results
 from rlprobe.diagnose.run import diagnose
 from rlprobe.errors import ConfigError
 from rlprobe.rollouts import hdf5
+from rlprobe.rollouts.model import Ragged
 from rlprobe.runs.jobs import Jobs
 from rlprobe.runs.launch import Start, launch
 from rlprobe.runs.plan import pairs, plan
@@ -114,13 +116,19 @@ def _check_lengths(trial: Trial, run: Path) -> None:
     lengths = {
         int(length)
         for path in hdf5.steps(run / "rollouts").values()
-        for length in hdf5.read(path).tensors["response_mask"].sum(axis=1)
+        for length in _lengths(hdf5.read(path).tensors["response_mask"])
     }
     if len(lengths) < 2:
         raise ConfigError(
             f"{trial.name} needs responses of varied lengths; with seed {trial.seed} all have "
             f"{min(lengths, default=0)} tokens: give the model or the seed another value"
         )
+
+
+def _lengths(mask: np.ndarray | Ragged) -> np.ndarray:
+    if isinstance(mask, Ragged):
+        return np.diff(mask.offsets)
+    return np.asarray(mask.sum(axis=1))
 
 
 class Pipeline:

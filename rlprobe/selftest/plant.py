@@ -6,12 +6,15 @@ import contextlib
 import functools
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rlprobe.errors import ConfigError
 from rlprobe.selftest.declare import Declaration, Plant, Site, declaration
+
+_ENDED = object()
 
 #: Plants a fault in any run.
 ENV = "RLPROBE_FAULT"
@@ -42,12 +45,17 @@ def load_file(path: Path) -> dict[str, tuple[Plant, Declaration]]:
     if spec is None or spec.loader is None:
         raise ConfigError(f"fault file {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
+    # registered, as dataclasses look their module up, and beside its own helpers
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(f"fault file {path} fails on import: {error!r}") from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
     found = {}
     for value in vars(module).values():
         declared = declaration(value)
@@ -89,9 +97,12 @@ def planted(reference: str | None, site: Site) -> Iterator[None]:
         yield
         return
     generator: Any = plant(site)
-    next(generator)
+    if not isinstance(generator, Iterator):
+        raise ConfigError(f"{reference}: {declared.name} has no yield: it must yield exactly once")
+    if next(generator, _ENDED) is _ENDED:
+        raise ConfigError(f"{reference}: {declared.name} ended before its yield")
     try:
         yield
     finally:
-        with contextlib.suppress(StopIteration):
-            next(generator)
+        if next(generator, _ENDED) is not _ENDED:
+            raise ConfigError(f"{reference}: {declared.name} yields more than once")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 from rlprobe.selftest.results import FAILED, Result, Scores
@@ -150,7 +151,7 @@ def _misses(result: Result) -> list[str]:
             continue
         right = result.right(found)
         if found.verdict == FAILED:
-            lines.append(f"{result.case.name}{name}: {result.error or 'the run failed'}")
+            lines.append(f"{result.case.name}{name}: {_last(result.error) or 'the run failed'}")
         elif not (right.verdict and right.stage and right.module and right.cause):
             declared = result.case.declared
             lines.append(
@@ -159,3 +160,10 @@ def _misses(result: Result) -> list[str]:
                 f"{found.stage}, {found.module}, {found.cause}"
             )
     return lines
+
+
+def _last(error: str) -> str:
+    """What went wrong, without the log that led to it: the exception's own line, and the first."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Interrupt)\b", line)]
+    return "; ".join(dict.fromkeys([*lines[:1], *raised[-1:]]))

@@ -137,3 +137,35 @@ def test_the_environment_plants_one_in_any_run(monkeypatch: pytest.MonkeyPatch) 
     assert reference_of("a.py:b") == "a.py:b"
     monkeypatch.setenv("RLPROBE_FAULT", "c.py:d")
     assert reference_of("a.py:b") == "c.py:d"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("yield\n    yield", "yields more than once"),
+        ("return\n    yield", "ended before its yield"),
+        ("return None", "has no yield"),
+    ],
+)
+def test_a_fault_yields_exactly_once(tmp_path: Path, body: str, said: str) -> None:
+    path = tmp_path / "wrong.py"
+    path.write_text(
+        f"from rlprobe.selftest import benign\n\n@benign()\ndef wrong(site):\n    {body}\n"
+    )
+    with pytest.raises(ConfigError, match=said), planted(f"{path}:wrong", _site("actor_update")):
+        pass
+
+
+def test_a_file_may_have_dataclasses_and_helpers_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "_aside.py").write_text("VALUE = 3\n")
+    (tmp_path / "mine.py").write_text(
+        "from __future__ import annotations\n"
+        "import dataclasses\n"
+        "from _aside import VALUE\n"
+        "from rlprobe.selftest import benign\n\n"
+        "@dataclasses.dataclass\nclass Kept:\n    value: int = VALUE\n\n"
+        "@benign()\ndef helped(site):\n    site.model['weight'] = Kept().value\n    yield\n"
+    )
+    site = _site("actor_update")
+    with planted(f"{tmp_path / 'mine.py'}:helped", site):
+        assert site.model["weight"] == 3

@@ -102,3 +102,9 @@ def test_the_report_profile_starts_no_training(
     assert "Missing input files" in refused.stdout
     fabricate.store(project.jobs(monkeypatch))
     assert project.planned(profile="profiles/report") == {"sides": 2, "compare": 10, **AFTER}
+
+
+def test_refining_waits_for_the_diagnosis_to_say_what_is_suspect(project: Project) -> None:
+    planned = project.planned("refine")
+    expected = {**RUNS, "sides": 2, "compare": 10, "diagnose": 1, "plan": 1}
+    assert planned == {**expected, "suspects": 1, "refine": 1}

@@ -53,17 +53,17 @@ _ENTROPY_OF = {
     "ref_log_probs": None,
     "teacher_log_probs": None,
 }
-#: Share of the difference that a temperature must explain without the tokens' own entropies.
-_WITHOUT = 0.8
+#: Share of the difference that a temperature must explain: with the tokens' own entropies on both
+#: sides, with the benchmark's, with none. Other labels explain 0.5 and 0.3 of the last two at most.
+_OWN, _BENCHMARKS, _NONE = 0.97, 0.8, 0.45
 
 
 def _log_probs(step: Step, finding: Finding, name: str, differ: set[str]) -> Found:
     """Log-probs part and logits do not: a temperature, another processing, or other labels."""
     entropy = _ENTROPY_OF[name]
     measured = {o.name for o in finding.outcomes}
-    fitted = _temperature(step, name, entropy)
     known = entropy in measured
-    enough = fits.EXPLAINED if known else _WITHOUT
+    fitted, enough = _temperature(step, name, entropy)
     moved = not known or entropy in differ
     if moved and fitted is not None and fitted.explained > enough:
         return (
@@ -90,24 +90,25 @@ def _log_probs(step: Step, finding: Finding, name: str, differ: set[str]) -> Fou
     )
 
 
-def _temperature(step: Step, name: str, entropy: str | None) -> fits.Fit | None:
-    """A temperature that explains the log-probs, with the best entropies there are."""
+def _temperature(step: Step, name: str, entropy: str | None) -> tuple[fits.Fit | None, float]:
+    """A temperature that explains the log-probs, and the share that it must explain."""
     log_probs = step.key_data.get(name)
     if log_probs is None:
-        return None
-    # the actor's own, or those of the log-prob stage, whose logits the update's are
-    near = [entropy, "entropys"] if name == "update_log_probs" else [entropy]
-    for other in near:
+        return None, _NONE
+    # the computation's own entropies, or those of the log-prob stage, whose logits the update's are
+    near = [(entropy, True)] + [("entropys", False)] * (name == "update_log_probs")
+    for other, own in near:
         entropies = step.key_data.get(other or "")
         if entropies is None:
             continue
-        known = {sample: (b, t) for sample, b, t in entropies.pairs}
+        known = {sample: (b, t if own else None) for sample, b, t in entropies.pairs}
         shared = [pair for pair in log_probs.pairs if pair[0] in known]
         if shared:
-            return fits.temperature(
+            found = fits.temperature(
                 [(b, t) for _, b, t in shared], [known[sample] for sample, _, _ in shared]
             )
-    return fits.temperature([(b, t) for _, b, t in log_probs.pairs], None)
+            return found, _OWN if own else _BENCHMARKS
+    return fits.temperature([(b, t) for _, b, t in log_probs.pairs], None), _NONE
 
 
 def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, object]) -> Found:

@@ -1,0 +1,153 @@
+"""Do tensors of the suspects, and of nothing else, sharpen a verdict?
+
+Through the self-test's pipeline: real replays in one process (see test_inprocess).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from rlprobe.cli import main
+from rlprobe.diagnose.diagnosis import Diagnosis
+from rlprobe.errors import ConfigError, DumpError
+from rlprobe.refine import refined, suspects
+from rlprobe.runs.launch import launch
+from rlprobe.runs.spec import Suspects
+from rlprobe.runs.suspects import refining
+from rlprobe.selftest import catalogue
+from rlprobe.selftest.pipeline import Judged, Pipeline, Trial
+from rlprobe.selftest.warm import Warm
+from rlprobe.store.read import Run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+#: Also of a kind that sketches cannot name: a constant vector added, below a projection.
+FAULTS = """
+from rlprobe.selftest import fault
+from rlprobe.selftest.patching import output_of
+
+PATH = "model.layers.0.self_attn.v_proj"
+
+@fault(stage="critic_compute_values", module=PATH, cause="layout")
+def halves_exchanged(site):
+    values = site.model.get_submodule(PATH)
+    with output_of(values, lambda y: y.roll(y.shape[-1] // 2, -1)):
+        yield
+
+@fault(stage="critic_update", cause="optimizer")
+def faster(site):
+    for group in site.optimizer.param_groups:
+        group["lr"] *= 1.5
+    yield
+    for group in site.optimizer.param_groups:
+        group["lr"] /= 1.5
+"""
+MODULE = "model.layers.0.self_attn.v_proj"
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    with Warm(tmp_path_factory.mktemp("logs")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def judge(
+    warm: Warm, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[Judged, Pipeline, Trial]]:
+    directory = tmp_path_factory.mktemp("refine")
+    (directory / "faults").mkdir()
+    (directory / "faults" / "mine.py").write_text(FAULTS)
+    pipeline = Pipeline(directory, warm, warm)
+
+    def run(name: str) -> tuple[Judged, Pipeline, Trial]:
+        trial = Trial(catalogue.cases([directory / "faults"], [name])[0])
+        return pipeline.judge(trial), pipeline, trial
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def sharper(
+    judge: Callable[[str], tuple[Judged, Pipeline, Trial]], warm: Warm
+) -> tuple[Judged, Suspects, refined.Refined, list[Run], Pipeline, Trial]:
+    judged, pipeline, trial = judge("halves_exchanged")
+    plan = suspects.find(judged.directory, 64)
+    suspects.write(judged.directory, plan)
+    assert plan.suspects is not None
+    specs = refining(pipeline._jobs(trial).alignment, plan.suspects)
+    store = pipeline._store.absolute()
+    sides = [
+        Run.open(store, launch(spec, store, start=warm).parent.name) for spec in specs.values()
+    ]
+    found = refined.refine(suspects.read(judged.directory), plan.suspects, *sides)
+    refined.write(judged.directory, found)
+    return judged, plan.suspects, found, sides, pipeline, trial
+
+
+def test_only_the_suspects_are_kept(sharper: Any) -> None:
+    _, wanted, found, sides, _, _ = sharper
+    assert MODULE in wanted.modules and len(wanted.modules) <= 12
+    assert wanted.micro_steps == (0,) and len(wanted.samples) == 2
+    for run in sides:
+        assert list(run.manifest.stages) == ["critic_compute_values"] or [
+            name for name, s in run.manifest.stages.items() if s.state == "captured"
+        ] == ["critic_compute_values"]
+        table = pl.read_parquet(run.records("critic_compute_values"))
+        kept = table.filter(pl.col("data_name").is_not_null())
+        assert set(kept.get_column("module")) <= set(wanted.modules)
+        assert set(kept.get_column("call")) == {0}
+        # other micro-batches keep their statistics
+        assert table.get_column("call").n_unique() > 1
+    assert found.left_out == 0
+    assert 0 < found.bytes < 64 << 20
+
+
+def test_tensors_name_what_sketches_could_only_suspect(sharper: Any) -> None:
+    judged, _, found, _, _, _ = sharper
+    before: Diagnosis = judged.diagnosis
+    after = refined.sharpened(judged.directory, before)
+    assert found.repeated, "capture has no effect: the same numbers as in the diagnosed runs"
+    assert before.cause is not None and after.cause is not None
+    assert after.cause.class_ == "layout"
+    assert after.cause.confidence > max(before.cause.confidence, 0.95)
+    assert "32 of 32 channels stand in other places: moved round by 16" in after.cause.evidence[-1]
+    assert after.first == before.first and after.gate == before.gate
+
+
+def test_a_budget_that_is_too_small_says_so(sharper: Any) -> None:
+    judged, wanted, _, sides, _, _ = sharper
+    plan = suspects.read(judged.directory)
+    other = Suspects(**{**vars(wanted), "record": "Module.nowhere.forward.0.output.0"})
+    with pytest.raises(DumpError, match=r"kept on 0 of 2 sides.*raise --budget-mib"):
+        refined.refine(plan, other, *sides)
+
+
+def test_a_refinement_of_other_runs_changes_nothing(sharper: Any) -> None:
+    judged, _, found, _, _, _ = sharper
+    assert refined.sharpen(judged.diagnosis, found, ("a", "b")) is judged.diagnosis
+
+
+def test_an_imported_benchmark_cannot_be_refined_here(sharper: Any) -> None:
+    _, wanted, _, _, pipeline, trial = sharper
+    alignment = pipeline._jobs(trial).alignment
+    benchmark = alignment.benchmark.model_copy(update={"run": "ab" * 32})
+    with pytest.raises(ConfigError, match="where it was collected"):
+        refining(alignment.model_copy(update={"benchmark": benchmark}), wanted)
+
+
+def test_an_optimizer_is_no_suspect(judge: Any, tmp_path: Path) -> None:
+    judged, _, _ = judge("faster")
+    plan = suspects.find(judged.directory, 64)
+    assert plan.suspects is None
+    assert "no module is suspect" in plan.reason
+
+
+def test_the_command_refuses_an_empty_budget(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["refine", "--config", "config/config.yaml", "--budget-mib", "0"]) == 2
+    assert "--budget-mib is at least 1" in capsys.readouterr().err

@@ -1,0 +1,76 @@
+"""Are the laws that key data may follow recognised, also in part, and only when they hold?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rlprobe.diagnose import fits
+
+RANDOM = np.random.default_rng(0)
+ROWS = [RANDOM.standard_normal(n) for n in (20, 24, 24, 31)]
+
+
+def log_probs(logits: np.ndarray, labels: np.ndarray, temperature: float) -> list[np.ndarray]:
+    """Log-probs of the labels and entropies."""
+    scaled = logits / temperature
+    every = scaled - np.log(np.exp(scaled).sum(-1, keepdims=True))
+    return [every[np.arange(len(labels)), labels], -(np.exp(every) * every).sum(-1)]
+
+
+def sampled(count: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    """Logits, some flat and some peaked, and labels drawn from them."""
+    logits = 3 * RANDOM.standard_normal((count, 50)) * RANDOM.uniform(0.3, 1.5, (count, 1))
+    chances = np.exp(logits / 0.8)
+    chances /= chances.sum(-1, keepdims=True)
+    return logits, np.array([RANDOM.choice(50, p=row) for row in chances])
+
+
+@pytest.mark.parametrize("temperature", [0.999, 0.9, 0.7, 1.4])
+def test_a_temperature_is_measured_from_log_probs_and_entropies(temperature: float) -> None:
+    logits, labels = sampled()
+    (lb, hb), (lt, ht) = (log_probs(logits, labels, t) for t in (0.8, 0.8 * temperature))
+    found = fits.temperature([(lb, lt)], [(hb, ht)])
+    assert found is not None and found.explained > 0.99
+    assert found.coefficient == pytest.approx(temperature, rel=0.01)
+    ours = fits.temperature([(lb, lt)], [(hb, None)])
+    assert ours is not None and ours.explained > 0.85
+    without = fits.temperature([(lb, lt)], None)
+    assert without is not None and without.explained > 0.45
+
+
+def test_other_labels_are_no_temperature() -> None:
+    logits, labels = sampled()
+    (lb, hb), (lt, _) = (log_probs(logits, who, 0.8) for who in (labels, np.roll(labels, 1)))
+    ours, without = fits.temperature([(lb, lt)], [(hb, None)]), fits.temperature([(lb, lt)], None)
+    assert ours is not None and ours.explained < 0.7
+    assert without is not None and without.explained < 0.4
+    assert fits.temperature([(lb, lb)], [(hb, hb)]) is None
+
+
+@pytest.mark.parametrize("places", [1, -1, 2, -2])
+@pytest.mark.parametrize("share", [1.0, 1e-4])
+def test_a_displacement_along_the_rows(places: int, share: float) -> None:
+    pairs = [(row, row + share * (np.roll(row, -places) - row)) for row in ROWS]
+    assert fits.shift(pairs) == places
+
+
+def test_what_is_displaced_backwards_in_strength_is_none() -> None:
+    assert fits.shift([(row, row - 0.5 * (np.roll(row, -1) - row)) for row in ROWS]) is None
+    assert fits.shift([(row, 1.1 * row) for row in ROWS]) is None
+    assert fits.shift([(row, row + RANDOM.standard_normal(len(row))) for row in ROWS]) is None
+    assert fits.shift([(row, row) for row in ROWS]) is None
+
+
+@pytest.mark.parametrize("share", [1.0, 1e-4])
+def test_rows_of_other_samples(share: float) -> None:
+    rows = [RANDOM.standard_normal(24) for _ in range(6)]
+    names = [f"s{i}" for i in range(6)]
+    moved = [row + share * (other - row) for row, other in zip(rows, rows[::-1], strict=True)]
+    assert fits.of_other_rows(list(zip(names, rows, moved, strict=True))) == 1.0
+    half = [*moved[:1], *rows[1:5], RANDOM.standard_normal(24)]
+    assert fits.of_other_rows(list(zip(names, rows, half, strict=True))) == (
+        0.5 if share == 1 else 0
+    )
+    scaled = [1.01 * row for row in rows]
+    assert fits.of_other_rows(list(zip(names, rows, scaled, strict=True))) == 0.0

@@ -1,0 +1,77 @@
+# After a divergence: tensors of the suspects only. `snakemake refine` asks for it.
+
+
+localrules:
+    refine,
+    suspects,
+
+
+# Only the diagnosis tells what is suspect, hence which runs there are: none where nothing is.
+checkpoint suspects:
+    input:
+        f"{RESULTS}/diagnosis.json",
+    output:
+        f"{RESULTS}/refine/suspects.json",
+    log:
+        f"{LOGS}/refine/suspects.log",
+    # On the scheduling host, like the plan: it reads the alignment.
+    container:
+        lambda wildcards: None
+    params:
+        config=CONFIG,
+    message:
+        "suspects: {output}"
+    shell:
+        "rlprobe refine --config {params.config} --part suspects 2>&1 | tee {log}"
+
+
+for side in ("benchmark", "target"):
+
+    rule:
+        name:
+            f"refine_{side}"
+        input:
+            f"{RESULTS}/refine/suspects.json",
+        output:
+            touch(f"{RESULTS}/refine/.{side}"),
+        log:
+            f"{LOGS}/refine/{side}.log",
+        container:
+            lambda wildcards: None
+        resources:
+            **slurm(jobs.runs[side].resources),
+            training=1,
+        params:
+            config=CONFIG,
+            side=side,
+        message:
+            f"tensors of the suspects on the {side}'s device, log {LOGS}/refine/{side}.log"
+        shell:
+            "rlprobe refine --config {params.config} --part {params.side} --log {log}"
+
+
+rule refined:
+    input:
+        suspects=f"{RESULTS}/refine/suspects.json",
+        sides=[f"{RESULTS}/refine/.{side}" for side in ("benchmark", "target")],
+    output:
+        f"{RESULTS}/refine/refined.json",
+        f"{RESULTS}/refine/diagnosis.json",
+    log:
+        f"{LOGS}/refine/refined.log",
+    container:
+        lambda wildcards: None
+    resources:
+        **slurm(ALIGNMENT.analysis.resources),
+    params:
+        config=CONFIG,
+    message:
+        "what the tensors say: {output}"
+    shell:
+        "rlprobe refine --config {params.config} --part verdict 2>&1 | tee {log}"
+
+
+# The sharper verdict, or the file that says why there is none.
+rule refine:
+    input:
+        lambda wildcards: jobs.refinement(checkpoints.suspects.get().output[0]),
