@@ -11,12 +11,12 @@ from markupsafe import Markup
 
 from rlprobe import __version__
 from rlprobe.compare import noise
-from rlprobe.diagnose import mismatch
+from rlprobe.diagnose import analysis, mismatch
 from rlprobe.diagnose.analysis import Step
 from rlprobe.diagnose.diagnosis import Diagnosis, GateItem, StageResult
 from rlprobe.diagnose.inputs import HIGH_PRECISION, REPEAT, TARGET, Results
 from rlprobe.diagnose.keydata import Difference
-from rlprobe.report import card, chart, side_by_side, tables
+from rlprobe.report import card, chart, heat, side_by_side, tables
 from rlprobe.report.card import Card
 from rlprobe.report.side_by_side import MetricRow, Setting
 from rlprobe.report.tables import StageTable, Trend
@@ -75,6 +75,7 @@ class Page:
     strip: list[Cell]
     card: Card | None
     charts: list[Chart]
+    heat: heat.Heat | None
     repeated: bool
     precise: bool
     false_alarm: str
@@ -116,6 +117,7 @@ def gather(results: Results, found: Diagnosis, step: Step, benchmark: Run, targe
         strip=[_cell(result, found) for result in found.stages],
         card=card.build(found, step, benchmark, target),
         charts=_charts(step, marked),
+        heat=_heat(results, step, benchmark),
         repeated=REPEAT in results.plan.pairs,
         precise=HIGH_PRECISION in results.plan.pairs,
         false_alarm=f"{1 / noise.FALSE_ALARM_RATE:,.0f}",
@@ -183,6 +185,16 @@ def _charts(step: Step, marked: str | None) -> list[Chart]:
             caption += f", {equal:,} equal" if equal else ""
             charts.append(Chart(name, svg, caption))
     return charts
+
+
+def _heat(results: Results, step: Step, benchmark: Run) -> heat.Heat | None:
+    """Tokens by layers of the stage that parts first, in the sample that differs most."""
+    parted = analysis.first_of(step)
+    if parted is None:
+        return None
+    differ = [d for d in parted.key_data if d.error and d.sample is not None]
+    worst = max(differ, key=lambda d: d.error or 0.0, default=None)
+    return heat.build(results, parted, benchmark, worst.sample if worst is not None else None)
 
 
 def _controls(found: Diagnosis) -> str:

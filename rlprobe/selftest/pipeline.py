@@ -22,7 +22,7 @@ import polars as pl
 
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
-from rlprobe.diagnose import diagnosis, judged
+from rlprobe.diagnose import analysis, diagnosis
 from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.diagnose.inputs import NAME as PLAN
 from rlprobe.diagnose.inputs import Results
@@ -93,11 +93,14 @@ class Judged:
         Raises:
             DumpError: a comparison's table is damaged.
         """
-        found = judged.load(Results.open(self.directory), stage, step)
+        found = analysis.analyse(Results.open(self.directory), step).findings.get(stage)
         if found is None:
             return None
-        rows = found.rows.filter((pl.col("rank") == rank) & (pl.col("name") == record))
-        return None if rows.is_empty() else _number(rows.get_column("excess").max())
+        rows = found.stage.rows.filter((pl.col("rank") == rank) & (pl.col("name") == record))
+        if not rows.is_empty():
+            return _number(rows.get_column("excess").max())
+        # a result of the stage, which is key data and no record
+        return next((o.excess for o in found.outcomes if o.name == record), None)
 
 
 def _number(value: Any) -> float | None:

@@ -41,6 +41,14 @@ def test_an_error_that_saturates_is_followed_too() -> None:
     assert ended.reached
 
 
+def test_an_error_that_saturates_over_decades_is_followed_too() -> None:
+    """A limit that is lifted: all the same from far below its full strength on."""
+    at, asked = _counting(lambda s: min(7e11 * s, 7e5 * (1 + 0.05 * s)) + 0.15)
+    ended = search(at(1.0), at)
+    assert ended.reached
+    assert len(asked) <= MOST + 1
+
+
 def test_a_fault_that_ignores_its_strength_is_said_to() -> None:
     at, asked = _counting(lambda s: 500.0)
     ended = search(500.0, at)

@@ -129,7 +129,7 @@ def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, object]) -> 
             0.8,
             [f"the gradient that the loss sends back is {shape.factor:.6g} times the benchmark's"],
         )
-    if shape.rounded_to is not None:
+    if shape.rounded_to is not None and _loss_parts(finding.stage.rows):
         return "rounding_order", 0.5, [shape.said_rounding()]
     if 1.0 < shape.error < 1.7 and shape.factor is not None and 0.8 < shape.factor < 1.25:
         return (
@@ -142,6 +142,13 @@ def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, object]) -> 
             ],
         )
     return "loss", 0.8, ["the loss makes other gradients of the same outputs, by no common factor"]
+
+
+def _loss_parts(rows: pl.DataFrame) -> bool:
+    """Whether the loss's own value parts: a loss of coarser numbers has a coarser value, one that
+    is made otherwise may have the same value and another gradient."""
+    own = rows.filter(pl.col("judged") & (pl.col("phase") == execution.LOSS))
+    return own.filter(pl.col("beyond")).height > 0
 
 
 def _off_policy(rows: pl.DataFrame) -> str | None:

@@ -8,9 +8,10 @@ from rlprobe.selftest.patching import blended, swapped
 
 @fault(stage="actor_update", cause="label_or_mask_shift")
 def loss_mask_shifted(site: Site) -> Iterator[None]:
+    import verl.trainer.ppo.core_algos as core_algos
     import verl.workers.utils.losses as losses
 
-    right = losses.agg_loss
+    right = core_algos.agg_loss
 
     def shifted(loss_mat, loss_mask, **kwargs):
         shorter = loss_mask.roll(1, dims=-1)
@@ -20,5 +21,5 @@ def loss_mask_shifted(site: Site) -> Iterator[None]:
             right(loss_mat=loss_mat, loss_mask=loss_mask, **kwargs), wrong, site.strength
         )
 
-    with swapped(losses, "agg_loss", shifted):
+    with swapped(core_algos, "agg_loss", shifted), swapped(losses, "agg_loss", shifted):
         yield
