@@ -151,6 +151,18 @@ def switches() -> dict[str, Any]:
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
         "default_dtype": str(torch.get_default_dtype()),
+        **_npu_switches(),
+    }
+
+
+def _npu_switches() -> dict[str, Any]:
+    """HF32: an NPU may round the factors of fp32 products (torch_npu's ``torch.npu.matmul``)."""
+    npu = getattr(torch, "npu", None)
+    parts = {part: getattr(npu, part, None) for part in ("matmul", "conv")}
+    return {
+        f"allow_hf32_{part}": bool(getattr(switch, "allow_hf32"))  # noqa: B009  torch_npu's
+        for part, switch in parts.items()
+        if hasattr(switch, "allow_hf32")
     }
 
 

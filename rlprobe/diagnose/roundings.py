@@ -1,4 +1,8 @@
-"""Factors that a device rounds before it multiplies them: TF32 and its like."""
+"""Factors that a device rounds before it multiplies them: TF32 and HF32.
+
+Both keep the exponent of fp32; TF32 has 10 explicit bits of significand (NVIDIA A100 architecture
+white paper, 2020), HF32 at least as many. Either is widened by TF32's round-off.
+"""
 
 from __future__ import annotations
 
@@ -29,4 +33,5 @@ def _of(process: dict[str, Any]) -> float:
     found = _PRECISION.get(str(switches.get("float32_matmul_precision")), 0.0)
     tf32 = switches.get("allow_tf32_matmul") is True
     tf32 = tf32 or str(variables.get("NVIDIA_TF32_OVERRIDE")) == "1"
-    return max(found, _PRECISION["high"] if tf32 else 0.0)
+    rounds = tf32 or switches.get("allow_hf32_matmul") is True
+    return max(found, _PRECISION["high"] if rounds else 0.0)

@@ -11,7 +11,7 @@ import polars as pl
 
 from rlprobe import stages
 from rlprobe.compare import noise
-from rlprobe.diagnose import analysis, sentence
+from rlprobe.diagnose import analysis, judged, sentence
 from rlprobe.diagnose.analysis import Finding, Step
 from rlprobe.diagnose.cause import classify
 from rlprobe.diagnose.cause.classify import of_gate
@@ -289,8 +289,20 @@ def _control(results: Results, pair: str) -> Values:
     return {
         "compared": sum(s["compared"] for s in known),
         "identical": sum(s["identical"] for s in known),
-        "max_error": max((s["max_error"] or 0.0 for s in known), default=None),
+        "max_error": _largest_error(results, pair),
     }
+
+
+def _largest_error(results: Results, pair: str) -> float | None:
+    """Over all records but masks, whose "lowest number" is another in each format."""
+    found = []
+    for stage in results.stages(pair):
+        lazy = judged.scan(results, pair, stage, ["index", "error"])
+        if lazy is not None:
+            rows = lazy.filter(~pl.col("index").fill_null("").str.contains("mask"))
+            found.append(judged.collect(rows, results.compared(pair, stage)))
+    largest = pl.concat(found).get_column("error").max() if found else None
+    return float(largest) if isinstance(largest, float) else None
 
 
 def _of_stage(finding: Finding) -> Values:

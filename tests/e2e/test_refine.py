@@ -17,6 +17,7 @@ from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.errors import ConfigError, DumpError
 from rlprobe.refine import refined, suspects
 from rlprobe.runs.launch import launch
+from rlprobe.runs.plan import plan
 from rlprobe.runs.spec import Suspects
 from rlprobe.runs.suspects import refining
 from rlprobe.selftest import catalogue
@@ -77,17 +78,17 @@ def sharper(
     judge: Callable[[str], tuple[Judged, Pipeline, Trial]], warm: Warm
 ) -> tuple[Judged, Suspects, refined.Refined, list[Run], Pipeline, Trial]:
     judged, pipeline, trial = judge("halves_exchanged")
-    plan = suspects.find(judged.directory, 64)
-    suspects.write(judged.directory, plan)
-    assert plan.suspects is not None
-    specs = refining(pipeline._jobs(trial).alignment, plan.suspects)
+    found_out = suspects.find(judged.directory, 64)
+    suspects.write(judged.directory, found_out)
+    assert found_out.suspects is not None
+    specs = refining(pipeline._jobs(trial).alignment, found_out.suspects)
     store = pipeline._store.absolute()
     sides = [
         Run.open(store, launch(spec, store, start=warm).parent.name) for spec in specs.values()
     ]
-    found = refined.refine(suspects.read(judged.directory), plan.suspects, *sides)
+    found = refined.refine(suspects.read(judged.directory), found_out.suspects, *sides)
     refined.write(judged.directory, found)
-    return judged, plan.suspects, found, sides, pipeline, trial
+    return judged, found_out.suspects, found, sides, pipeline, trial
 
 
 def test_only_the_suspects_are_kept(sharper: Any) -> None:
@@ -122,10 +123,10 @@ def test_tensors_name_what_sketches_could_only_suspect(sharper: Any) -> None:
 
 def test_a_budget_that_is_too_small_says_so(sharper: Any) -> None:
     judged, wanted, _, sides, _, _ = sharper
-    plan = suspects.read(judged.directory)
+    written = suspects.read(judged.directory)
     other = Suspects(**{**vars(wanted), "record": "Module.nowhere.forward.0.output.0"})
     with pytest.raises(DumpError, match=r"kept on 0 of 2 sides.*raise --budget-mib"):
-        refined.refine(plan, other, *sides)
+        refined.refine(written, other, *sides)
 
 
 def test_a_refinement_of_other_runs_changes_nothing(sharper: Any) -> None:
@@ -141,11 +142,33 @@ def test_an_imported_benchmark_cannot_be_refined_here(sharper: Any) -> None:
         refining(alignment.model_copy(update={"benchmark": benchmark}), wanted)
 
 
+def test_the_control_of_an_fp32_benchmark_computes_in_fp64(sharper: Any, warm: Warm) -> None:
+    _, _, _, _, pipeline, trial = sharper
+    alignment = pipeline._jobs(trial).alignment
+    controls = alignment.controls.model_copy(update={"high_precision": True})
+    specs = plan(alignment.model_copy(update={"controls": controls}), environ={})
+    assert specs["high_precision"].precision == "fp64"
+    store = pipeline._store.absolute()
+    key = launch(specs["high_precision"], store, start=warm).parent.name
+    table = pl.read_parquet(Run.open(store, key).records("actor_compute_log_prob"))
+    made = table.filter((pl.col("slot") == "output") & pl.col("dtype").str.contains("float"))
+    assert made.height > 50
+    # norms, softmax and rotary angles too, which models compute "in fp32 at least"
+    assert set(made.get_column("dtype")) == {"torch.float64"}
+    plain = pl.read_parquet(
+        Run.open(store, specs["benchmark"].key).records("actor_compute_log_prob")
+    )
+    both = made.join(plain, on=["step", "rank", "name"], suffix="_fp32")
+    off = (both.get_column("norm") / both.get_column("norm_fp32") - 1).abs()
+    assert both.height == made.height
+    assert 0 < float(off.max()) < 1e-5  # type: ignore[arg-type]
+
+
 def test_an_optimizer_is_no_suspect(judge: Any, tmp_path: Path) -> None:
     judged, _, _ = judge("faster")
-    plan = suspects.find(judged.directory, 64)
-    assert plan.suspects is None
-    assert "no module is suspect" in plan.reason
+    found = suspects.find(judged.directory, 64)
+    assert found.suspects is None
+    assert "no module is suspect" in found.reason
 
 
 def test_the_command_refuses_an_empty_budget(capsys: pytest.CaptureFixture[str]) -> None:

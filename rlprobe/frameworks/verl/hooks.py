@@ -152,8 +152,15 @@ def _rollouts(module: ModuleType) -> None:
     engines.register_adapters(module)
 
 
+def _dtypes(module: ModuleType) -> None:
+    from rlprobe.frameworks.verl import wide
+
+    wide.teach(module)
+
+
 _PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "verl.workers.engine_workers": _workers,
+    "verl.utils.torch_dtypes": _dtypes,
     "verl.trainer.constants_ppo": _runtime_env,
     "verl.trainer.ppo.ray_trainer": _trainer("RayPPOTrainer"),
     "verl.trainer.ppo.v1.trainer_base": _trainer("PPOTrainer"),

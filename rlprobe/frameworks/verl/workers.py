@@ -19,7 +19,7 @@ from rlprobe.capture import determinism
 from rlprobe.capture.recorder import Recorder, StageScope
 from rlprobe.capture.session import Session
 from rlprobe.frameworks import progress
-from rlprobe.frameworks.verl import batch, control
+from rlprobe.frameworks.verl import batch, control, wide
 from rlprobe.selftest.declare import Site
 from rlprobe.selftest.plant import planted, reference_of
 
@@ -181,13 +181,15 @@ def _watch(engine: Any) -> None:
     def watched_forward_step(*args: Any, **kwargs: Any) -> Any:
         stage = _wanted_stage()
         if stage is None:
-            return forward_step(*args, **kwargs)
+            with wide.around(engine):
+                return forward_step(*args, **kwargs)
         micro_batch = kwargs.get("micro_batch", args[0] if args else None)
         stage.scope.micro_step(stage.micro_steps)
         stage.micro_steps += 1
         for name, value in batch.key_inputs(stage.name, micro_batch, stage.aligning):
             stage.scope.key_data(name, value)
-        loss, output = forward_step(*args, **kwargs)
+        with wide.around(engine):
+            loss, output = forward_step(*args, **kwargs)
         for name, value in batch.key_outputs(
             stage.name, output.get("model_output"), stage.aligning
         ):

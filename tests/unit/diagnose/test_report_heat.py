@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import polars as pl
 import pytest
@@ -31,14 +32,14 @@ def alignment(align: Align) -> Alignment:
 def sketched(alignment: Alignment, times: float) -> str:
     """Write token sketches: two layers, of which the second's last token differs."""
     path = alignment.results / "compare" / "target" / STAGE
-    records = pl.read_parquet(path / "records.parquet").filter(
+    records = _parts(alignment)[1].stage.rows.filter(
         (pl.col("slot") == "output")
         & pl.col("name").str.contains(r"layers\.\d+\.mlp\.")
         & (pl.col("call") == 0)
-        & (pl.col("noise") > 0)
+        & (pl.col("floor") > 0)
     )
     names = records.get_column("name").unique(maintain_order=True).to_list()[:2]
-    floors = {n: records.filter(pl.col("name") == n).item(0, "noise") for n in names}
+    floors = {n: records.filter(pl.col("name") == n).item(0, "floor") for n in names}
     run = next((alignment.store / "runs").glob(f"{alignment.keys['benchmark']}/rollouts/step*.h5"))
     sample = hdf5.read(run).samples[0].sample_digest
     rows = [
@@ -83,7 +84,7 @@ def test_a_damaged_table_is_an_error(alignment: Alignment) -> None:
         heat.build(*_parts(alignment))
 
 
-def _parts(alignment: Alignment) -> tuple[object, ...]:
+def _parts(alignment: Alignment) -> tuple[Any, ...]:
     from rlprobe.diagnose import analysis
     from rlprobe.diagnose.inputs import BENCHMARK, Results, require
 
