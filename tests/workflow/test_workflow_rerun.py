@@ -209,3 +209,14 @@ def test_the_plan_says_what_the_results_are_of(
 ) -> None:
     jobs: Jobs = done.jobs(monkeypatch)
     assert json.loads(Path(jobs.plan_file).read_text()) == jobs.described()
+
+
+def test_refining_an_aligned_target_ends_with_the_reason(done: Project) -> None:
+    """The checkpoint: what there is to run follows from the diagnosis, here nothing."""
+    finished = done.snakemake("--nolock", "refine")
+    assert finished.returncode == 0, finished.stdout
+    refine = done.directory / "results" / "a" / "refine"
+    plan = json.loads((refine / "suspects.json").read_text())
+    assert plan["suspects"] is None
+    assert "no stage parts" in plan["reason"]
+    assert [path.name for path in refine.iterdir()] == ["suspects.json"]
