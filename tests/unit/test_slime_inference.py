@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import types
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,17 @@ import torch
 
 from rlprobe.errors import ConfigError, HookError
 from rlprobe.frameworks.slime import prompts_only, sglang
+
+
+@pytest.fixture(autouse=True)
+def stances(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the engine's process was told of its compiler; nothing of it outlives a test."""
+    said: list[str] = []
+    monkeypatch.setattr(torch.compiler, "set_stance", said.append)
+    # set first, so that it is taken back after the test whoever sets it
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
+    monkeypatch.delenv("TORCHDYNAMO_DISABLE")
+    return said
 
 
 class Mode:
@@ -123,6 +135,26 @@ def test_below_0_5_11_the_dump_is_made_here(
     runner.forward(batch(9))
     runner.forward(batch(1, total=10))
     assert made.said == ["start", "stop", "step"] * 2
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("asked", [None, "0"])
+def test_an_engine_that_is_dumped_compiles_nothing(
+    monkeypatch: pytest.MonkeyPatch, stances: list[str], own: bool, asked: str | None
+) -> None:
+    if asked is not None:
+        monkeypatch.setenv("TORCHDYNAMO_DISABLE", asked)
+    monkeypatch.delenv(sglang.CONFIG, raising=False)
+    monkeypatch.setattr(sglang, "_debugger", lambda config: Debugger())
+    module = runner_module()
+    sglang.patch(module)
+    module.ModelRunner("config", ServerArgs())
+    assert stances == [], "no dump, nothing changed"
+    if not own:
+        monkeypatch.setenv(sglang.CONFIG, "/x/config.json")
+    module.ModelRunner("config", ServerArgs(msprobe_dump_config="/y.json" if own else None))
+    assert stances == (["force_eager"] if asked is None else [])
+    assert os.environ["TORCHDYNAMO_DISABLE"] == (asked or "1")
 
 
 def test_a_dump_asked_for_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

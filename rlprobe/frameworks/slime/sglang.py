@@ -18,6 +18,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from rlprobe.errors import HookError
 
 #: msprobe's config.json for the engine, below SGLang 0.5.11.
@@ -43,8 +45,11 @@ def _building(build: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(build)
     def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
         config = os.environ.get(CONFIG)
+        given = kwargs.get("server_args") or _server_args(args, required=bool(config))
         if config:
-            _prepare(kwargs.get("server_args") or _server_args(args))
+            _prepare(given)
+        if config or getattr(given, "msprobe_dump_config", None):
+            _without_dynamo()
         build(self, *args, **kwargs)
         if config and not getattr(self, "is_draft_worker", False):
             self._rlprobe_debugger = _debugger(config)
@@ -52,11 +57,23 @@ def _building(build: Callable[..., None]) -> Callable[..., None]:
     return wrapper
 
 
-def _server_args(args: tuple[Any, ...]) -> Any:
+def _server_args(args: tuple[Any, ...], required: bool) -> Any:
     found = [value for value in args if hasattr(value, "disable_cuda_graph")]
-    if not found:
+    if not found and required:
         raise HookError("ModelRunner was built without server_args; SGLang cannot be dumped")
-    return found[0]
+    return found[0] if found else None
+
+
+def _without_dynamo() -> None:
+    """Functions that the engine compiles would run no hooks, or fail over them.
+
+    In this process alone: training keeps what it compiles. ``TORCHDYNAMO_DISABLE=0`` keeps it here
+    as well. The variable is heeded by what is compiled from here on, the stance by all.
+    """
+    if os.environ.setdefault("TORCHDYNAMO_DISABLE", "1") == "1":
+        set_stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
+        if set_stance is not None:
+            set_stance("force_eager")
 
 
 def _prepare(server_args: Any) -> None:
