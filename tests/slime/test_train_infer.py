@@ -1,0 +1,103 @@
+"""Training against inference for slime: both sides' hooks, and ``rlprobe compare --train-infer``.
+
+What stands in for SGLang and slime is in ``prefill.py``; msprobe, megatron-core, the hooks and the
+comparison are the real ones. Only prompts go through both, as with ``PROMPTS_ONLY=1``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from tests.slime.prefill import PROMPTS
+
+pytest.importorskip("megatron.core", reason="needs megatron-core (the extra slime)")
+
+HERE = Path(__file__).parent
+STANDIN = HERE / "standin"
+
+
+def run(*words: str | Path, **environ: str) -> None:
+    done = subprocess.run(
+        [sys.executable, *map(str, words)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def configuration(directory: Path, name: str) -> str:
+    path = directory / f"{name}.json"
+    section = {"scope": [], "list": [], "data_mode": ["forward"]}
+    path.write_text(
+        json.dumps(
+            {
+                "task": "tensor",
+                "dump_path": str(directory / name),
+                "rank": [],
+                "step": [],
+                "level": "L0",
+                "tensor": section,
+            }
+        )
+    )
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The log-prob stage of the prompts, dumped by slime's users' own configuration."""
+    directory = tmp_path_factory.mktemp("prefill")
+    run(
+        HERE / "prefill.py", "train", directory, "--hf-checkpoint", STANDIN / "model",
+        "--keep-old-actor",
+        RLPROBE_CONFIG=configuration(directory, "train"), DUMP_ON="1",
+        RLPROBE_SLIME_PRECISION="fp32", RLPROBE_STAGES="old_log_prob", PYTHONPATH=str(STANDIN),
+    )  # fmt: skip
+    assert [p.name for p in (directory / "train").iterdir() if p.name[0] != "."] == ["old_log_prob"]
+    return directory
+
+
+def compared(trained: Path, name: str, **environ: str) -> pl.DataFrame:
+    """Errors of what both sides computed, by module, after an engine's prefill of the prompts."""
+    config = configuration(trained, name)
+    run(HERE / "prefill.py", "engine", trained, RLPROBE_INFERENCE_CONFIG=config, **environ)
+    steps = {path.name for path in (trained / name).iterdir()}
+    assert steps == {f"step{n}" for n in range(len(PROMPTS))}, "the health check is no step"
+    out = trained / f"{name}-out"
+    run(
+        "-m", "rlprobe", "compare", "--train-infer", trained / "train",
+        "--engine-dump", trained / name, "-o", out,
+    )  # fmt: skip
+    table = pl.read_parquet(out / "train_infer" / "records.parquet")
+    return table.filter((pl.col("error_kind") == "tensor") & (pl.col("slot") == "output"))
+
+
+def test_the_prompts_tokens_are_compared_module_by_module(trained: Path) -> None:
+    found = compared(trained, "engine")
+    modules = set(found.get_column("module"))
+    for layer in (0, 1):
+        for part in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp"):
+            assert f"model.layers.{layer}.{part}" in modules
+    assert "model.embed_tokens" in modules
+    largest = found.get_column("error").max()
+    assert isinstance(largest, float)
+    assert largest < 1e-5, "two implementations of one model in fp32"
+
+
+def test_an_engine_with_another_weight_differs_from_its_module_on(trained: Path) -> None:
+    found = compared(trained, "faulty", FAULT="1")
+    by_module = dict(found.group_by("module").agg(pl.col("error").max()).iter_rows())
+    beyond = {module for module, error in by_module.items() if error > 1e-4}
+    assert "model.layers.1.mlp.down_proj" in beyond
+    assert not any(module.startswith("model.layers.0.") for module in beyond)
+    assert "model.layers.1.mlp.gate_up_proj" not in beyond
