@@ -4,12 +4,12 @@
 
 ``train`` is the stand-in's actor, in one process and without Ray. ``engine`` is a model with
 SGLang's module tree and layout (tokens of a request end to end, fused projections, the residual
-stream beside each block's own output) behind a ``ModelRunner``, with the weights ``train`` left.
+stream beside each block's own output) behind a ``ModelRunner``, with the weights ``train`` left. It
+runs the prompts twice, the second time with one weight another.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import types
 from pathlib import Path
@@ -203,22 +203,26 @@ def engine(directory: Path) -> None:
     module.ModelRunner = ModelRunner  # type: ignore[attr-defined]
     sglang.patch(module)
     weights = torch.load(directory / WEIGHTS, weights_only=True)
-    if os.environ.get("FAULT"):
-        weights["decoder.layers.1.mlp.linear_fc2.weight"] *= 1.01
     server_args = types.SimpleNamespace(disable_cuda_graph=False, skip_server_warmup=True)
     runner = module.ModelRunner(server_args, weights)
     with torch.no_grad():
         # a health check's one token, then each prompt of its own: one prefill a prompt
-        for ids in [[1], *PROMPTS]:
-            runner.forward(
-                types.SimpleNamespace(
-                    input_ids=torch.tensor(ids),
-                    positions=torch.arange(len(ids)),
-                    seq_lens_sum=len(ids),
-                    rids=None,
-                    forward_mode=None,
-                )
+        _prefill(runner, [[1], *PROMPTS])
+        runner.model.model.layers[1].mlp.down_proj.weight *= 1.01
+        _prefill(runner, [[1], *PROMPTS])
+
+
+def _prefill(runner: Any, requests: list[list[int]]) -> None:
+    for ids in requests:
+        runner.forward(
+            types.SimpleNamespace(
+                input_ids=torch.tensor(ids),
+                positions=torch.arange(len(ids)),
+                seq_lens_sum=len(ids),
+                rids=None,
+                forward_mode=None,
             )
+        )
 
 
 if __name__ == "__main__":

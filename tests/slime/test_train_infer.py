@@ -15,6 +15,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from rlprobe.cli import main
 from tests.slime.prefill import PROMPTS
 
 pytest.importorskip("megatron.core", reason="needs megatron-core (the extra slime)")
@@ -63,41 +64,53 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         RLPROBE_CONFIG=configuration(directory, "train"), DUMP_ON="1",
         RLPROBE_SLIME_PRECISION="fp32", RLPROBE_STAGES="old_log_prob", PYTHONPATH=str(STANDIN),
     )  # fmt: skip
-    assert [p.name for p in (directory / "train").iterdir() if p.name[0] != "."] == ["old_log_prob"]
+    assert {path.name for path in (directory / "train").iterdir()} == {"old_log_prob", "rlprobe"}
     return directory
 
 
-def compared(trained: Path, name: str, **environ: str) -> pl.DataFrame:
-    """Errors of what both sides computed, by module, after an engine's prefill of the prompts."""
-    config = configuration(trained, name)
-    run(HERE / "prefill.py", "engine", trained, RLPROBE_INFERENCE_CONFIG=config, **environ)
-    steps = {path.name for path in (trained / name).iterdir()}
-    assert steps == {f"step{n}" for n in range(len(PROMPTS))}, "the health check is no step"
-    out = trained / f"{name}-out"
+@pytest.fixture(scope="module")
+def prefilled(trained: Path) -> dict[str, Path]:
+    """The engine's dumps of the prompts: of the same weights, and with one weight another."""
     run(
-        "-m", "rlprobe", "compare", "--train-infer", trained / "train",
-        "--engine-dump", trained / name, "-o", out,
+        HERE / "prefill.py", "engine", trained,
+        RLPROBE_INFERENCE_CONFIG=configuration(trained, "engine"),
     )  # fmt: skip
-    table = pl.read_parquet(out / "train_infer" / "records.parquet")
-    return table.filter((pl.col("error_kind") == "tensor") & (pl.col("slot") == "output"))
+    steps = sorted((trained / "engine").iterdir(), key=lambda path: int(path.name[4:]))
+    assert len(steps) == 2 * len(PROMPTS), "the health checks are no steps"
+    for number, step in enumerate(steps):
+        name = "same" if number < len(PROMPTS) else "other"
+        (trained / name).mkdir(exist_ok=True)
+        step.rename(trained / name / f"step{number % len(PROMPTS)}")
+    return {name: trained / name for name in ("same", "other")}
 
 
-def test_the_prompts_tokens_are_compared_module_by_module(trained: Path) -> None:
-    found = compared(trained, "engine")
-    modules = set(found.get_column("module"))
+def errors(trained: Path, engine: Path) -> dict[str, float]:
+    """Of each module's output, as far as both sides computed it for the same tokens."""
+    out = trained / f"{engine.name}-out"
+    words = ["compare", "--train-infer", trained / "train", "--engine-dump", engine, "-o", out]
+    assert main([str(word) for word in words]) == 0
+    table = pl.read_parquet(out / "train_infer" / "records.parquet").filter(
+        (pl.col("error_kind") == "tensor") & (pl.col("slot") == "output")
+    )
+    return dict(table.group_by("module").agg(pl.col("error").max()).iter_rows())
+
+
+def test_the_prompts_tokens_are_compared_module_by_module(
+    trained: Path, prefilled: dict[str, Path]
+) -> None:
+    found = errors(trained, prefilled["same"])
     for layer in (0, 1):
         for part in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp"):
-            assert f"model.layers.{layer}.{part}" in modules
-    assert "model.embed_tokens" in modules
-    largest = found.get_column("error").max()
-    assert isinstance(largest, float)
-    assert largest < 1e-5, "two implementations of one model in fp32"
+            assert f"model.layers.{layer}.{part}" in found
+    assert "model.embed_tokens" in found
+    assert max(found.values()) < 1e-5, "two implementations of one model in fp32"
 
 
-def test_an_engine_with_another_weight_differs_from_its_module_on(trained: Path) -> None:
-    found = compared(trained, "faulty", FAULT="1")
-    by_module = dict(found.group_by("module").agg(pl.col("error").max()).iter_rows())
-    beyond = {module for module, error in by_module.items() if error > 1e-4}
+def test_an_engine_with_another_weight_differs_from_its_module_on(
+    trained: Path, prefilled: dict[str, Path]
+) -> None:
+    found = errors(trained, prefilled["other"])
+    beyond = {module for module, error in found.items() if error > 1e-4}
     assert "model.layers.1.mlp.down_proj" in beyond
     assert not any(module.startswith("model.layers.0.") for module in beyond)
     assert "model.layers.1.mlp.gate_up_proj" not in beyond
