@@ -19,15 +19,19 @@ if TYPE_CHECKING:
     from rlprobe.compare.matcher import _State
 
 _CALL = ("op", "direction", "call")
+_SIDES = ("left", "right")
 
 
 def uneven(left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
-    """Functions that both sides call, but not equally often: columns op, direction, held."""
+    """Functions that both sides call, but not equally often: columns op, held.
+
+    In one direction is enough: a backward call has its forward's number, so that a forward without
+    a backward shifts both.
+    """
     counts = [_function_counts(side) for side in (left, right)]
     both = counts[0].join(counts[1], on=["op", "direction"], suffix="_target")
-    return both.filter(pl.col("calls") != pl.col("calls_target")).select(
-        "op", "direction", held=pl.lit(True)
-    )
+    shifted = both.filter(pl.col("calls") != pl.col("calls_target"))
+    return shifted.select("op", held=pl.lit(True)).unique()
 
 
 def _function_counts(frame: pl.DataFrame) -> pl.DataFrame:
@@ -81,8 +85,32 @@ def by_counterparts(state: _State, functions: Sequence[Function]) -> None:
         state.add(both, pl.lit(rule.name))
 
 
-def by_anchor(state: _State) -> None:
-    """Functions before the same module record, in order."""
+def by_forward(state: _State) -> None:
+    """Backward calls whose forward calls are matched."""
+    if state.left.is_empty() or state.right.is_empty():
+        return
+    forward = (pl.col("direction") == "forward") & pl.col("module").is_null()
+    sides = [state.every[name].filter(forward).select("row", "op", "call") for name in _SIDES]
+    numbers = (
+        state.pairs()
+        .join(sides[0], left_on="benchmark", right_on="row")
+        .join(sides[1].select("row", call_target="call"), left_on="target", right_on="row")
+        .select("op", "call", "call_target")
+        .unique(["op", "call"], keep="first", maintain_order=True)
+    )
+    backward = (pl.col("direction") == "backward") & pl.col("module").is_null()
+    left = state.left.filter(backward).join(numbers, on=["op", "call"])
+    both = left.join(
+        state.right.filter(backward),
+        left_on=["op", "call_target", "slot", "index"],
+        right_on=["op", "call", "slot", "index"],
+        suffix="_target",
+    )
+    state.add(both, _same_number())
+
+
+def by_anchor(state: _State, direction: str | None = None) -> None:
+    """Functions before the same module record, in order; of one direction, or of both."""
     if state.left.is_empty() or state.right.is_empty():
         return
     pairs = state.pairs().with_row_index("anchor")
@@ -97,7 +125,7 @@ def by_anchor(state: _State) -> None:
             .select("order", "anchor")
             .sort("order")
         )
-        functions = rows.filter(pl.col("module").is_null() & pl.col("call").is_not_null())
+        functions = rows.filter(_functions(direction))
         placed = functions.sort("order").join_asof(anchors, on="order", strategy="forward")
         place = pl.col("call").rank("dense").over("anchor", "op", "direction")
         sides.append(placed.with_columns(place=place))
@@ -110,11 +138,13 @@ def by_anchor(state: _State) -> None:
     state.add(both, _same_number())
 
 
-def by_signature(state: _State, benchmark: pl.DataFrame, target: pl.DataFrame) -> None:
+def by_signature(
+    state: _State, benchmark: pl.DataFrame, target: pl.DataFrame, direction: str | None = None
+) -> None:
     """Functions whose arguments have the same dtypes and shapes, in order of their calls."""
     sides = []
     for rows, frame in ((state.left, benchmark), (state.right, target)):
-        functions = rows.filter(pl.col("module").is_null() & pl.col("call").is_not_null())
+        functions = rows.filter(_functions(direction))
         if functions.is_empty():
             return
         described = functions.with_columns(
@@ -131,6 +161,11 @@ def by_signature(state: _State, benchmark: pl.DataFrame, target: pl.DataFrame) -
     key = ["op", "direction", "signature", "place", "slot", "index"]
     both = sides[0].join(sides[1], on=key, suffix="_target")
     state.add(both, _same_number())
+
+
+def _functions(direction: str | None) -> pl.Expr:
+    chosen = pl.col("module").is_null() & pl.col("call").is_not_null()
+    return chosen if direction is None else chosen & (pl.col("direction") == direction)
 
 
 def _same_number() -> pl.Expr:

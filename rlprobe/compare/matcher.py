@@ -48,6 +48,9 @@ def match(benchmark: pl.DataFrame, target: pl.DataFrame, rules: Rules) -> Matche
     benchmark, target = fusing.fuse(state, benchmark, target, rules.fuses)
     state.put_back(aside)
     calls.by_counterparts(state, rules.functions)
+    calls.by_anchor(state, "forward")
+    calls.by_signature(state, benchmark, target, "forward")
+    calls.by_forward(state)
     calls.by_anchor(state)
     calls.by_signature(state, benchmark, target)
     return Matched(benchmark, target, state.finished())
@@ -114,12 +117,12 @@ class _State:
         self.single.append(frame.with_columns(rule=pl.lit(rule)))
 
     def take_aside(self, held: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """Keep functions (op, direction) out of the next passes."""
+        """Keep functions (column op) out of the next passes."""
         taken = []
         for name in ("left", "right"):
             side = getattr(self, name)
             function = pl.col("module").is_null()
-            joined = side.join(held, on=["op", "direction"], how="left", maintain_order="left")
+            joined = side.join(held, on="op", how="left", maintain_order="left")
             apart = joined.select(pl.col("held").fill_null(False) & function).to_series()
             taken.append(side.filter(apart))
             setattr(self, name, side.filter(~apart))

@@ -224,6 +224,30 @@ def test_one_more_call_on_one_side_does_not_shift_the_others(tmp_path: Path) -> 
     assert result.records["error"].max() == 0
 
 
+def test_a_call_without_a_backward_shifts_no_backward_call(tmp_path: Path) -> None:
+    def step(first: int) -> dict[str, Any]:
+        """Two linears and what they send back, numbered from ``first``."""
+        data: dict[str, Any] = {}
+        for place, top in enumerate((2.0, 3.0)):
+            name = f"Functional.linear.{first + place}"
+            data[f"{name}.forward"] = call([leaf(top)], [leaf(top)])
+            data[f"Module.model.layers.{place}.mlp.MLP.forward.0"] = call([leaf(1.0)], [leaf(1.0)])
+        for place, top in ((1, 30.0), (0, 20.0)):
+            module = f"Module.model.layers.{place}.mlp.MLP.backward.0"
+            data[f"Functional.linear.{first + place}.backward"] = {
+                "input": [leaf(top)], "output": [leaf(top)]}  # fmt: skip
+            data[module] = {"input": [leaf(1.0)], "output": [leaf(1.0)]}
+        return data
+
+    extra = {"Functional.linear.0.forward": call([leaf(9.0)], [leaf(9.0)])}
+    shifted = {**extra, "Module.model.rotary.Rotary.forward.0": call([leaf(1.0)], []), **step(1)}
+    plain = {"Module.model.rotary.Rotary.forward.0": call([leaf(1.0)], []), **step(0)}
+    result = compared_data(tmp_path, plain, shifted, coverage=0.5)
+    assert result.records["error"].max() == 0
+    assert result.summary["rules"] == {"call_counter": 8}
+    assert result.summary["counts"]["target_only"] == 2
+
+
 def test_without_modules_shapes_tell_calls_apart(tmp_path: Path) -> None:
     def linear(*tops: tuple[float, int]) -> dict[str, Any]:
         return {
