@@ -13,6 +13,9 @@ import pytest
 from torch import Tensor
 
 from rlprobe.cli import main
+from rlprobe.rollouts.digest import sample_digest
+from rlprobe.store import tokensketches
+from tests.msprobe import dumps
 from tests.unit.train_infer_dumps import (
     SAMPLES,
     Batch,
@@ -182,3 +185,68 @@ def test_a_missing_stage_is_named(
     command = ["compare", "--train-infer", str(tmp_path), "-o", str(tmp_path / "out")]
     assert main(command) == 4
     assert f"has no stage {stage}" in capsys.readouterr().err
+
+
+def sketch_table(root: Path, stage: str, rows: list[tuple[Any, ...]], cls: str) -> None:
+    """Token sketches of one block: rows (rank, micro step, call, row, token, values)."""
+    name = f"Module.model.layers.0.{cls}.forward.{{}}.output.0"
+    table = pl.DataFrame(
+        [
+            (0, rank, 5, name.format(call), m, row, t, v.tolist())
+            for rank, m, call, row, t, v in rows
+        ],
+        schema=tokensketches.SCHEMA,
+        orient="row",
+    )
+    (root / "token_sketches").mkdir(exist_ok=True)
+    table.write_parquet(root / "token_sketches" / f"{stage}.parquet")
+
+
+def test_without_tensors_token_sketches_are_compared(tmp_path: Path) -> None:
+    """Requests in another order than training's rows, decoding after prefill, FSDP's class name."""
+
+    def sketch(sample: int, token: int) -> np.ndarray[Any, Any]:
+        # samples 0 and 2 have the same prompt
+        return np.random.default_rng([SAMPLES[sample][0][0], token]).standard_normal(17)
+
+    for stage in (TRAINING, GENERATE):
+        name = "Module.model.norm.RMSNorm.forward.0"
+        dumps.write(tmp_path / stage / "step0/rank0", {name: dumps.call([], [dumps.tensor()])})
+    order = [(0, [3, 1]), (1, [2, 0])]
+    for micro, some in order:
+        ragged(tmp_path / "data", (0, micro), some)
+    training = []
+    for micro, some in order:
+        tokens = [(s, t) for s in some for t in range(len(WHOLE[s]))]
+        for at, (s, t) in enumerate(tokens):
+            wrong = 1e-2 if (s, t) == (3, 2) else 0
+            training.append((0, micro, micro, 0, at, sketch(s, t) * (1 + wrong)))
+    sketch_table(tmp_path, TRAINING, training, "FSDPQwen2DecoderLayer")
+    requests = [0, 1, 2, 3]
+    engine_rows = []
+    for number, s in enumerate(requests):
+        length = len(PROMPTS[s])
+        engine_rows += [(0, number, 2 * number, 0, t, sketch(s, t)) for t in range(length)]
+        engine_rows.append((0, number, 2 * number + 1, 0, 0, np.ones(17)))  # a generated token
+    sketch_table(tmp_path, GENERATE, engine_rows, "Qwen2DecoderLayer")
+    digests = [sample_digest(*SAMPLES[s]) for s in requests]
+    proof = [{"step": 0, "rank": 0, "stage": GENERATE, "role": "actor", "samples": [d]}
+             for d in digests]  # fmt: skip
+    (tmp_path / "mock_proof.json").write_text(json.dumps({"format": 1, "samples": proof}))
+    _, summary = compare(tmp_path)
+    assert summary["samples"]["token_sketches"]["tokens"] == sum(map(len, PROMPTS))
+    table = pl.read_parquet(tmp_path / "out/train_infer/token_sketches.parquet")
+    beyond = table.filter(pl.col("error") > ROUNDING)
+    assert beyond.select("sample", "token").rows() == [(digests[3], 2)]
+    assert beyond["error"][0] == pytest.approx(1e-2, rel=1e-3)
+
+
+def test_statistics_alone_are_no_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for stage in (TRAINING, GENERATE):
+        name = "Module.model.norm.RMSNorm.forward.0"
+        dumps.write(tmp_path / stage / "step0/rank0", {name: dumps.call([], [dumps.tensor()])})
+    command = ["compare", "--train-infer", str(tmp_path), "-o", str(tmp_path / "out")]
+    assert main(command) == 4
+    assert "cannot be cut to the prompt's tokens" in capsys.readouterr().err
