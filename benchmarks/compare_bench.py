@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +44,7 @@ def store(settings: Settings) -> dict[str, Any]:
     with _place(settings, "statistics") as place:
         dumps = _statistics(place, settings.size or ENTRIES)
         sides = [_committed(place, dumps / side) for side in _SIDES]
-        return _result("compare-store", place, sides, dumps, settings)
+        return _result("compare-store", place, sides, dumps, settings, _tables(sides))
 
 
 def sketches(settings: Settings) -> dict[str, Any]:
@@ -50,7 +52,7 @@ def sketches(settings: Settings) -> dict[str, Any]:
     with _place(settings, "sketches") as place:
         dumps = _statistics(place, settings.size or ENTRIES, sketches=True)
         sides = [_committed(place, dumps / side) for side in _SIDES]
-        return _result("compare-sketches", place, sides, None, settings)
+        return _result("compare-sketches", place, sides, None, settings, _tables(sides))
 
 
 def plain(settings: Settings) -> dict[str, Any]:
@@ -58,7 +60,8 @@ def plain(settings: Settings) -> dict[str, Any]:
     with _place(settings, "statistics") as place:
         dumps = _statistics(place, settings.size or ENTRIES)
         sides = [dumps / side for side in _SIDES]
-        return _result("compare-json", place, sides, dumps, settings)
+        files = [side / "dump.json" for side in sides]
+        return _result("compare-json", place, sides, dumps, settings, files)
 
 
 def tensors(settings: Settings) -> dict[str, Any]:
@@ -77,7 +80,7 @@ def equal(settings: Settings) -> dict[str, Any]:
         dumps = _made(place / "dumps", lambda p: compare_data.tensors(p, count, equal=0.9))
         sides = [_committed(place, dumps / side) for side in _SIDES]
         _warm(dumps)
-        return _result("compare-equal", place, sides, dumps, settings)
+        return _result("compare-equal", place, sides, dumps, settings, _tables(sides))
 
 
 def ranks64(settings: Settings) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def ranks64(settings: Settings) -> dict[str, Any]:
         dumps = _statistics(place, ENTRIES)
         count = settings.size or RANKS
         sides = [_many_ranks(place / side, dumps / side, count) for side in _SIDES]
-        return _result("compare-64ranks", place, sides, None, settings)
+        return _result("compare-64ranks", place, sides, None, settings, _tables(sides))
 
 
 BENCHMARKS: dict[str, Callable[[Settings], dict[str, Any]]] = {
@@ -100,14 +103,25 @@ BENCHMARKS: dict[str, Callable[[Settings], dict[str, Any]]] = {
 
 
 def _result(
-    name: str, place: Path, sides: list[Path], dumps: Path | None, settings: Settings
+    name: str,
+    place: Path,
+    sides: list[Path],
+    dumps: Path | None,
+    settings: Settings,
+    read: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Time ours on ``sides`` and the peer on ``dumps`` (None: there is no peer)."""
+    """Time ours on ``sides`` and the peer on ``dumps`` (None: there is no peer).
+
+    Args:
+        read: what ours has to read at least, for the floor; else all of ``sides``.
+    """
     command = [processes.program("rlprobe"), "compare", *map(str, sides)]
     command += ["-o", str(place / "out"), "-q"]
     # once before: what is compiled on first use is then on disk, for either side
     processes.timed(command, place)
-    ours = processes.fastest(command, place, settings.runs)
+    # half before the peer and half after it, so that a neighbour's load counts against both
+    before = (settings.runs + 1) // 2
+    done = [processes.timed(command, place) for _ in range(before)]
     peer = None
     if dumps is not None and settings.peer:
         theirs = [processes.program("msprobe"), "compare", "-o", str(place / "peer")]
@@ -115,6 +129,10 @@ def _result(
         theirs += ["-gp", str(dumps / "benchmark/dump.json")]
         # one BLAS thread a process is msprobe's better case
         peer = processes.timed(theirs, place, {**os.environ, "OPENBLAS_NUM_THREADS": "1"})
+    done += [processes.timed(command, place) for _ in range(settings.runs - before)]
+    ours = processes.quickest(done)
+    floor = _bytes_read_once(read or sides)
+    _tell(name, ours, peer, floor)
     return {
         "name": name,
         "ours_s": round(ours.seconds, 3),
@@ -124,6 +142,40 @@ def _result(
         "peer_mib": round(peer.mib) if peer else None,
         "command": " ".join(["rlprobe", *command[1:]]),
     }
+
+
+def _tables(runs: Sequence[Path]) -> list[Path]:
+    """The record tables of stored runs."""
+    return [run / "records" / f"{STAGE}.parquet" for run in runs]
+
+
+def _bytes_read_once(paths: Sequence[Path]) -> tuple[float, float]:
+    """MiB of these files, and seconds to read them once from the page cache, in one thread."""
+    files = {
+        file
+        for path in paths
+        for file in ([path] if path.is_file() else path.rglob("*"))
+        if file.is_file() and file.suffix in (".json", ".parquet", ".pt")
+    }
+    buffer = bytearray(1 << 22)
+    for _ in range(2):  # the first warms the cache
+        size, start = 0, time.perf_counter()
+        for file in files:
+            with file.open("rb", buffering=0) as opened:
+                while count := opened.readinto(buffer):
+                    size += count
+    return size / 2**20, time.perf_counter() - start
+
+
+def _tell(
+    name: str, ours: processes.Run, peer: processes.Run | None, floor: tuple[float, float]
+) -> None:
+    """What the result has no place for: processor time, and the floor."""
+    said = f"{name}: ours {ours.cpu:.2f} s of processor time"
+    if peer is not None:
+        said += f", peer {peer.cpu:.2f} s (ratio {peer.cpu / ours.cpu:.0f})"
+    said += f"; floor: {floor[0]:.0f} MiB read once in {floor[1]:.3f} s"
+    sys.stderr.write(f"{said}\n")
 
 
 @contextmanager
