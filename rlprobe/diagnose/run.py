@@ -11,7 +11,7 @@ import polars as pl
 
 from rlprobe import stages
 from rlprobe.compare import noise
-from rlprobe.diagnose import analysis, judged, sentence
+from rlprobe.diagnose import analysis, judged, sentence, tokens
 from rlprobe.diagnose.analysis import Finding, Step
 from rlprobe.diagnose.cause import classify
 from rlprobe.diagnose.cause.classify import of_gate
@@ -132,7 +132,7 @@ def _diverged(
     target: Run,
 ) -> Diagnosis:
     cause = classify(step, parted, _world_size(target))
-    first = _first(step, parted, benchmark)
+    first = _first(results, step, parted, benchmark)
     assert parted.origin is not None
     row = parted.origin.row
     begin = target.manifest.first_step
@@ -199,11 +199,16 @@ def _sample_id(benchmark: Run, step: int, digest: str | None) -> str | None:
     return next((s.id for s in samples if s.sample_digest == digest), digest)
 
 
-def _first(step: Step, parted: Finding, benchmark: Run) -> First:
+def _first(results: Results, step: Step, parted: Finding, benchmark: Run) -> First:
     origin = parted.origin
     assert origin is not None
     row = origin.row
     sample, token = _place(parted)
+    if sample is None and isinstance(row.get("order"), int):
+        # a stage without key data of its own: token sketches, where they were captured
+        rank = parted.rank or 0
+        found = tokens.place(results, parted.stage.name, step.number, rank, row["order"])
+        sample, token = found or (None, None)
     sample = _sample_id(benchmark, step.number, sample)
     return First(
         stage=parted.stage.name,
