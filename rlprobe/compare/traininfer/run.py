@@ -217,9 +217,10 @@ def _pass_table(
 ) -> pl.DataFrame:
     """All records of one engine pass against the first training pass that has its tokens."""
     other = training[min(part.training for part in parts)]
+    # of tensors only: a flag such as use_cache differs by design
+    activations = (pl.col("slot") != "parameters") & pl.col("shape").is_not_null()
     frames = [
-        p.records.filter(pl.col("slot") != "parameters").with_columns(call=pl.lit(0, pl.Int32))
-        for p in (one, other)
+        p.records.filter(activations).with_columns(call=pl.lit(0, pl.Int32)) for p in (one, other)
     ]
     table = _matched(frames[0], frames[1], rules)
     tokens = Tokens(one, training, parts)
