@@ -266,6 +266,50 @@ def test_token_sketches_meet_across_padding_packing_and_batches(tmp_path: Path) 
     assert differing["error"][0] == pytest.approx(1e-3, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([(0, 2, 5), (1, 2, 7)], {0: [0, 1], 1: [2, 3]}),  # rows padded to the longest
+        ([(0, 1, 9), (1, 1, 10)], {0: [0, 1], 1: [2, 3]}),  # rows end to end
+        ([(3, 1, 5), (4, 3, 7)], {3: [0], 4: [1, 2, 3]}),  # one row, then three
+        ([(0, 2, 6), (1, 2, 7)], {}),  # of another width
+        ([(0, 2, 5)], {}),  # samples left over
+        ([(0, 4, 7), (1, 1, 3)], {}),  # more batches than samples
+        ([(0, 1, 8), (1, 1, 11)], {}),  # a sample cut in two
+    ],
+)
+def test_batches_are_cut_by_what_the_model_was_given(
+    sizes: list[tuple[int, int, int]], expected: dict[int, list[int]]
+) -> None:
+    order = [(DIGESTS[i], len(p), len(r)) for i, (p, r) in enumerate(SAMPLES)]
+    found = sketches.cut(order, sizes)
+    assert {micro: batch.samples for micro, batch in found.items()} == {
+        micro: [DIGESTS[i] for i in some] for micro, some in expected.items()
+    }
+
+
+def test_a_stage_with_other_micro_batches_is_joined_by_its_proof(tmp_path: Path) -> None:
+    """The log-prob stage had two micro-batches of two, this stage one of four, reordered."""
+    order = [2, 0, 3, 1]
+    for side in "bt":
+        ragged(tmp_path / side / "data", (0, 0), [0, 1])
+        ragged(tmp_path / side / "data", (0, 1), [2, 3])
+        rows = [
+            (0, 0, row, t, np.full(17, 100.0 * s + t))
+            for row, s in enumerate(order)
+            for t in range(7)  # padded on the right
+        ]
+        token_sketches(tmp_path / side, rows)
+        entry = {"step": 0, "rank": 0, "stage": "actor_update", "role": "actor"}
+        samples = [DIGESTS[s] for s in order]
+        proof = {"format": 1, "samples": [{**entry, "samples": samples}]}
+        (tmp_path / side / "mock_proof.json").write_text(json.dumps(proof))
+    found = compared(tmp_path, stages.ACTOR_UPDATE)
+    assert found["token_sketches"]["tokens"] == sum(len(p) + len(r) for p, r in SAMPLES)
+    table = pl.read_parquet(tmp_path / "out" / run.TOKEN_SKETCHES)
+    assert table.filter(sample=DIGESTS[3])["token"].to_list() == list(range(7))
+
+
 def test_the_command_joins_key_data_stage_by_stage(tmp_path: Path) -> None:
     for side in "bt":
         for stage in ("actor_compute_log_prob", "actor_update"):

@@ -188,11 +188,12 @@ def test_a_missing_stage_is_named(
 
 
 def sketch_table(root: Path, stage: str, rows: list[tuple[Any, ...]], cls: str) -> None:
-    """Token sketches of one block: rows (rank, micro step, call, row, token, values)."""
-    name = f"Module.model.layers.0.{cls}.forward.{{}}.output.0"
+    """Token sketches of several blocks: rows (rank, micro step, call, row, token, values)."""
+    name = f"Module.model.layers.{{}}.{cls}.forward.{{}}.output.0"
     table = pl.DataFrame(
         [
-            (0, rank, 5, name.format(call), m, row, t, v.tolist())
+            (0, rank, 5 + layer, name.format(layer, call), m, row, t, (v + layer).tolist())
+            for layer in range(12)
             for rank, m, call, row, t, v in rows
         ],
         schema=tokensketches.SCHEMA,
@@ -234,11 +235,12 @@ def test_without_tensors_token_sketches_are_compared(tmp_path: Path) -> None:
              for d in digests]  # fmt: skip
     (tmp_path / "mock_proof.json").write_text(json.dumps({"format": 1, "samples": proof}))
     _, summary = compare(tmp_path)
-    assert summary["samples"]["token_sketches"]["tokens"] == sum(map(len, PROMPTS))
+    assert summary["samples"]["token_sketches"]["tokens"] == 12 * sum(map(len, PROMPTS))
     table = pl.read_parquet(tmp_path / "out/train_infer/token_sketches.parquet")
     beyond = table.filter(pl.col("error") > ROUNDING)
-    assert beyond.select("sample", "token").rows() == [(digests[3], 2)]
+    assert beyond.select("sample", "token").rows() == [(digests[3], 2)] * 12
     assert beyond["error"][0] == pytest.approx(1e-2, rel=1e-3)
+    assert beyond["name"].n_unique() == 12
 
 
 def test_statistics_alone_are_no_comparison(

@@ -97,6 +97,8 @@ class MicroBatch:
     valid: Array | None = None
     #: Positions of a padded response.
     response_width: int = 0
+    #: Whether the model was given its rows end to end, or padded to the longest on the right.
+    ragged: bool = False
 
     def trimmed(self, row: Array, index: int, key: str) -> Array:
         """The valid part of a padded row over the prompt, the response or both."""
@@ -199,12 +201,17 @@ class KeyData:
         }
 
     def _read_batches(self, step: int) -> dict[Place, MicroBatch]:
-        prompts, responses, masks = (self.arrays(key, step) for key in (PROMPTS, RESPONSES, MASK))
+        prompts, responses, masks, inputs = (
+            self.arrays(key, step) for key in (PROMPTS, RESPONSES, MASK, INPUT_IDS)
+        )
         found = {}
         for place in prompts.keys() & responses.keys():
             batch = self._batch(prompts[place], responses[place], masks.get(place))
-            if batch is not None:
-                found[place] = batch
+            if batch is None:
+                continue
+            lengths = [p + r for p, r in zip(batch.prompts, batch.responses, strict=True)]
+            ragged = [len(row) for row in inputs.get(place, ())] == lengths
+            found[place] = replace(batch, ragged=ragged)
         return found
 
     def _batch(

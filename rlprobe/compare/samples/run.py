@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -91,14 +91,15 @@ class Samples:
             return None
         found = []
         for name, side, path in zip(("benchmark", "target"), sides, paths, strict=True):
-            batches = {step: _stage_batches(side, stage, step) for step in steps}
+            sketched = _read(path)
+            batches = {step: _stage_batches(side, stage, step, sketched) for step in steps}
             lacking = [str(step) for step, places in batches.items() if not places]
             if lacking:
                 notes.append(
                     f"token sketches of the {name}, step {', '.join(lacking)}: nothing says which "
                     f"samples the micro-batches of {stage} hold; they are not joined"
                 )
-            placed = sketches.placed(_read(path), batches)
+            placed = sketches.placed(sketched, batches)
             if placed.left_out > 0 and not lacking:
                 notes.append(
                     f"token sketches of the {name}: {placed.left_out} micro-batches of another "
@@ -122,22 +123,35 @@ def _lacking(sides: tuple[KeyData, KeyData], keys: Sequence[str]) -> list[str]:
     ]
 
 
-def _stage_batches(side: KeyData, stage: str, step: int) -> Mapping[Place, MicroBatch]:
-    """Micro-batches of a stage; empty where they need not be those whose tokens were recorded.
+def _stage_batches(
+    side: KeyData, stage: str, step: int, sketched: pl.DataFrame
+) -> dict[Place, MicroBatch]:
+    """Micro-batches of a stage; empty where nothing tells what they held.
 
-    Tokens are recorded in the log-prob stage's micro-batches. Another stage's are the same where
-    it worked on the same samples in the same order, rank by rank.
+    Tokens are recorded in the log-prob stage's micro-batches. Another stage's are the same where it
+    worked on the same samples in the same order, rank by rank, and has as many micro-batches; else
+    they are its samples in the order of the mock proof, cut where the sketches' sizes say.
     """
     batches = side.micro_batches(step)
     if stage == stages.LOG_PROB or not side.proof:
         return batches
-    order = side.order(stage, step)
-    known: dict[int, list[str]] = {}
+    known: dict[int, list[tuple[str, int, int]]] = {}
     for (rank, _), batch in sorted(batches.items()):
-        known.setdefault(rank, []).extend(batch.samples)
-    return {
-        place: batch for place, batch in batches.items() if order.get(place[0]) == known[place[0]]
-    }
+        rows = zip(batch.samples, batch.prompts, batch.responses, strict=True)
+        known.setdefault(rank, []).extend(rows)
+    lengths = {sample: (p, r) for rows in known.values() for sample, p, r in rows}
+    shapes = sketches.shapes(sketched.filter(pl.col("step") == step))
+    found: dict[Place, MicroBatch] = {}
+    for rank, order in side.order(stage, step).items():
+        own = shapes.filter(pl.col("rank") == rank).sort("micro_step")
+        same = order == [sample for sample, _, _ in known.get(rank, [])]
+        if same and own.height == sum(place[0] == rank for place in batches):
+            found |= {place: batch for place, batch in batches.items() if place[0] == rank}
+        elif all(sample in lengths for sample in order):
+            ordered = [(sample, *lengths[sample]) for sample in order]
+            sizes = own.select("micro_step", "rows", "width").rows()
+            found |= {(rank, micro): batch for micro, batch in sketches.cut(ordered, sizes).items()}
+    return found
 
 
 def _read(path: Path) -> pl.DataFrame:

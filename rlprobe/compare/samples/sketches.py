@@ -9,7 +9,7 @@ whose sketches do not fit their key data are left out, and counted.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,8 +41,8 @@ POSITIONS: dict[str, Any] = {
     "step": pl.Int32,
     "rank": pl.Int32,
     "micro_step": pl.Int32,
-    # whether rows stand end to end in one
-    "packed": pl.Boolean,
+    # how rows lie: masked, ragged or packed
+    "layout": pl.String,
     "sample": pl.Int32,
     "token": pl.Int32,
     "digest": pl.String,
@@ -51,6 +51,8 @@ POSITIONS: dict[str, Any] = {
     "response_at": pl.Int32,
     "appearance": pl.Int32,
 }
+
+MASKED, RAGGED, PACKED = "masked", "ragged", "packed"
 
 Batches = Mapping[int, Mapping[Place, MicroBatch]]
 
@@ -72,7 +74,7 @@ def positions(batches: Batches) -> pl.DataFrame:
         batches: micro-batches by step and place.
 
     Returns:
-        Columns :data:`POSITIONS`; every token once as a row of its batch and once as packed.
+        Columns :data:`POSITIONS`; every token once for each layout that its batch may have.
     """
     return pl.DataFrame(list(_positions(batches)), schema=POSITIONS, orient="row")
 
@@ -84,15 +86,20 @@ def _positions(batches: Batches) -> Iterator[tuple[Any, ...]]:
             start = 0
             for row, digest in enumerate(batch.samples):
                 prompt = batch.prompts[row]
-                if batch.valid is None:
-                    found = list(range(prompt + batch.responses[row]))
-                else:
-                    found = np.flatnonzero(batch.valid[row]).tolist()
-                for place, position in enumerate(found):
-                    token = (digest, place, prompt, appearance)
-                    yield step, rank, micro, False, row, position, *token
-                    yield step, rank, micro, True, 0, start + place, *token
-                start += len(found)
+                count = prompt + batch.responses[row]
+                layouts: dict[str, tuple[int, Sequence[int]]] = {
+                    RAGGED: (row, range(count)),
+                    PACKED: (0, range(start, start + count)),
+                }
+                if batch.valid is not None:
+                    layouts[MASKED] = row, np.flatnonzero(batch.valid[row]).tolist()
+                for layout, (line, found) in layouts.items():
+                    for place, position in enumerate(found):
+                        yield (
+                            step, rank, micro, layout, line, position,
+                            digest, place, prompt, appearance,
+                        )  # fmt: skip
+                start += count
                 appearance += 1
 
 
@@ -108,40 +115,73 @@ def placed(sketches: pl.DataFrame, batches: Batches) -> Tokens:
     key = ["step", "rank", "micro_step"]
     expected = pl.DataFrame(
         [
-            (step, rank, micro, len(b.samples), sum(b.prompts) + sum(b.responses), _width(b))
+            (step, rank, micro, layout, rows, width)
             for step, places in batches.items()
-            for (rank, micro), b in places.items()
+            for (rank, micro), batch in places.items()
+            for layout, rows, width in _shapes(batch)
         ],
-        schema=dict.fromkeys((*key, "rows", "tokens", "width"), pl.Int32),
+        schema={**dict.fromkeys(key, pl.Int32), "layout": pl.String, "rows": pl.Int32,
+                "width": pl.Int32},
         orient="row",
-    )
-    shapes = sketches.group_by(key).agg(
-        found=pl.col("sample").max() + 1, longest=pl.col("token").max() + 1
-    )
-    checked = shapes.join(expected, on=key, how="left").with_columns(
-        padded=(
-            (pl.col("found") == pl.col("rows")) & (pl.col("longest") == pl.col("width"))
-        ).fill_null(False),
-        packed=((pl.col("found") == 1) & (pl.col("longest") == pl.col("tokens"))).fill_null(False),
-    )
-    fitting = checked.filter(pl.col("padded") | pl.col("packed"))
+    )  # fmt: skip
+    found = shapes(sketches)
+    # one sequence alone lies the same in several layouts
+    fitting = found.join(expected, on=[*key, "rows", "width"]).unique(key, keep="first")
     table = (
-        sketches.join(fitting.select(*key, packed=~pl.col("padded")), on=key)
-        .join(positions(batches), on=[*key, "packed", "sample", "token"])
+        sketches.join(fitting.select(*key, "layout"), on=key)
+        .join(positions(batches), on=[*key, "layout", "sample", "token"])
         .with_columns(
             record=pl.col("name").str.replace(r"\.(forward|backward)\.\d+\.", ".${1}."),
             occurrence=pl.col("appearance").rank("dense").over("step", "digest") - 1,
         )
     )
-    return Tokens(table, checked.height - fitting.height)
+    return Tokens(table, found.height - fitting.height)
 
 
-def _width(batch: MicroBatch) -> int | None:
-    """Positions of a row: those of its padding; None where nothing says on which side that is."""
+def shapes(sketches: pl.DataFrame) -> pl.DataFrame:
+    """Rows and positions of every micro-batch: step, rank, micro_step, rows, width."""
+    return sketches.group_by("step", "rank", "micro_step").agg(
+        rows=pl.col("sample").max() + 1, width=pl.col("token").max() + 1
+    )
+
+
+def cut(
+    samples: Sequence[tuple[str, int, int]], sizes: Sequence[tuple[int, int, int]]
+) -> dict[int, MicroBatch]:
+    """Consecutive samples as micro-batches of known sizes; empty where they do not come out.
+
+    Args:
+        samples: digest, and tokens of prompt and response, in the order of the stage's batch.
+        sizes: micro-step, rows and positions of what the model was given.
+    """
+    found = {}
+    at = 0
+    for micro, rows, width in sizes:
+        stop = at + rows
+        if rows == 1:  # one sequence, or several end to end
+            total, stop = 0, at
+            while stop < len(samples) and total < width:
+                total += samples[stop][1] + samples[stop][2]
+                stop += 1
+        part = samples[at:stop]
+        lengths = [prompt + response for _, prompt, response in part]
+        if not part or width != (sum(lengths) if rows == 1 else max(lengths)):
+            return {}
+        names, prompts, responses = (list(column) for column in zip(*part, strict=True))
+        found[micro] = MicroBatch(names, prompts, responses, ragged=True)
+        at = stop
+    return found if at == len(samples) else {}
+
+
+def _shapes(batch: MicroBatch) -> Iterator[tuple[str, int, int]]:
+    """Layouts that a batch may have had in the model, with their rows and positions."""
+    lengths = [p + r for p, r in zip(batch.prompts, batch.responses, strict=True)]
     if batch.valid is not None:
-        return int(batch.valid.shape[1])
-    lengths = {p + r for p, r in zip(batch.prompts, batch.responses, strict=True)}
-    return lengths.pop() if len(lengths) == 1 else None
+        yield MASKED, len(lengths), int(batch.valid.shape[1])
+    # without knowing what the model was given, rows of unequal length may be padded on either side
+    if batch.ragged or len(set(lengths)) == 1:
+        yield RAGGED, len(lengths), max(lengths, default=0)
+    yield PACKED, 1, sum(lengths)
 
 
 def compare(benchmark: pl.DataFrame, target: pl.DataFrame) -> pl.DataFrame:

@@ -99,12 +99,17 @@ def tell(outcome: Outcome) -> None:
     summary = outcome.summary
     _log.info(
         "%d records compared (%d of activations), largest relative difference %s; %d tokens by "
-        "their sketches",
+        "their sketches, largest %s",
         summary.compared,
         outcome.activations,
-        "-" if summary.max_error is None else f"{summary.max_error:.3g}",
+        _said(summary.max_error),
         outcome.tokens,
+        _said(((summary.samples or {}).get("token_sketches") or {}).get("max_error")),
     )
+
+
+def _said(error: float | None) -> str:
+    return "-" if error is None else f"{error:.3g}"
 
 
 @dataclass(frozen=True)

@@ -124,6 +124,7 @@ def _prefill(
 def _record(names: pl.Series, rules: Rules) -> pl.Series:
     """What a record is on both sides: its module, spelled as the rules have it."""
     api = names.str.replace(r"\.(output|input)\.[^.]*$", "")
-    modules = apinames.parse(api.unique().alias("api"))
-    spelled = renamed(modules.get_column("module").fill_null(""), rules)
-    return api.replace_strict(dict(zip(api.unique(), spelled, strict=True)))
+    distinct = api.unique(maintain_order=True)  # without, every call has an order of its own
+    modules = apinames.parse(distinct.alias("api")).get_column("module").fill_null("")
+    spelled = renamed(modules, rules)
+    return api.replace_strict(dict(zip(distinct, spelled, strict=True)))
