@@ -78,7 +78,7 @@ def _explain(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Orig
             "all gradients agree within noise and the changes of parameters do not",
         )
     if phase == execution.GRADIENTS:
-        return _gradient(row)
+        return _gradient(row, rows)
     if phase == execution.LOSS:
         return Origin(
             LOSS, None, "loss", row, "all forward records agree within noise and the loss does not"
@@ -218,7 +218,7 @@ def _weight_gradient(row: dict[str, Any], rows: pl.DataFrame) -> Origin:
     )
 
 
-def _gradient(row: dict[str, Any]) -> Origin:
+def _gradient(row: dict[str, Any], rows: pl.DataFrame) -> Origin:
     if row["slot"] == "grad_clipped":
         return Origin(
             CLIPPING,
@@ -226,6 +226,16 @@ def _gradient(row: dict[str, Any]) -> Origin:
             "clip_grad_norm",
             row,
             "gradients agree within noise before clipping and not after",
+        )
+    alone = _alone(row, rows)
+    if alone is not None:
+        return Origin(
+            REDUCTION,
+            alone,
+            "gradient",
+            row,
+            "gradients of activations agree within noise, and of all parameters' accumulated "
+            f"gradients only those of {alone} do not",
         )
     return Origin(
         REDUCTION,
@@ -235,3 +245,19 @@ def _gradient(row: dict[str, Any]) -> Origin:
         "gradients of activations agree within noise and the parameters' accumulated or reduced "
         "gradients do not",
     )
+
+
+#: Modules with gradients below which one that differs alone says nothing.
+_FEW = 4
+
+
+def _alone(row: dict[str, Any], rows: pl.DataFrame) -> str | None:
+    """The only module whose gradients differ at this point, where there are others."""
+    same = rows.filter(
+        pl.col("judged")
+        & (pl.col("slot") == row["slot"])
+        & (pl.col("passage") == row["passage"])
+        & pl.col("module").is_not_null()
+    )
+    wrong = same.filter(pl.col("beyond")).get_column("module").unique().to_list()
+    return wrong[0] if len(wrong) == 1 and same["module"].n_unique() >= _FEW else None

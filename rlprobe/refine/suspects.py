@@ -55,7 +55,8 @@ def find(directory: Path, budget_mib: int) -> Plan:
     if parted is None or parted.origin is None:
         return nothing("no stage parts: there is nothing to look at again")
     origin = parted.origin
-    modules = _modules(parted)
+    late = (origin.row.get("phase") or 0) >= execution.GRADIENTS
+    modules = [] if late else _modules(parted)
     if not modules:
         return nothing(
             f"{parted.stage.name} parts in the {origin.operator}, and no module is suspect: "
