@@ -28,7 +28,7 @@ from typing import Any
 
 from torch import nn
 
-from rlprobe.capture.names import named_modules
+from rlprobe.capture.chosen import Modules, ModuleScope
 from rlprobe.capture.session import CaptureOptions
 from rlprobe.errors import ConfigError, HookError
 
@@ -59,8 +59,11 @@ class Debugger:
         self.configuration = configuration
         self._made = _construct(configuration)
         self.service: Any = self._made.service
+        #: By msprobe's own ``scope`` and ``list``.
+        self._own_scope = self.service.data_collector.scope
         self._needs_api = configuration["level"] in ("L1", "mix")
         self._forwards: list[tuple[nn.Module, Any]] = []
+        self._scope: ModuleScope | None = None
         self._restore_api()
 
     def start(
@@ -77,13 +80,16 @@ class Debugger:
             directory: ``step0/rank{rank}`` is made below it.
             models: the model or its chunks.
             rank: of this process.
-            modules: only these (Hugging Face paths), all when empty.
+            modules: only these (Hugging Face paths) and what runs in them, all when empty.
             as_list: name a single model's modules with a chunk number too.
+
+        Raises:
+            ConfigError: none of ``modules`` is in the model.
         """
         self._reset()
         service = self.service
         service.config.dump_path = str(directory)
-        self._choose(models, modules)
+        self._choose(models, modules, as_list)
         if self._needs_api:
             service.api_register.register_all_api()
         self._forwards = [(m, vars(m).get("forward")) for model in models for m in model.modules()]
@@ -119,20 +125,18 @@ class Debugger:
         # What the pool still held belonged to a session that failed.
         service.data_collector.data_writer.stat_stack_list.clear()
         service.data_collector.data_writer.crc32_stack_list.clear()
+        if self._scope is not None:
+            self._scope.close()
+            self._scope = None
+        service.data_collector.scope = self._own_scope
 
-    def _choose(self, models: list[nn.Module], modules: tuple[str, ...]) -> None:
-        from msprobe.core.dump.data_dump.scope import ScopeFactory
-
-        wanted = set(modules)
-        found = [record for record, path, _ in named_modules(models) if path in wanted]
-        if wanted and not found:
+    def _choose(self, models: list[nn.Module], modules: tuple[str, ...], as_list: bool) -> None:
+        if not modules:
+            return
+        self._scope = ModuleScope(Modules(modules), models, as_list)
+        if not self._scope.found:
             raise ConfigError(f"capture.modules: none of {', '.join(modules)} is in the model")
-        self.service.config.list = found or self.configuration[self._task].get("list", [])
-        self.service.data_collector.scope = ScopeFactory(self.service.config).build_scope()
-
-    @property
-    def _task(self) -> str:
-        return str(self.configuration["task"])
+        self.service.data_collector.scope = self._scope
 
     def _restore_api(self) -> None:
         if self._needs_api:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from rlprobe import stages
 from rlprobe.capture import key_data, memory, provenance, updates, weights
 from rlprobe.capture.budget import Budget
+from rlprobe.capture.chosen import Modules
 from rlprobe.capture.dumpfile import DebugFile, mark_partial
 from rlprobe.capture.engine import Engine, Place, Tally, Watch
 from rlprobe.capture.parts import Parts
@@ -286,8 +287,7 @@ class StageScope:
 
 def _wanted(options: CaptureOptions) -> updates.Wanted:
     """Whether the parameters of the module at a path are captured."""
-    modules = set(options.modules)
-    return lambda path: not modules or path in modules
+    return Modules(options.modules).__contains__
 
 
 __all__ = ["Recorder", "StageScope", "Tally"]

@@ -162,16 +162,19 @@ def structure(root: Path) -> dict[str, Any]:
 
 
 def only(root: Path) -> dict[str, Any]:
-    """L1 with a choice of one module's records; then a module that does not exist."""
+    """mix with a choice of modules; of all; of one that does not exist; of all again."""
     model = make()
-    with recorder(root, level="mix", modules=("layers.1.up",)).stage(UPDATE, 0, 1, model):
-        step(model)
+    for number, modules in enumerate([("layers.1",), ("layers.1.up",), ()]):
+        with recorder(root, level="mix", modules=modules).stage(UPDATE, number, number, model):
+            step(model)
     refused = ""
     try:
-        with recorder(root, level="mix", modules=("layers.7",)).stage(UPDATE, 1, 2, model):
+        with recorder(root, level="mix", modules=("layers.7",)).stage(UPDATE, 3, 4, model):
             step(model)
     except RlprobeError as error:
         refused = str(error)
+    with recorder(root, level="mix").stage(UPDATE, 4, 5, model):
+        step(model)
     return {"refused": refused, "hooks": hooks_of(model)}
 
 

@@ -166,6 +166,40 @@ def test_the_structure_task_is_not_an_empty_capture(scenario: Scenario) -> None:
     assert line["records"] > 0
 
 
+def test_only_the_chosen_module_and_what_runs_in_it(scenario: Scenario) -> None:
+    root, _ = scenario("only")
+    layer, leaf, everything, again = (dump(root, step=number) for number in (0, 1, 2, 4))
+    modules = {name for name in layer if name.startswith("Module.")}
+    assert modules == {name for name in everything if name.startswith("Module.layers.1.")}
+    assert any("backward" in name for name in modules)
+    assert any("parameters_grad" in name for name in modules)
+    # the block's own calls: three of its modules' linear, its norm, its sigmoid, product and sum
+    construct = json.loads((rank_dir(root, step=2) / "construct.json").read_text())
+    inside = {
+        name
+        for name in everything
+        if name.endswith(".forward") and str(construct[name]).startswith("Module.layers.1.")
+    }
+    assert {name.split(".")[1] for name in inside} >= {"linear", "layer_norm", "sigmoid"}
+    assert {name for name in layer if name.endswith(".forward")} == inside
+    assert {name for name in layer if name.endswith(".backward")} == {
+        name
+        for name in everything
+        if name.endswith(".backward") and f"{name[:-9]}.forward" in inside
+    }
+    assert {name.split(".")[0] for name in leaf} == {"Module", "Functional"}
+    assert len([name for name in leaf if name.startswith("Functional.linear.")]) == 2
+    assert again.keys() == everything.keys(), "the choice must end with its stage"
+    assert all(layer[name] == everything[name] for name in layer)
+
+
+def test_a_module_that_is_not_there_is_named_and_leaves_nothing(scenario: Scenario) -> None:
+    root, seen = scenario("only")
+    assert "none of layers.7 is in the model" in seen["refused"]
+    assert seen["hooks"] == []
+    assert not rank_dir(root, step=3).exists()
+
+
 def test_a_debugger_of_somebody_elses_is_refused(scenario: Scenario) -> None:
     _, seen = scenario("foreign")
     assert "did not make" in seen["refused"]
