@@ -15,15 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from rlprobe import stages
-from rlprobe.capture import memory
+from rlprobe.capture import memory, msprobe_options
 from rlprobe.capture.session import CaptureOptions, ReplayOptions, Session
 from rlprobe.errors import ConfigError
 
 #: msprobe refuses dump paths with any other character.
 _PATH = re.compile(r"^[a-zA-Z0-9_.:/-]+$")
-_LEVELS = ("L0", "L1", "mix")
-#: msprobe 26.2.0's ``Const.TORCH_TASK_LIST`` less what writes no dump to compare.
-_TASKS = ("statistics", "tensor", "structure", "acc_check", "nan_check")
 
 
 @dataclass(frozen=True)
@@ -87,8 +84,8 @@ OPTIONS: dict[str, Option] = {
     "step_end": Option(0, _count),
     "token_range_start": Option(0, _count),
     "token_range_end": Option(0, _count),
-    "level": Option("L0", _one_of(*_LEVELS)),
-    "task": Option("statistics", _one_of(*_TASKS)),
+    "level": Option("L0", _one_of(*msprobe_options.LEVELS)),
+    "task": Option("statistics", _one_of(*msprobe_options.TASKS)),
     "enable_mock_inference": Option(False, _flag),
     "mock_random_seed": Option(None, _seed),
     # the vendor spells the two defaults differently; both are kept
@@ -230,6 +227,11 @@ def load(
         device=device,
         expected_stages=chosen,
     )
+    try:
+        msprobe_options.check(session.capture, device)
+    except ConfigError as error:
+        said = str(error).removeprefix("capture.")
+        raise ConfigError(f"collector file {path}: {said}") from error
     lacking = memory.needs_layers(session)
     if lacking:
         sys.stderr.write(f"rlprobe: warning: {path}: {lacking}\n")

@@ -26,21 +26,6 @@ from torch import Tensor
 from rlprobe.capture.files import write_json
 from rlprobe.errors import UsageError
 
-#: The vendor's seven and the further ones, under the names users know.
-NAMES = (
-    "responses",
-    "input_ids",
-    "attention_mask",
-    "prompts",
-    "position_ids",
-    "old_log_probs",
-    "entropys",
-    "rollout_log_probs",
-    "token_level_rewards",
-    "advantages",
-    "values",
-)
-
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
 Array = npt.NDArray[Any]

@@ -81,6 +81,7 @@ class Recorder:
         self._introduced = False
         self._described: set[tuple[str, int]] = set()
         self._debug: dict[str, tuple[int, DebugFile]] = {}
+        self._optimizer_steps: dict[tuple[str, int], int] = {}
 
     def wants(self, stage: str, step: int) -> bool:
         """Whether the model layers of this stage and step are captured on this rank."""
@@ -159,6 +160,12 @@ class Recorder:
     def place(self, stage: str, step: int) -> Path:
         """``{dump}/{stage}/step{step}/rank{rank}``."""
         return Path(self.session.dump) / stage / f"step{step}" / f"rank{self.rank}"
+
+    def _optimizer_step(self, stage: str, step: int) -> int:
+        """The number of this optimizer step, over all entries of the stage in the step."""
+        number = self._optimizer_steps.get((stage, step), -1) + 1
+        self._optimizer_steps = {(stage, step): number}
+        return number
 
     def _introduce(self, step: int, trainer_step: int) -> None:
         """Layout and environment, at the first captured stage: by then everything is loaded."""
@@ -259,6 +266,18 @@ class StageScope:
         """Statistics of every parameter's gradient now; kind: grad, grad_reduced, grad_clipped."""
         if self._updates is not None:
             self._updates.gradients(self._models, kind)
+
+    def gradient_norms(self, optimizer: Any) -> None:
+        """Key data ``{role}_grad_norm``: see :func:`rlprobe.capture.updates.group_norms`.
+
+        Args:
+            optimizer: about to step; its steps within the stage count as micro-steps.
+        """
+        options = self._recorder.session.capture
+        if options.key_data and options.wants_step(self._step):
+            number = self._recorder._optimizer_step(self._stage, self._step)
+            name = f"{self._recorder.role}{updates.NORMS}"
+            self.key_data(name, updates.group_norms(optimizer), number)
 
     def samples(self, digests: list[str]) -> None:
         """The samples this process works on, for the mock proof; on every rank and stage."""

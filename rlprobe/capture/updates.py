@@ -21,6 +21,9 @@ from rlprobe.errors import UsageError
 #: Kinds of gradient: as accumulated, after the reduction over ranks, after clipping.
 GRADIENT_KINDS = ("grad", "grad_reduced", "grad_clipped")
 
+#: Key data of gradient norms is called by the role and this.
+NORMS = "_grad_norm"
+
 Names = Callable[[str], str]
 Wanted = Callable[[str], bool]
 
@@ -62,7 +65,7 @@ class UpdateRecords:
             old = before.get(item.name)
             if old is None or old.shape != item.local.shape:
                 continue
-            wide = torch.float64 if item.local.dtype == torch.float64 else torch.float32
+            wide = _wide(item.local)
             new = item.local.to(wide)
             self._add(f"{item.name}.change", item, new - old.to(device=new.device, dtype=wide))
 
@@ -99,6 +102,39 @@ class UpdateRecords:
             if sketch is not None:
                 self._sketches.append((leaf, sketch))
         self.data[self._name(what)] = leaf
+
+
+def group_norms(optimizer: Any) -> Tensor:
+    """L2 norm of the gradients of each of an optimizer's parameter groups.
+
+    Args:
+        optimizer: anything with torch's ``param_groups``.
+
+    Returns:
+        fp64 tensor of shape (groups,) on the CPU, 0 for a group without gradients. Of sharded
+        parameters it is this rank's part: the whole is the root of the sum of the ranks' squares.
+        (No collective is called: other ranks may not be capturing.)
+    """
+    norms: list[Tensor] = []
+    for group in optimizer.param_groups:
+        squares: list[Tensor] = []
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is None:
+                gradient = getattr(parameter, "main_grad", None)
+            if gradient is None:
+                continue
+            local = getattr(gradient, "_local_tensor", gradient).detach()
+            if has_values(local):
+                squares.append(torch.linalg.vector_norm(local, dtype=_wide(local)).square())
+        # one transfer a group, however many parameters it has
+        total = torch.stack(squares).cpu().double().sum() if squares else torch.zeros(())
+        norms.append(total.double().sqrt())
+    return torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _gradient(item: Held) -> Tensor | None:

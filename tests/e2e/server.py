@@ -90,7 +90,7 @@ class Server:
         name: str,
         spec: RunSpec,
         *overrides: str,
-        config: Path | None = None,
+        config: Path | str | None = None,
         **changes: Any,
     ) -> Variant:
         """Run ``spec`` with further overrides and changes to its session.
@@ -99,7 +99,8 @@ class Server:
             name: of the variant's directory.
             spec: the run.
             overrides: verl's, after all others.
-            config: instead of a session, what RLPROBE_CONFIG names (the collector's YAML).
+            config: instead of a session, what RLPROBE_CONFIG names (the collector's YAML); an
+                empty text leaves the variable empty.
             changes: fields of the session.
         """
         scratch = self._work / name
@@ -116,7 +117,7 @@ class Server:
             words[override.partition("=")[0].lstrip("+")] = override
         log = scratch / "log"
         request = {
-            "session": str(config or scratch / "session.json"),
+            "session": str(scratch / "session.json" if config is None else config),
             "overrides": list(words.values()),
             "log": str(log),
         }

@@ -308,3 +308,24 @@ def test_options_that_do_not_fit_are_refused_before_training(
 def test_a_path_that_msprobe_would_refuse_is_refused_before_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="letters, digits"):
         recorder(tmp_path / "a b", engine="msprobe")
+
+
+def test_gradient_norms_of_each_parameter_group(tmp_path: Path) -> None:
+    model = make()
+    groups = [{"params": [model.embed.weight]}, {"params": list(model.layers.parameters())}]
+    optimizer = torch.optim.SGD([*groups, {"params": list(model.head.parameters())}], lr=0.1)
+    capture = recorder(tmp_path, key_data=True)
+    expected = []
+    for _ in range(2):  # two entries of one stage, as of two mini-batches
+        with capture.stage(UPDATE, 0, 1, model, optimizer=optimizer) as scope:
+            model.head.weight.requires_grad_(False)
+            model(tokens()).square().mean().backward()
+            layers = torch.cat([p.grad.flatten() for p in model.layers.parameters()])
+            expected.append([model.embed.weight.grad.norm().item(), layers.norm().item(), 0.0])
+            scope.gradient_norms(optimizer)
+            optimizer.step()
+            optimizer.zero_grad()
+    for number, norms in enumerate(expected):
+        place = tmp_path / f"dump/data/actor_grad_norm/step0/rank0/micro_step{number}"
+        assert np.allclose(np.load(place / "actor_grad_norm.npy"), norms, rtol=1e-6)
+    assert expected[0] != expected[1]

@@ -56,6 +56,7 @@ _GIVEN = dict.fromkeys((REWARDS, ADVANTAGES, "rewards", "returns", "kl"), stages
 #: A key that is written only where one schedule of micro-batches serves every stage, so that the
 #: tokens of a micro-batch are those of all its key data.
 _ONE_SCHEDULE = "loss_mask"
+_NOT_OF_SAMPLES = "_grad_norm"
 #: Larger arrays of one micro-batch are refused.
 MAX_BYTES = 4 << 30
 _NUMBERED = {kind: re.compile(rf"^{kind}(\d{{1,9}})$") for kind in ("step", "rank", "micro_step")}
@@ -139,8 +140,9 @@ class KeyData:
         self._batches: dict[int, dict[Place, MicroBatch]] = {}
 
     def keys(self) -> list[str]:
-        """Names of what was recorded."""
-        return sorted(p.name for p in self.data.iterdir() if p.is_dir())
+        """Names of what was recorded of samples (gradient norms are of parameter groups)."""
+        found = (p.name for p in self.data.iterdir() if p.is_dir())
+        return sorted(name for name in found if not name.endswith(_NOT_OF_SAMPLES))
 
     def steps(self) -> list[int]:
         """Steps of which anything was recorded."""

@@ -15,21 +15,26 @@ import torch
 from rlprobe import stages
 from rlprobe.rollouts.digest import sample_digest
 
+#: What every stage is given of the samples; taken once a step.
+_SAMPLES = (
+    "responses",
+    "input_ids",
+    "attention_mask",
+    "prompts",
+    "position_ids",
+    "rollout_log_probs",
+)
 #: Inputs of a stage that are key data, by stage: each is taken where it is first complete.
 _INPUTS: dict[str, tuple[str, ...]] = {
-    stages.LOG_PROB: (
-        "responses",
-        "input_ids",
-        "attention_mask",
-        "prompts",
-        "position_ids",
-        "rollout_log_probs",
-    ),
+    stages.LOG_PROB: _SAMPLES,
     stages.ACTOR_UPDATE: ("token_level_rewards", "advantages"),
 }
+#: Of an update in a step without a log-prob stage (verl's bypass mode takes the engine's).
+_BYPASSED = (*_SAMPLES, "old_log_probs")
 
 #: Outputs of a micro batch that are key data: verl's name -> the contract's.
 _OUTPUTS: dict[str, dict[str, str]] = {
+    stages.REFERENCE: {"log_probs": "ref_log_prob"},
     stages.LOG_PROB: {"log_probs": "old_log_probs", "entropy": "entropys"},
     stages.VALUES: {"values": "values"},
 }
@@ -49,7 +54,6 @@ _INPUTS_OF_ALIGNMENT: dict[str, dict[str, str]] = {
     },
 }
 _OUTPUTS_OF_ALIGNMENT: dict[str, dict[str, str]] = {
-    stages.REFERENCE: {"log_probs": "ref_log_prob"},
     stages.ACTOR_UPDATE: {"log_probs": "update_log_probs", "entropy": "update_entropys"},
     stages.CRITIC_UPDATE: {"values": "update_values"},
 }
@@ -95,15 +99,20 @@ def _rows(value: torch.Tensor) -> Iterator[torch.Tensor]:
     return iter([row.detach().cpu() for row in (value.unbind() if value.is_nested else value)])
 
 
-def key_inputs(stage: str, data: Any, aligning: bool) -> Iterator[tuple[str, torch.Tensor]]:
+def key_inputs(
+    stage: str, data: Any, aligning: bool, bypassed: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
     """The key data among a micro batch's inputs.
 
     Args:
         stage: canonical name.
-        data: the micro batch.
+        data: verl's micro batch.
         aligning: whether this is a run of an alignment, and not the vendor's collector.
+        bypassed: whether this step has no log-prob stage.
     """
     names = {name: name for name in _INPUTS.get(stage, ())}
+    if bypassed and stage == stages.ACTOR_UPDATE:
+        names |= {name: name for name in _BYPASSED}
     if aligning:
         names |= _INPUTS_OF_ALIGNMENT.get(stage, {})
     for name, ours in names.items():

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rlprobe.capture.session import ENV, Session
+from rlprobe.errors import HookError
 from rlprobe.frameworks import proof
-from rlprobe.frameworks.verl import DRIVER_DIRECTORY, control, hooks, plan
+from rlprobe.frameworks.verl import DRIVER_DIRECTORY, control, hooks, plan, versions
 
 _FIELD = "ascend_precision_collector"
 
@@ -35,10 +37,17 @@ def around_trainer_init(
             proof.forget(session)
         control.set_session(session)
     if session is not None:
-        hooks.require_all()
         proof.require_version(session, hooks.version())
+        _require_hooks(config)
         _write_configuration(session, config)
     return original(self, *args, **kwargs)
+
+
+def _require_hooks(config: Any) -> None:
+    from omegaconf import OmegaConf
+
+    version = hooks.require_version()
+    versions.require_engine_workers(version, OmegaConf.to_container(config, resolve=False))
 
 
 def _collector_session(config: Any) -> Session | None:
@@ -77,6 +86,23 @@ def on_step(trainer_step: int) -> None:
     """A new step begins."""
     if control.session() is not None:
         control.publish_step(trainer_step)
+
+
+def on_generation(prompts: Any) -> None:
+    """Before 0.9 nothing announces the step but the batch that is to be generated.
+
+    Raises:
+        HookError: this verl says it nowhere.
+    """
+    if versions.SKIP_MANAGER in sys.modules:
+        return
+    trainer_step = prompts.meta_info.get("global_steps")
+    if trainer_step is None:
+        raise HookError(
+            "this verl neither has SkipManager.set_step nor puts global_steps into the batch to "
+            "be generated, so the step is not known"
+        )
+    control.publish_step(int(trainer_step))
 
 
 def around_log(

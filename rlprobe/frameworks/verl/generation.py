@@ -16,7 +16,7 @@ from rlprobe import stages
 from rlprobe.capture.session import ReplayOptions, Session
 from rlprobe.errors import ReplayError
 from rlprobe.frameworks import progress
-from rlprobe.frameworks.verl import control, engines, rollouts
+from rlprobe.frameworks.verl import control, driver, engines, rollouts
 from rlprobe.rollouts import Rollouts, hdf5, vendor
 from rlprobe.rollouts.order import ReplayOrder
 
@@ -43,6 +43,8 @@ def around_generate(
         return original(self, *args, **kwargs)
     prompts: Any = kwargs.get("prompts", args[0] if args else None)
     validating = bool(prompts.meta_info.get("validate", False))
+    if not validating:
+        driver.on_generation(prompts)
     if session.replay is not None and not validating:
         return _replay(session, session.replay, self, prompts)
     if self.config.actor_rollout_ref.rollout.name == engines.REPLAY:

@@ -11,12 +11,14 @@ import functools
 import os
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rlprobe.capture.session import ENV
 from rlprobe.errors import HookError
 from rlprobe.frameworks.imports import when_imported
+from rlprobe.frameworks.verl import versions
 from rlprobe.frameworks.wrap import wrap_family
 
 #: Hook points that could not be wrapped in this process.
@@ -24,19 +26,33 @@ _missing: list[str] = []
 
 
 def register() -> None:
-    """Register every hook point of this version range (0.8.0 to 0.9.x)."""
+    """Register every hook point of the versions known (see :mod:`.versions`)."""
     for module, patch in _PATCHES.items():
         when_imported(module, functools.partial(_apply, patch))
 
 
 def require_all() -> None:
-    """Refuse to go on when a hook point is missing.
+    """Refuse to go on when a hook point could not be wrapped.
 
     Raises:
         HookError: names verl's version and each hook that is missing.
     """
     if _missing:
         raise HookError("; ".join(_missing))
+
+
+def require_version() -> str:
+    """Refuse a verl that lacks a hook point, also in a module not imported yet; its version.
+
+    Raises:
+        HookError: names verl's version and each hook that is missing.
+    """
+    import verl
+
+    root = Path(verl.__file__).parent if verl.__file__ else None
+    versions.require(version(), root)
+    require_all()
+    return version()
 
 
 def _apply(patch: Callable[[ModuleType], None], module: ModuleType) -> None:

@@ -31,6 +31,7 @@ class _Stage:
     """The stage running in this process."""
 
     name: str
+    step: int
     scope: StageScope
     #: Whether this step's key data and samples are wanted.
     wanted: bool
@@ -40,6 +41,9 @@ class _Stage:
 
 
 _running: list[_Stage] = []
+
+#: The latest step with a log-prob stage in this process.
+_log_prob_step: int | None = None
 
 _STAGE_OF_METHOD = {
     "compute_log_prob": stages.LOG_PROB,
@@ -80,6 +84,7 @@ def _stage(worker: Any, method: str, data: Any) -> str | None:
 
 
 def _run(session: Session, stage: str, worker: Any, data: Any, call: Callable[[], Any]) -> Any:
+    global _log_prob_step
     adapterless = bool(batch.flag(data, "no_lora_adapter", False))
     engine = _engine(worker, stage, adapterless)
     role = "actor" if adapterless else stages.MODEL_ROLE[stage]
@@ -111,7 +116,9 @@ def _run(session: Session, stage: str, worker: Any, data: Any, call: Callable[[]
         ) as scope,
     ):
         wanted, aligning = session.capture.wants_step(step), session.role != "collector"
-        _running.append(_Stage(stage, scope, wanted, aligning))
+        _running.append(_Stage(stage, step, scope, wanted, aligning))
+        if stage == stages.LOG_PROB:
+            _log_prob_step = step
         began = time.monotonic()
         if rank == 0:
             progress.report(session, stage, step, trainer_step)
@@ -186,7 +193,8 @@ def _watch(engine: Any) -> None:
         micro_batch = kwargs.get("micro_batch", args[0] if args else None)
         stage.scope.micro_step(stage.micro_steps)
         stage.micro_steps += 1
-        for name, value in batch.key_inputs(stage.name, micro_batch, stage.aligning):
+        bypassed = _log_prob_step != stage.step
+        for name, value in batch.key_inputs(stage.name, micro_batch, stage.aligning, bypassed):
             stage.scope.key_data(name, value)
         with wide.around(engine):
             loss, output = forward_step(*args, **kwargs)
@@ -207,6 +215,7 @@ def _watch(engine: Any) -> None:
             return optimizer_step(*args, **kwargs)
         scope = stage.scope
         scope.gradients("grad_reduced")
+        scope.gradient_norms(engine.optimizer)
         # verl clips inside this method; the optimizer's own pre-hook sees the clipped gradients
         handle = engine.optimizer.register_step_pre_hook(lambda *_: scope.gradients("grad_clipped"))
         try:
