@@ -1,5 +1,6 @@
 # make align    run the alignment of CONFIG on this machine and say where its page is
 # make test     the whole test suite, fast tests first
+# make contract the collector's contract on real verl, as a table
 # make lint     formatting, types, workflow
 #
 # The first call installs the pinned environment into .venv; later ones see that nothing changed.
@@ -13,7 +14,7 @@ STAMP  := $(VENV)/installed-$(shell cat $(LOCK) pyproject.toml hatch_build.py rl
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: align test lint install
+.PHONY: align test contract lint install
 .DEFAULT_GOAL := align
 
 align: $(STAMP)
@@ -21,7 +22,12 @@ align: $(STAMP)
 
 # Two processes: most of the long tests' time is waiting for a framework or a Slurm to start.
 test: $(STAMP)
-	pytest -n 2 --no-loadscope-reorder $(PYTEST_ARGS)
+	pytest -n 2 --no-loadscope-reorder -m "not contract" $(PYTEST_ARGS)
+
+# Every option, mode, trainer and version; exits non-zero when a cell fails.
+contract: $(STAMP)
+	pytest -q --contract-table tests/contract tests/unit/test_verl_megatron.py \
+	  tests/unit/test_slime_megatron_names.py $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	ruff check .

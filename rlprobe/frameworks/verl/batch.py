@@ -110,12 +110,12 @@ def key_inputs(
         aligning: whether this is a run of an alignment, and not the vendor's collector.
         bypassed: whether this step has no log-prob stage.
     """
-    names = {name: name for name in _INPUTS.get(stage, ())}
+    names = [(name, name) for name in _INPUTS.get(stage, ())]
     if bypassed and stage == stages.ACTOR_UPDATE:
-        names |= {name: name for name in _BYPASSED}
+        names += [(name, name) for name in _BYPASSED]
     if aligning:
-        names |= _INPUTS_OF_ALIGNMENT.get(stage, {})
-    for name, ours in names.items():
+        names += _INPUTS_OF_ALIGNMENT.get(stage, {}).items()
+    for name, ours in names:
         value = tensor(data, name)
         if value is not None:
             yield ours, value

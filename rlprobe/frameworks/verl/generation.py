@@ -6,7 +6,6 @@ step only when every prompt it is given is the prompt they were generated from.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from rlprobe import stages
 from rlprobe.capture.session import ReplayOptions, Session
 from rlprobe.errors import ReplayError
 from rlprobe.frameworks import progress
-from rlprobe.frameworks.verl import control, driver, engines, rollouts
+from rlprobe.frameworks.verl import control, driver, engines, rollouts, transfer
 from rlprobe.rollouts import Rollouts, hdf5, vendor
 from rlprobe.rollouts.order import ReplayOrder
 
@@ -42,6 +41,9 @@ def around_generate(
     if session is None:
         return original(self, *args, **kwargs)
     prompts: Any = kwargs.get("prompts", args[0] if args else None)
+    if transfer.is_queued(prompts):
+        _refuse_queued_replay(session, prompts)
+        return original(self, *args, **kwargs)
     validating = bool(prompts.meta_info.get("validate", False))
     if not validating:
         driver.on_generation(prompts)
@@ -61,6 +63,33 @@ def around_generate(
         return _record_later(session, self, prompts, output)
     _record(session, self, prompts, output)
     return output
+
+
+def _refuse_queued_replay(session: Session, prompts: Any) -> None:
+    if session.replay is not None and not transfer.is_validation(prompts):
+        raise ReplayError(
+            "recorded rollouts cannot be replayed on the newer trainer, whose agent loops put "
+            "theirs into TransferQueue one by one; set trainer.use_v1=false for the replay"
+        )
+
+
+def around_step(
+    original: Callable[..., Any], self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A step of the newer trainer: its samples are recorded before the queue is cleared."""
+    batch = original(self, *args, **kwargs)
+    session = control.session()
+    if session is not None and _records(session):
+        step, trainer_step = control.step()
+        transfer.record(
+            batch,
+            Path(session.side, "rollouts"),
+            step=step,
+            trainer_step=trainer_step,
+            config=self.config,
+        )
+        progress.report(session, stages.GENERATE, step, trainer_step, 0.0)
+    return batch
 
 
 def _records(session: Session) -> bool:
@@ -85,19 +114,12 @@ def _record(session: Session, manager: Any, prompts: Any, output: Any) -> None:
         step=step,
         trainer_step=trainer_step,
         config=manager.config,
-        tokenizer=_tokenizer(manager.config.actor_rollout_ref.model.path),
+        tokenizer=rollouts.tokenizer(manager.config.actor_rollout_ref.model.path),
     )
     directory = Path(session.side, "rollouts")
     directory.mkdir(parents=True, exist_ok=True)
     hdf5.write(directory / f"step{step}.h5", recorded)
     progress.report(session, stages.GENERATE, step, trainer_step, 0.0)
-
-
-@functools.cache
-def _tokenizer(path: str) -> Any:
-    from verl.utils import hf_tokenizer
-
-    return hf_tokenizer(path)
 
 
 def _replay(session: Session, options: ReplayOptions, manager: Any, prompts: Any) -> Any:

@@ -124,6 +124,13 @@ def _trainer(class_name: str) -> Callable[[ModuleType], None]:
     return patch
 
 
+def _queued_trainer(module: ModuleType) -> None:
+    from rlprobe.frameworks.verl import generation
+
+    _trainer("PPOTrainer")(module)
+    wrap_family(module.PPOTrainer, {"step": generation.around_step}, framework="verl")
+
+
 def _steps(module: ModuleType) -> None:
     original = module.SkipManager.set_step.__func__
 
@@ -179,7 +186,7 @@ _PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "verl.utils.torch_dtypes": _dtypes,
     "verl.trainer.constants_ppo": _runtime_env,
     "verl.trainer.ppo.ray_trainer": _trainer("RayPPOTrainer"),
-    "verl.trainer.ppo.v1.trainer_base": _trainer("PPOTrainer"),
+    "verl.trainer.ppo.v1.trainer_base": _queued_trainer,
     "verl.utils.skip.skip_manager": _steps,
     "verl.utils.tracking": _tracking,
     "verl.experimental.agent_loop.agent_loop": _agent_loop,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from typing import Any
 
@@ -56,7 +57,7 @@ def from_batch(
     Columns that have no JSON form (images) are named in ``meta["not_recorded"]``; a replay that
     needs one fails there and not silently.
     """
-    recorded = Rollouts(step=step, trainer_step=trainer_step, sampling=_sampling(config))
+    recorded = Rollouts(step=step, trainer_step=trainer_step, sampling=sampling(config))
     for name, value in output.batch.items():
         array, carrier = _to_numpy(value)
         recorded.tensors[name] = array
@@ -79,6 +80,14 @@ def from_batch(
     return recorded
 
 
+@functools.cache
+def tokenizer(path: str) -> Any:
+    """A model's tokenizer, loaded once."""
+    from verl.utils import hf_tokenizer
+
+    return hf_tokenizer(path)
+
+
 def _plain(value: Any) -> Any:
     def convert(item: Any) -> Any:
         return item.tolist() if hasattr(item, "tolist") else str(item)
@@ -86,7 +95,8 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value, default=convert))
 
 
-def _sampling(config: Any) -> dict[str, Any]:
+def sampling(config: Any) -> dict[str, Any]:
+    """How the engine sampled, and of which distribution its log-probs are."""
     rollout = config.actor_rollout_ref.rollout
     keys = ("name", "temperature", "top_p", "top_k", "n", "response_length", "do_sample", "dtype")
     found = {key: rollout.get(key) for key in keys}

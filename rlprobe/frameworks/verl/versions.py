@@ -67,7 +67,9 @@ HOOK_POINTS = (
     ),
     HookPoint("verl.trainer.constants_ppo", None, ("get_ppo_ray_runtime_env",)),
     HookPoint("verl.trainer.ppo.ray_trainer", "RayPPOTrainer", ("__init__", "fit")),
-    HookPoint("verl.trainer.ppo.v1.trainer_base", "PPOTrainer", ("__init__", "fit"), "0.9.0"),
+    HookPoint(
+        "verl.trainer.ppo.v1.trainer_base", "PPOTrainer", ("__init__", "fit", "step"), "0.9.0"
+    ),
     HookPoint(SKIP_MANAGER, "SkipManager", ("set_step",), "0.9.0"),
     HookPoint("verl.utils.tracking", "Tracking", ("log",)),
     HookPoint(

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 from rlprobe import stages
-from rlprobe.capture import determinism
+from rlprobe.capture import determinism, megatron_layout
 from rlprobe.capture.recorder import Recorder, StageScope
 from rlprobe.capture.session import Session
 from rlprobe.frameworks import progress
-from rlprobe.frameworks.verl import batch, control, wide
+from rlprobe.frameworks.verl import batch, control, megatron, wide
 from rlprobe.selftest.declare import Site
 from rlprobe.selftest.plant import planted, reference_of
 
@@ -38,6 +38,8 @@ class _Stage:
     #: Whether this is a run of an alignment, and not the vendor's collector.
     aligning: bool
     micro_steps: int = 0
+    #: Number of the first micro-batch of the batch at work.
+    first: int = 0
 
 
 _running: list[_Stage] = []
@@ -156,6 +158,7 @@ def _recorder(session: Session, role: str, rank: int, world_size: int, engine: A
                 "backend": type(engine).__name__,
                 "dp": engine.get_data_parallel_size(),
                 "dp_rank": engine.get_data_parallel_rank(),
+                **megatron_layout.layout(engine.module),
             },
         )
     return recorder
@@ -179,34 +182,13 @@ def _watch(engine: Any) -> None:
     if getattr(engine, "_rlprobe_watched", False):
         return
     engine._rlprobe_watched = True
-    forward_step = engine.forward_step
+    if megatron.is_megatron(engine):
+        megatron.watch(engine, _megatron_begins, _megatron_ends)
+    else:
+        _watch_forward(engine)
     train_batch = engine.train_batch
     infer_batch = engine.infer_batch
     optimizer_step = engine.optimizer_step
-
-    @functools.wraps(forward_step)
-    def watched_forward_step(*args: Any, **kwargs: Any) -> Any:
-        stage = _wanted_stage()
-        if stage is None:
-            with wide.around(engine):
-                return forward_step(*args, **kwargs)
-        micro_batch = kwargs.get("micro_batch", args[0] if args else None)
-        stage.scope.micro_step(stage.micro_steps)
-        stage.micro_steps += 1
-        bypassed = _log_prob_step != stage.step
-        for name, value in batch.key_inputs(stage.name, micro_batch, stage.aligning, bypassed):
-            stage.scope.key_data(name, value)
-        with wide.around(engine):
-            loss, output = forward_step(*args, **kwargs)
-        for name, value in batch.key_outputs(
-            stage.name, output.get("model_output"), stage.aligning
-        ):
-            stage.scope.key_data(name, value)
-        if stage.name in stages.UPDATE_STAGES:
-            stage.scope.loss("loss", loss)
-            for name, value in batch.loss_parts(output.get("metrics")):
-                stage.scope.loss(name, value)
-        return loss, output
 
     @functools.wraps(optimizer_step)
     def watched_optimizer_step(*args: Any, **kwargs: Any) -> Any:
@@ -216,6 +198,8 @@ def _watch(engine: Any) -> None:
         scope = stage.scope
         scope.gradients("grad_reduced")
         scope.gradient_norms(engine.optimizer)
+        if not hasattr(engine.optimizer, "register_step_pre_hook"):
+            return optimizer_step(*args, **kwargs)  # Megatron's clips inside its own step
         # verl clips inside this method; the optimizer's own pre-hook sees the clipped gradients
         handle = engine.optimizer.register_step_pre_hook(lambda *_: scope.gradients("grad_clipped"))
         try:
@@ -228,15 +212,65 @@ def _watch(engine: Any) -> None:
         def wrapper(data: Any, *args: Any, **kwargs: Any) -> Any:
             stage = _wanted_stage()
             if stage is not None:
+                stage.first = stage.micro_steps
                 stage.scope.samples(batch.sample_digests(data))
             return call(data, *args, **kwargs)
 
         return wrapper
 
-    engine.forward_step = watched_forward_step
     engine.optimizer_step = watched_optimizer_step
     engine.train_batch = watched_batch(train_batch)
     engine.infer_batch = watched_batch(infer_batch)
+
+
+def _watch_forward(engine: Any) -> None:
+    forward_step = engine.forward_step
+
+    @functools.wraps(forward_step)
+    def watched_forward_step(*args: Any, **kwargs: Any) -> Any:
+        stage = _wanted_stage()
+        if stage is None:
+            with wide.around(engine):
+                return forward_step(*args, **kwargs)
+        _begins(stage, stage.micro_steps, kwargs.get("micro_batch", args[0] if args else None))
+        stage.micro_steps += 1
+        with wide.around(engine):
+            loss, output = forward_step(*args, **kwargs)
+        _ends(stage, loss, output)
+        return loss, output
+
+    engine.forward_step = watched_forward_step
+
+
+def _begins(stage: _Stage, number: int, micro_batch: Any) -> None:
+    """A micro-batch begins: what it is given is key data."""
+    stage.scope.micro_step(number)
+    bypassed = _log_prob_step != stage.step
+    for name, value in batch.key_inputs(stage.name, micro_batch, stage.aligning, bypassed):
+        stage.scope.key_data(name, value)
+
+
+def _ends(stage: _Stage, loss: Any, output: Any, number: int | None = None) -> None:
+    """A micro-batch has its outputs and its loss (``number`` None: it is the current one)."""
+    for name, value in batch.key_outputs(stage.name, output.get("model_output"), stage.aligning):
+        stage.scope.key_data(name, value, number)
+    if stage.name in stages.UPDATE_STAGES:
+        stage.scope.loss("loss", loss)
+        for name, value in batch.loss_parts(output.get("metrics")):
+            stage.scope.loss(name, value)
+
+
+def _megatron_begins(number: int, micro_batch: Any) -> None:
+    stage = _wanted_stage()
+    if stage is not None:
+        stage.micro_steps = max(stage.micro_steps, stage.first + number + 1)
+        _begins(stage, stage.first + number, micro_batch)
+
+
+def _megatron_ends(number: int, loss: Any, output: Any) -> None:
+    stage = _wanted_stage()
+    if stage is not None:
+        _ends(stage, loss, output, stage.first + number)
 
 
 def _wanted_stage() -> _Stage | None:

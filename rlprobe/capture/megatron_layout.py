@@ -1,0 +1,47 @@
+"""Where this process stands in Megatron's parallel layout."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+_SIZES = {
+    "tp": "get_tensor_model_parallel_{}",
+    "pp": "get_pipeline_model_parallel_{}",
+    "cp": "get_context_parallel_{}",
+    "ep": "get_expert_model_parallel_{}",
+}
+
+
+def layout(models: Any = None) -> dict[str, Any]:
+    """Sizes and this rank's place of each parallel group; empty before Megatron has set them up.
+
+    Args:
+        models: the model chunks of this rank; they tell whether sequences are sharded and how many
+            virtual pipeline stages there are.
+    """
+    mpu = sys.modules.get("megatron.core.parallel_state")
+    if mpu is None or not mpu.model_parallel_is_initialized():
+        return {}
+    found: dict[str, Any] = {
+        "backend": "megatron",
+        "dp": mpu.get_data_parallel_world_size(with_context_parallel=False),
+        "dp_rank": mpu.get_data_parallel_rank(with_context_parallel=False),
+    }
+    for name, getter in _SIZES.items():
+        found[name] = getattr(mpu, getter.format("world_size"))()
+        found[f"{name}_rank"] = getattr(mpu, getter.format("rank"))()
+    chunks = models if isinstance(models, (list, tuple)) else [] if models is None else [models]
+    found["chunks"] = max(1, len(chunks))
+    # activations of a rank are then a part of the sequence and not the whole
+    found["sequence_parallel"] = any(_config(c, "sequence_parallel") for c in chunks)
+    return found
+
+
+def _config(model: Any, name: str) -> bool:
+    while model is not None:
+        config = getattr(model, "config", None)
+        if config is not None and hasattr(config, name):
+            return bool(getattr(config, name))
+        model = getattr(model, "module", None)
+    return False

@@ -1,0 +1,100 @@
+"""verl's Megatron engine through a stand-in with its methods: which micro-batch is whose?"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rlprobe.frameworks.verl import megatron
+
+
+class MegatronEngine:
+    """Calls its methods as verl 0.9.1's does, without Megatron: interleaved chunks."""
+
+    def __init__(self, chunks: int, last: bool = True) -> None:
+        self.module = [Wrapped() for _ in range(chunks)]
+        self.last = last
+        self.forwards: list[tuple[int, Any]] = []
+
+    def forward_backward_batch(self, data: list[Any]) -> list[Any]:
+        post = functools.partial(self.postprocess_micro_batch_func, forward_only=True)
+        iterators = [iter(data) for _ in self.module]
+        found = []
+        for _ in data:
+            for index, chunk in enumerate(self.module):
+                output, finish = self.forward_step(
+                    iterators[index],
+                    chunk.module,
+                    logits_processor_func=None,
+                    postprocess_micro_batch_func=post,
+                )
+                if self.last and index == len(self.module) - 1:
+                    found.append(finish(output))
+        return found
+
+    def forward_step(
+        self,
+        batch_iter: Iterator[Any],
+        model: Any,
+        logits_processor_func: Any = None,
+        postprocess_micro_batch_func: Any = None,
+    ) -> Any:
+        batch = next(batch_iter)
+        index = next(i for i, chunk in enumerate(self.module) if chunk.module is model)
+        self.forwards.append((index, batch))
+        return f"out {batch}", functools.partial(postprocess_micro_batch_func, data=batch)
+
+    def postprocess_micro_batch_func(self, output: Any, data: Any, forward_only: bool) -> Any:
+        return f"loss {data}", {"model_output": output}
+
+
+class Wrapped:
+    """A chunk in the wrapper that Megatron puts around it."""
+
+    def __init__(self) -> None:
+        self.module = object()
+
+
+class Engine(MegatronEngine):
+    """A subclass, as the ones with heads are."""
+
+
+@pytest.mark.cell("back end", "Megatron: micro-batches, chunks and losses", "contract-tested")
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_every_chunk_and_loss_is_of_its_micro_batch(chunks: int) -> None:
+    engine = Engine(chunks)
+    assert megatron.is_megatron(engine)
+    begun: list[tuple[int, Any]] = []
+    ended: list[tuple[int, Any, Any]] = []
+    megatron.watch(engine, lambda *found: begun.append(found), lambda *found: ended.append(found))
+    for batch in (["a", "b", "c"], ["d"]):
+        engine.forward_backward_batch(batch)
+    plain = Engine(chunks)
+    for batch in (["a", "b", "c"], ["d"]):
+        plain.forward_backward_batch(batch)
+    assert engine.forwards == plain.forwards, "the engine must see what it would see without us"
+    with_data = [found for found in begun if found[1] is not None]
+    assert with_data == [(0, "a"), (1, "b"), (2, "c"), (0, "d")]
+    assert len(begun) == chunks * 4
+    assert [n for n, data in begun if data is None] == ([0, 1, 2, 0] if chunks == 2 else [])
+    assert ended == [(n, f"loss {data}", {"model_output": f"out {data}"}) for n, data in with_data]
+
+
+def test_a_rank_without_the_last_stage_has_no_losses() -> None:
+    engine = Engine(1, last=False)
+    begun: list[Any] = []
+    ended: list[Any] = []
+    megatron.watch(engine, lambda *found: begun.append(found), lambda *found: ended.append(found))
+    engine.forward_backward_batch(["a", "b"])
+    assert begun == [(0, "a"), (1, "b")]
+    assert ended == []
+
+
+def test_an_exhausted_iterator_ends_as_it_would_without_us() -> None:
+    engine = Engine(1)
+    megatron.watch(engine, lambda *_: None, lambda *_: None)
+    with pytest.raises(StopIteration):
+        engine.forward_step(iter(()), engine.module[0].module)
