@@ -15,7 +15,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 #: Directories whose tests share what is dear: one process runs all of a group. slime and verl also
 #: share the repository's root as their workflow's working directory.
-_TOGETHER = {"tests/slime": "frameworks", "tests/e2e": "frameworks", "tests/cluster": "cluster"}
+_TOGETHER = {
+    "tests/slime": "frameworks",
+    "tests/e2e": "frameworks",
+    "tests/contract": "contract",
+    "tests/cluster": "cluster",
+}
 
 
 @pytest.hookimpl(optionalhook=True)

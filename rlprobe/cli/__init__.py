@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "store": "look into, check and clean the store",
     "rollouts": "look into recorded rollouts",
     "doctor": "check an alignment's storage, partitions, devices and images before it runs",
+    "estimate": "say how much disk an alignment's runs will need",
     "selftest": "plant faults and benign changes, run the pipeline on each, print the score",
     "config": "check an alignment file; print its plan or its JSON schema",
 }

@@ -72,6 +72,14 @@ class CaptureSection(Section):
         examples=[[0, 1]],
     )
 
+    budget_mib: Annotated[int, Field(gt=0)] | None = Field(
+        default=None,
+        description="Disk that each training process may fill with captured data, in MiB. When it "
+        "is spent the run stops before the next stage, and everything captured is complete; null: "
+        "no limit.",
+        examples=[4096],
+    )
+
     @model_validator(mode="after")
     def _makes_sense(self) -> CaptureSection:
         if self.engine == "light":

@@ -1,58 +1,163 @@
-"""A generous guess of what an alignment's runs will take on disk, from the model's config.json."""
+"""What an alignment's runs will take on disk, guessed upwards from its configuration.
+
+Records are counted per decoder layer, micro-batch and stage, and weighed by what the default run
+really writes (tests/contract/test_estimate.py measures it); tensors by tokens and widths.
+"""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from rlprobe import stages
 from rlprobe.config import BUILTIN, Alignment
 
-#: Bytes of one record in JSON and Parquet together, a sketch included.
-_RECORD_BYTES = 1600
-#: Modules of a decoder layer that produce records, and records of each with their gradients.
-_MODULES_PER_LAYER = 18
-_RECORDS_PER_MODULE = 10
-#: Tensors of a layer that task: tensor writes, in units of tokens x hidden size.
+#: Bytes of a record in JSON and Parquet together, without and with a sketch.
+_RECORD_BYTES, _SKETCH_BYTES = 700, 700
+#: Modules of a decoder layer, and of the rest of a model in units of layers.
+_MODULES_PER_LAYER, _REST = 18, 0.5
+#: Records of a module's call: inputs, outputs and parameters; of a training stage also gradients.
+_FORWARD_RECORDS, _TRAINING_RECORDS = 5, 9
+#: APIs that a layer calls (level L1 and mix), each with about four records.
+_CALLS_PER_LAYER = 60
+#: Parameters of a layer; weights are described once, and an update has four records of each.
+_PARAMETERS_PER_LAYER, _PARAMETER_RECORDS = 12, 4
+#: Bytes of key data and rollouts a token.
+_KEY_DATA_BYTES = 120
+#: Tensors of a layer that task tensor writes, in units of tokens x hidden size in fp32, forward.
 _TENSORS_PER_LAYER = 40
-_TOKENS_PER_RANK = 16_384
 _FILES_PER_RANK_AND_STAGE = 8
+_KEY_DATA_FILES = 26
+#: What frameworks do where nothing is said.
+_ROWS, _PROMPT, _RESPONSE, _MICRO_BATCHES = 1024, 1024, 1024, 16
 
 
 @dataclass(frozen=True)
 class Size:
+    """A run's or an alignment's guess."""
+
     bytes: int
     files: int
 
+    def __add__(self, other: Size) -> Size:
+        return Size(self.bytes + other.bytes, self.files + other.files)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step works on, over all ranks."""
+
+    rows: int
+    tokens: int
+    #: Of one rank and stage.
+    micro_batches: int
+
 
 def of_alignment(alignment: Alignment) -> Size | None:
-    """Upper guess over all runs of an alignment; None for a builtin model, which is tiny.
+    """The guess over all runs of an alignment; None where the model's config.json is not there."""
+    found = of_roles(alignment)
+    return None if found is None else sum(found.values(), Size(0, 0))
 
-    Task ``tensor`` is taken with 16384 tokens per rank and stage, in fp32.
-    """
-    if alignment.model.path.startswith(BUILTIN):
+
+def of_roles(alignment: Alignment) -> dict[str, Size] | None:
+    """The guess of each run; None where the model's config.json is not there."""
+    shape = _shape(alignment)
+    if shape is None:
         return None
+    roles = {"benchmark": alignment.benchmark.world_size, "target": alignment.target.world_size}
+    controls = alignment.controls
+    for name, side in (
+        ("repeat", alignment.benchmark),
+        ("repeat_target", alignment.target),
+        ("high_precision", alignment.benchmark),
+    ):
+        if getattr(controls, name):
+            roles[name] = side.world_size
+    return {role: _of_run(alignment, shape, world) for role, world in roles.items()}
+
+
+def _shape(alignment: Alignment) -> Mapping[str, Any] | None:
+    if alignment.model.path.startswith(BUILTIN):
+        return {"num_hidden_layers": 2, "hidden_size": 64}
     file = Path(alignment.model.path).expanduser() / "config.json"
     if not file.is_file():
         return None
-    config = json.loads(file.read_text(encoding="utf-8"))
-    layers = int(config.get("num_hidden_layers", 32))
-    hidden = int(config.get("hidden_size", 4096))
+    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    inner: dict[str, Any] = found.get("text_config", found)
+    return inner
+
+
+def batch_of(alignment: Alignment, world_size: int) -> Batch:
+    """Rows, tokens and micro-batches by the framework's own settings, else by its defaults."""
+    settings = _settings(alignment)
+    rows = int(settings.get("rows", _ROWS))
+    length = int(settings.get("prompt", _PROMPT)) + int(settings.get("response", _RESPONSE))
+    micro = settings.get("micro")
+    each = math.ceil(rows / world_size / int(micro)) if micro else _MICRO_BATCHES
+    return Batch(rows, rows * length, max(1, each))
+
+
+def _settings(alignment: Alignment) -> dict[str, Any]:
+    if alignment.framework != "verl":
+        return {}
+    from rlprobe.frameworks.verl import plan
+
+    config = plan.from_overrides(list(alignment.overrides))
+    data, actor = config.get("data", {}), config.get("actor_rollout_ref", {})
+    train, rollout = actor.get("actor", {}), actor.get("rollout", {})
+    found = {
+        "prompt": data.get("max_prompt_length"),
+        "response": data.get("max_response_length"),
+        "micro": train.get("ppo_micro_batch_size_per_gpu"),
+    }
+    if data.get("train_batch_size"):
+        found["rows"] = int(data["train_batch_size"]) * int(rollout.get("n", 1))
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _of_run(alignment: Alignment, shape: Mapping[str, Any], world_size: int) -> Size:
     capture = alignment.capture
-    stages = 6 if capture.stages == "all" else len(capture.stages)
+    layers = int(shape.get("num_hidden_layers", 32)) + _REST
+    hidden = int(shape.get("hidden_size", 4096))
+    batch = batch_of(alignment, world_size)
     steps = alignment.steps.end - alignment.steps.start + 1
-    sides = 2 + sum(
-        bool(wanted)
-        for wanted in (
-            alignment.controls.repeat,
-            alignment.controls.repeat_target,
-            alignment.controls.high_precision,
-        )
-    )
-    world = max(alignment.benchmark.world_size, alignment.target.world_size)
-    ranks = len(capture.ranks) or world
-    per_stage = layers * _MODULES_PER_LAYER * _RECORDS_PER_MODULE * _RECORD_BYTES
-    if capture.task == "tensor":
-        per_stage += layers * _TENSORS_PER_LAYER * _TOKENS_PER_RANK * hidden * 4
-    units = stages * steps * ranks * sides
-    return Size(bytes=per_stage * units, files=_FILES_PER_RANK_AND_STAGE * units)
+    ranks = len(capture.ranks) or world_size
+    chosen = capture.chosen(stages.STAGES[:-1] if capture.stages == "all" else capture.stages)
+    record = _RECORD_BYTES + (_SKETCH_BYTES if capture.sketch else 0)
+    total = files = 0
+    for stage in chosen:
+        calls = batch.micro_batches
+        if stage == stages.GENERATE:
+            if capture.token_range is None:
+                continue
+            first, last = capture.token_range
+            calls = math.ceil(batch.rows / ranks) * (last - first + 1)
+        records = layers * calls * _records(capture.level, stage in stages.UPDATE_STAGES)
+        if stage in stages.UPDATE_STAGES:
+            records += layers * _PARAMETERS_PER_LAYER * _PARAMETER_RECORDS
+        total += int(records * record * ranks)
+        if capture.task == "tensor":
+            factor = 3 if stage in stages.UPDATE_STAGES else 1
+            total += int(layers * _TENSORS_PER_LAYER * batch.tokens * hidden * 4 * factor)
+            files += int(records * ranks)
+        files += _FILES_PER_RANK_AND_STAGE * ranks
+    # digests, norms and sketches of weights, at the first step
+    total += int(layers * _PARAMETERS_PER_LAYER * record * ranks * len(chosen) / steps)
+    if capture.key_data:
+        total += batch.tokens * _KEY_DATA_BYTES
+        files += _KEY_DATA_FILES * batch.micro_batches * ranks
+    return Size(bytes=total * steps, files=files * steps)
+
+
+def _records(level: str, trains: bool) -> float:
+    """Records of a layer's call."""
+    found = 0.0
+    if level != "L1":
+        found += _MODULES_PER_LAYER * (_TRAINING_RECORDS if trains else _FORWARD_RECORDS)
+    if level != "L0":
+        found += _CALLS_PER_LAYER * (8 if trains else 4)
+    return found

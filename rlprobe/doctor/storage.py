@@ -66,7 +66,10 @@ def space(directory: Path, wanted: Size | None) -> Iterator[Item]:
     # Some file systems make inodes as they go, and report none.
     inodes = status.f_favail if status.f_files else None
     if wanted is None:
-        yield ok("store space", f"{free / _GIB:.1f} GiB free (no estimate: builtin model)")
+        yield ok(
+            "store space",
+            f"{free / _GIB:.1f} GiB free (no estimate: the model's config.json is not there)",
+        )
         return
     text = f"{free / _GIB:.1f} GiB free, {wanted.bytes / _GIB:.1f} GiB estimated"
     if free < wanted.bytes:

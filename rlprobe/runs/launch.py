@@ -162,6 +162,7 @@ def session_of(spec: RunSpec, store: Path, scratch: Path) -> Session:
             configurations=capture.configurations,
             memory=capture.memory,
             token_range=capture.token_range if generates else None,
+            budget_mib=capture.budget_mib,
             **_kept(spec.suspects),
         ),
         replay=replay,

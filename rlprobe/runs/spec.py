@@ -111,6 +111,7 @@ class RunSpec:
         """
         capture = self.capture.model_dump(mode="json")
         capture["stages"] = sorted(self.stages)
+        del capture["budget_mib"]
         declared: dict[str, Any] = {
             "role": self.role,
             "framework": self.framework,
