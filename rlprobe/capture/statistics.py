@@ -154,7 +154,7 @@ class Statistics:
         if x.dim() == 0 and not dtype.is_complex and dtype != torch.bool:
             return dtype, column.add(x.clone()), -1, "same"  # the value itself needs no sketch
         if dtype.is_floating_point:
-            low, high = torch.aminmax(x)
+            high, low = _ends(x)
             row = column.add(high, low, torch.mean(x), torch.linalg.vector_norm(x))
             kind = "full"
         elif dtype == torch.bool:
@@ -166,8 +166,7 @@ class Statistics:
             column = self._columns[dtype]
             row = column.add(size.max(), size.min(), size.mean(), torch.linalg.vector_norm(size))
         else:
-            low, high = torch.aminmax(x)
-            row = column.add(high, low)
+            row = column.add(*_ends(x))
             kind = "ends"
         return dtype, row, self._add_sketch(x) if sketched else -1, kind
 
@@ -205,6 +204,14 @@ class Statistics:
         filled = len(self._pending)
         self._reset()
         return filled
+
+
+def _ends(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest and smallest value: on a device in one launch, on a CPU in the quicker two passes."""
+    if x.device.type == "cpu":
+        return torch.amax(x), torch.amin(x)
+    low, high = torch.aminmax(x)
+    return high, low
 
 
 def _name_dtype(dtype: torch.dtype) -> str:

@@ -19,6 +19,8 @@ from rlprobe.errors import ReplayError
 from rlprobe.rollouts.digest import prompt_digest
 from rlprobe.rollouts.model import Rollouts, Sample, sample_ids
 
+#: What ``meta["source"]`` says of rollouts read here.
+SOURCE = "key data"
 KEYS = ("prompts", "responses", "attention_mask", "position_ids", "input_ids")
 
 
@@ -80,7 +82,7 @@ def read_step(dump_path: str | os.PathLike[str], step: int) -> Rollouts:
         step=step,
         trainer_step=step + 1,
         tensors=dict(tensors),
-        meta={"source": "key data", "duplicate_ranks": duplicates},
+        meta={"source": SOURCE, "duplicate_ranks": duplicates},
         samples=_samples(step, tensors),
     )
     rollouts.check()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlprobe.capture import parameters
+from rlprobe.capture import megatron_layout, parameters
 from rlprobe.capture.megatron_names import MegatronNames, Shard, is_megatron, shard
 from rlprobe.capture.names import named_modules
 
@@ -174,6 +174,7 @@ def last_of_two_stages():
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.cell("back end", "Megatron: names and layout with megatron-core on CPU", "run")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_real_megatron_chunks_carry_their_global_layers(last_of_two_stages: None) -> None:
@@ -224,3 +225,14 @@ def test_real_megatron_chunks_carry_their_global_layers(last_of_two_stages: None
     assert layers == {2, 3, 6, 7}
     assert "model.layers.7.mlp.experts.1.down_proj" in held
     assert {"model.norm", "lm_head"} <= held
+    found = megatron_layout.layout(chunks)
+    assert {name: found[name] for name in ("tp", "pp", "dp", "cp", "ep")} == {
+        "tp": 1, "pp": 2, "dp": 1, "cp": 1, "ep": 1,
+    }  # fmt: skip
+    assert (found["pp_rank"], found["chunks"], found["sequence_parallel"]) == (1, 2, False)
+    chunks[0].config.sequence_parallel = True
+    assert megatron_layout.layout(chunks)["sequence_parallel"] is True
+
+
+def test_without_megatron_there_is_no_layout() -> None:
+    assert megatron_layout.layout([chunk([0])]) == {}

@@ -126,7 +126,8 @@ def _replay(session: Session, options: ReplayOptions, manager: Any, prompts: Any
     step, trainer_step = control.step()
     recorded, source = load_step(options, step)
     output = rollouts.to_batch(recorded, prompts, source)
-    if session.recompute_rewards:
+    # a vendor's dump has tokens and no rewards
+    if session.recompute_rewards or "rm_scores" not in output.batch.keys():  # noqa: SIM118
         rollouts.recompute_rewards(manager.reward_loop_worker_handles, prompts, output)
     sys.stderr.write(
         f"rlprobe: step {step} (trainer's {trainer_step}): {len(recorded)} samples replayed "

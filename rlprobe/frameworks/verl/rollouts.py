@@ -14,7 +14,7 @@ from verl import DataProto
 
 from rlprobe.errors import ReplayError
 from rlprobe.frameworks.verl import engines
-from rlprobe.rollouts import Ragged, Rollouts, Sample, prompt_identity, sample_ids
+from rlprobe.rollouts import Ragged, Rollouts, Sample, prompt_identity, sample_ids, vendor
 from rlprobe.rollouts.model import CARRIERS
 
 #: Columns of a prompt that say which prompt it is, whatever ids and seeds this run gave it.
@@ -156,12 +156,24 @@ def to_batch(recorded: Rollouts, prompts: DataProto, source: str) -> DataProto:
             column = np.empty(len(values), dtype=object)
             column[:] = values
             columns[name] = column
+    if recorded.meta.get("source") == vendor.SOURCE:
+        _complete(tensors, columns, len(recorded))
     meta = dict(recorded.meta.get("meta_info", {}))
     return DataProto(
         batch=TensorDict(tensors, batch_size=len(recorded)),
         non_tensor_batch=columns,
         meta_info={**meta, "timing": {}},
     )
+
+
+def _complete(tensors: dict[str, torch.Tensor], columns: dict[str, np.ndarray], rows: int) -> None:
+    """Add what the trainer needs and key data lack: text-only samples of one turn."""
+    width = tensors["responses"].shape[1]
+    tensors["response_mask"] = tensors["attention_mask"][:, -width:].clone()
+    columns["__num_turns__"] = np.full(rows, 2, dtype=np.int32)
+    none = np.empty(rows, dtype=object)
+    none[:] = [{} for _ in range(rows)]
+    columns["multi_modal_inputs"] = none
 
 
 def _check_prompts(recorded: Rollouts, prompts: DataProto, source: str) -> None:
