@@ -13,7 +13,6 @@ from pathlib import Path
 from torch import nn
 
 from rlprobe import stages
-from rlprobe.capture.chosen import Modules
 from rlprobe.capture.dumpfile import DumpFiles, mark_partial
 from rlprobe.capture.engine import Place, Tally
 from rlprobe.capture.hooks import Tape, attach
@@ -103,7 +102,8 @@ class LightWatch:
         self._tape = Tape(
             state.counts, files.construct, files.stacks, numbers, state.tokens, trains
         )
-        attach(self._tape, named_modules(models), Modules(options.modules).__contains__)
+        wanted = set(options.modules)
+        attach(self._tape, named_modules(models), lambda path: not wanted or path in wanted)
         self._tokens = None
         if place.stage == stages.GENERATE and options.token_range is not None:
             self._tokens = TokenRange(options.token_range, self._switch)

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from rlprobe import stages
 from rlprobe.capture import key_data, memory, provenance, updates, weights
 from rlprobe.capture.budget import Budget
-from rlprobe.capture.chosen import Modules
 from rlprobe.capture.dumpfile import DebugFile, mark_partial
 from rlprobe.capture.engine import Engine, Place, Tally, Watch
 from rlprobe.capture.parts import Parts
@@ -154,6 +153,7 @@ class Recorder:
                 "calls": tally.calls,
                 "seconds": round(time.monotonic() - started, 6),
                 "adapter": adapter,
+                **({"samples": scope.generated} if scope.generated else {}),
             },
         )
 
@@ -206,6 +206,8 @@ class StageScope:
 
     Attributes:
         captured: whether model layers are being captured.
+        generated: digests of the samples an entry of the generation stage made; a record's sample
+            is that of the entry its call number lies in.
     """
 
     def __init__(
@@ -222,6 +224,8 @@ class StageScope:
         self._step = step
         self._models = models
         self._debug = debug
+        #: Digests of the samples that this entry generated, in the order of their forwards.
+        self.generated: list[str] = []
         self._micro_step = 0
         self._watch: Watch | None = None
         self._updates: UpdateRecords | None = None
@@ -306,7 +310,8 @@ class StageScope:
 
 def _wanted(options: CaptureOptions) -> updates.Wanted:
     """Whether the parameters of the module at a path are captured."""
-    return Modules(options.modules).__contains__
+    modules = set(options.modules)
+    return lambda path: not modules or path in modules
 
 
 __all__ = ["Recorder", "StageScope", "Tally"]

@@ -48,7 +48,7 @@ class CaptureOptions:
     provenance: bool = True
     #: Generated tokens dumped in inference, inclusive; None dumps no inference layers.
     token_range: tuple[int, int] | None = None
-    #: Only these modules (Hugging Face paths) and what is inside them; empty: all.
+    #: Only these modules (Hugging Face paths), by msprobe also what runs in them; empty: all.
     modules: tuple[str, ...] = ()
     #: Keep the tensors of those modules, with the light engine; used by refine.
     tensors: bool = False

@@ -10,6 +10,7 @@ import pytest
 
 from rlprobe import stages
 from rlprobe.capture.collector import OPTIONS
+from rlprobe.rollouts import hdf5
 from tests.contract.conftest import RUN
 from tests.contract.runs import EVERYTHING, Runs, Tree
 from tests.e2e.server import Variant
@@ -173,6 +174,32 @@ def test_the_chosen_tokens_of_every_sequence(full: Variant, second_half: Variant
     assert widths(second_half, 0) == [1] * 16, "tokens 1 and 2 are one position each"
 
 
+@pytest.mark.cell("engine", "generation: records told apart by sample", RUN)
+def test_each_generated_record_has_its_sample(full: Variant) -> None:
+    lines = (full.dump / "parts/captured/actor-rank0.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    generated = [entry for entry in entries if entry["stage"] == stages.GENERATE]
+    samples = [sample for entry in generated for sample in entry["samples"]]
+    recorded = hdf5.read(full.dump / "rollouts/step1.h5").samples
+    assert len(generated) == 8
+    assert sorted(samples) == sorted(sample.sample_digest for sample in recorded)
+    # an entry's records are those of its own prompt: as wide as the prompt is long
+    data = Tree(full.dump).records(stages.GENERATE, step=1)
+    lengths = {sample.sample_digest: len(_prompt(full, sample.id)) for sample in recorded}
+    for number, sample in enumerate(samples):
+        first = data[f"Module.lm_head.Linear.forward.{2 * number}"]["input_args"][0]
+        assert first["shape"][1] == lengths[sample]
+
+
+def _prompt(variant: Variant, sample: str) -> np.ndarray[Any, Any]:
+    found = hdf5.read(variant.dump / "rollouts/step1.h5")
+    row = [s.id for s in found.samples].index(sample)
+    prompts, mask = found.tensors["prompts"], found.tensors["attention_mask"]
+    assert isinstance(prompts, np.ndarray)
+    assert isinstance(mask, np.ndarray)
+    return prompts[row][mask[row][: prompts.shape[1]].astype(bool)]
+
+
 @pytest.mark.cell("off", "no field, null, None, msprobe: False", RUN)
 def test_off_leaves_training_bitwise_unchanged(made: Runs) -> None:
     plain = made.bare("off-nothing", "trainer.save_freq=2")
@@ -205,7 +232,26 @@ def test_watching_with_the_light_engine_changes_nothing(made: Runs) -> None:
     assert Tree(watched.dump).stages().keys() == set(stages.STAGES) - {stages.TEACHER}
 
 
-def _checkpoint(variant: Variant) -> dict[str, Any]:
+@pytest.mark.contract
+@pytest.mark.cell("off", "msprobe at L0 changes gradients, by less than the report says", RUN)
+def test_what_msprobe_changes_is_measured(made: Runs) -> None:
+    """Adam's first moments after one step are the clipped gradients times one constant."""
+    torch = pytest.importorskip("torch")
+    saved = (ONE_STEP, "trainer.save_freq=1")
+    plain = _checkpoint(made.bare("observer-off", *saved), 1)
+    watched = made.collector("observer-on", *saved, msprobe=True, actor_train_dump=True)
+    found = _checkpoint(watched, 1)
+    moments = [name for name in plain if name.endswith("exp_avg") and name.startswith("actor")]
+    assert len(moments) > 20
+    errors = [
+        float(torch.linalg.vector_norm(found[n] - plain[n]) / torch.linalg.vector_norm(plain[n]))
+        for n in moments
+        if plain[n].count_nonzero()
+    ]
+    assert 0.0 < max(errors) < 1e-6, f"OBSERVER in gate/extent.py says 1e-6; found {max(errors)}"
+
+
+def _checkpoint(variant: Variant, step: int = 2) -> dict[str, Any]:
     """Every tensor that verl saved of models and optimizers, by file and place."""
     torch = pytest.importorskip("torch")
     found: dict[str, Any] = {}
@@ -221,7 +267,7 @@ def _checkpoint(variant: Variant) -> dict[str, Any]:
             for index, item in enumerate(value):
                 collect(f"{prefix}/{index}", item)
 
-    root = variant.scratch / "checkpoints/global_step_2"
+    root = variant.scratch / f"checkpoints/global_step_{step}"
     for path in sorted(root.rglob("*.pt")):
         if path.name.startswith(("model", "optim")):
             # verl pickled it a moment ago, in this test's own run

@@ -11,6 +11,11 @@ from rlprobe.diagnose.gate.evidence import Evidence, caveat, listed, opened, shu
 from rlprobe.diagnose.inputs import REPEAT, REPEAT_TARGET, TARGET, Results
 
 STAGES, COVERAGE, CAPTURE, CONTROL = "stages and steps", "coverage", "capture", "repeats"
+#: What msprobe does to what it watches at L0 and mix; `make contract` measures it on real verl.
+OBSERVER = (
+    "its module hooks add autograd nodes, by which fp32 gradients differ from an unwatched run's "
+    "by up to 1e-6 of their norm, on both sides alike"
+)
 
 
 def check(evidence: Evidence) -> list[GateItem]:
@@ -155,7 +160,10 @@ def _capture(evidence: Evidence) -> GateItem:
             "capture with sketches (capture.sketch) or tensors",
         )
     what = "tensors" if sides[0].get("task") == "tensor" else "statistics and sketches"
-    return opened(CAPTURE, f"{', '.join(sorted(engines))} engine on both sides, {what}")
+    observed = ""
+    if "msprobe" in engines and sides[0].get("level") != "L1":
+        observed = f"; {OBSERVER}"
+    return opened(CAPTURE, f"{', '.join(sorted(engines))} engine on both sides, {what}{observed}")
 
 
 def _repeats(results: Results) -> GateItem:

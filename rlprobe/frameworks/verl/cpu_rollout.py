@@ -125,7 +125,9 @@ class CpuServer:
                 current = token.view(1, 1)
             if scope is not None:
                 # tells which sample each captured request became
-                scope.samples([sample_digest(prompt_ids, tokens)])
+                digest = sample_digest(prompt_ids, tokens)
+                scope.samples([digest])
+                scope.generated.append(digest)
         return TokenOutput(
             token_ids=tokens,
             log_probs=log_probs if sampling.get("logprobs") else None,
