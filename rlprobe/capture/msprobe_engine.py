@@ -21,6 +21,7 @@ from rlprobe.capture.engine import Place, Tally
 from rlprobe.capture.msprobe_debugger import Debugger, configuration, debugger
 from rlprobe.capture.msprobe_files import StageFiles
 from rlprobe.capture.msprobe_sketches import sketched
+from rlprobe.capture.names import named_modules
 from rlprobe.capture.session import CaptureOptions, Session
 from rlprobe.capture.token_range import TokenRange
 
@@ -60,6 +61,24 @@ class MsprobeEngine:
         return MsprobeWatch(place, known[1], models, self._options, made, self._as_list)
 
 
+def renamed(models: list[nn.Module]) -> dict[str, str]:
+    """Modules that msprobe calls otherwise than the light engine: its name, and ours.
+
+    msprobe keeps wrappers in a path, the class FSDP2 makes (``FSDPLinear``), and Megatron's local
+    layer numbers.
+    """
+    ours = {id(module): record for record, _, module in named_modules(models)}
+    found: dict[str, str] = {}
+    for index, model in enumerate(models):
+        chunk = f"{index}." if len(models) > 1 else ""
+        for path, module in model.named_modules():
+            theirs = f"Module.{chunk}{path}.{type(module).__name__}"
+            record = ours.get(id(module), theirs)
+            if record != theirs:
+                found[theirs] = record
+    return found
+
+
 class MsprobeWatch:
     """See :class:`rlprobe.capture.engine.Watch`."""
 
@@ -75,6 +94,8 @@ class MsprobeWatch:
         self._place = place
         self._files = files
         self._debugger = session
+        # a list's modules have the names that the vendor's own procedure gives them
+        self._heads = {} if as_list else renamed(models)
         self._aside = place.directory.with_name(f".{place.directory.name}.msprobe")
         shutil.rmtree(self._aside, ignore_errors=True)
         self._open = contextlib.ExitStack()
@@ -99,7 +120,7 @@ class MsprobeWatch:
     def finish(self) -> Tally:
         try:
             self._debugger.stop()
-            return self._files.add(self._aside)
+            return self._files.add(self._aside, self._heads)
         finally:
             self._open.close()
             shutil.rmtree(self._aside, ignore_errors=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,12 @@ class StageFiles:
         #: First free number of each counter.
         self._next: dict[str, int] = {}
 
-    def add(self, aside: Path) -> Tally:
+    def add(self, aside: Path, heads: Mapping[str, str] | None = None) -> Tally:
         """Add what one session left below ``aside`` and publish the whole.
+
+        Args:
+            aside: the session's dump path.
+            heads: msprobe's names of modules that get another here (``Module.{path}.{class}``).
 
         Raises:
             DumpError: msprobe left no dump, one that cannot be read, or names of tensor files
@@ -56,7 +61,7 @@ class StageFiles:
                 f"msprobe names {len(missing)} tensor files of {self.directory} that it did not "
                 f"write, the first {missing[0]!r}; is the disk full?"
             )
-        renumber = _Renumber(dict(self._next))
+        renumber = _Renumber(dict(self._next), heads or {})
         renamed = {renumber.name(name): renumber.entry(entry) for name, entry in data.items()}
         self._add_construct(source / "construct.json", renumber)
         self._add_stack(source / "stack.json", renumber)
@@ -98,10 +103,12 @@ class _Renumber:
 
     Args:
         first: first free number of each counter.
+        heads: names without a counter that are replaced.
     """
 
-    def __init__(self, first: dict[str, int]) -> None:
+    def __init__(self, first: dict[str, int], heads: Mapping[str, str]) -> None:
         self._first = first
+        self._heads = heads
         #: First free number of each counter after this session.
         self.after: dict[str, int] = {}
 
@@ -111,6 +118,7 @@ class _Renumber:
         if found is None:
             return name
         head, kind, rest = found["head"], found["kind"], found["rest"] or ""
+        head = self._heads.get(head, head)
         # forward and backward of a call share a number; gradients of parameters have their own
         counter = f"{head}.parameters_grad" if kind == "parameters_grad" else head
         number = int(found["api"] or found["module"]) + self._first.get(counter, 0)

@@ -16,6 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("msprobe")
 
 from rlprobe import sketch  # noqa: E402
+from rlprobe.capture.msprobe_engine import renamed  # noqa: E402
 from rlprobe.capture.msprobe_files import StageFiles  # noqa: E402
 from rlprobe.errors import DumpError  # noqa: E402
 from tests.unit.capture_helpers import UPDATE, dump, leaves, make, rank_dir  # noqa: E402
@@ -205,10 +206,36 @@ def test_a_debugger_of_somebody_elses_is_refused(scenario: Scenario) -> None:
     assert "did not make" in seen["refused"]
 
 
-def _entry(directory: Path, name: str, file: str | None) -> None:
+def test_modules_have_the_light_engines_names(tmp_path: Path) -> None:
+    """Under wrappers and FSDP2, whose classes msprobe would name."""
+    linear = torch.nn.Linear(2, 2)
+    fully_sharded = type("FSDPModule", (), {})
+    linear.__class__ = type("FSDPLinear", (fully_sharded, torch.nn.Linear), {})
+    wrapper = type("DistributedDataParallel", (torch.nn.Module,), {})()
+    wrapper.module = torch.nn.Sequential(linear)
+    heads = renamed([wrapper])
+    assert heads == {"Module.module.0.FSDPLinear": "Module.0.Linear"}
+    files = StageFiles(tmp_path / UPDATE)
+    for entry in (0, 1):
+        place = tmp_path / f"aside{entry}/step0/rank0"
+        name = "Module.module.0.FSDPLinear.forward.0"
+        _entry(place, f"{name}.output.0.pt", f"{name}.output.0.pt", name)
+        (place / "construct.json").write_text(json.dumps({name: None, "Torch.add.0.forward": name}))
+        files.add(tmp_path / f"aside{entry}", heads)
+    data = json.loads((tmp_path / UPDATE / "dump.json").read_text())["data"]
+    assert list(data) == ["Module.0.Linear.forward.0", "Module.0.Linear.forward.1"]
+    tensors = {path.name for path in (tmp_path / UPDATE / "dump_tensor_data").iterdir()}
+    assert tensors == {f"Module.0.Linear.forward.{n}.output.0.pt" for n in (0, 1)}
+    construct = json.loads((tmp_path / UPDATE / "construct.json").read_text())
+    assert construct["Torch.add.1.forward"] == "Module.0.Linear.forward.1"
+
+
+def _entry(
+    directory: Path, name: str, file: str | None, record: str = "Module.a.Linear.forward.0"
+) -> None:
     (directory / "dump_tensor_data").mkdir(parents=True)
     leaf = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [1], "data_name": name}
-    data = {"Module.a.Linear.forward.0": {"output": [leaf]}}
+    data = {record: {"output": [leaf]}}
     (directory / "dump.json").write_text(json.dumps({"task": "tensor", "data": data}))
     if file is not None:
         (directory / "dump_tensor_data" / file).write_bytes(b"x")
