@@ -174,6 +174,7 @@ def test_the_chosen_tokens_of_every_sequence(full: Variant, second_half: Variant
     assert widths(second_half, 0) == [1] * 16, "tokens 1 and 2 are one position each"
 
 
+@pytest.mark.contract
 @pytest.mark.cell("engine", "generation: records told apart by sample", RUN)
 def test_each_generated_record_has_its_sample(full: Variant) -> None:
     lines = (full.dump / "parts/captured/actor-rank0.jsonl").read_text().splitlines()
