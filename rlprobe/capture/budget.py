@@ -22,6 +22,7 @@ class Budget:
         self._limit = None if limit is None else limit * _MIB
         self._spent = 0
         self._directories: dict[Path, int] = {}
+        self._begun: tuple[str, int] | None = None
 
     def add(self, size: int) -> None:
         """Bytes written to a file that is written once."""
@@ -36,11 +37,14 @@ class Budget:
         self._directories[directory] = size
 
     def require(self, stage: str, step: int) -> None:
-        """Refuse to begin a stage when nothing is left.
+        """Refuse to begin a stage when nothing is left; one entered again goes on to its end.
 
         Raises:
             RunError: what was allowed, what is spent, and where the capture ends.
         """
+        if self._begun == (stage, step):
+            return  # generation enters its stage once a request: half of them would be no stage
+        self._begun = (stage, step)
         if self._limit is not None and self._spent >= self._limit:
             raise RunError(
                 f"the capture budget of {self._limit // _MIB} MiB is spent "

@@ -54,7 +54,11 @@ def test_grpo(made: Runs) -> None:
 @trainer("V0, GRPO with LoRA and FSDP (two log-prob calls)")
 def test_lora(made: Runs) -> None:
     """The call with the adapter is the actor's, the one without the reference's."""
-    lora = ("actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.model.lora_alpha=16")
+    lora = (
+        "actor_rollout_ref.model.lora_rank=8",
+        "actor_rollout_ref.model.lora_alpha=16",
+        "actor_rollout_ref.model.lora.merge=true",  # for the CPU rollout
+    )
     variant = made.collector("lora", GRPO, *lora, step_end=1, **EVERYTHING)
     tree = Tree(variant.dump)
     assert tree.stages() == {stage: {"step0", "step1"} for stage in FOUR}, "no doubled steps"

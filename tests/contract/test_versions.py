@@ -1,4 +1,4 @@
-"""verl's published versions: the hook points in each wheel, and 0.9.0 trained for real."""
+"""verl's published versions: the hook points in each wheel."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rlprobe import stages
 from rlprobe.errors import ConfigError, HookError
 from rlprobe.frameworks.verl import hooks, versions
-from tests.contract.conftest import CONTRACT, RUN
-from tests.contract.runs import EVERYTHING, Runs, Tree
+from tests.contract.conftest import CONTRACT
 
 pytestmark = [pytest.mark.slow]
 
@@ -91,19 +89,3 @@ def test_the_removed_workers_are_refused() -> None:
         versions.require_engine_workers("0.7.1", {"trainer": {"use_legacy_worker_impl": "auto"}})
     versions.require_engine_workers("0.7.1", {"trainer": {"use_legacy_worker_impl": "disable"}})
     versions.require_engine_workers("0.9.1", {"trainer": {}})
-
-
-@pytest.mark.contract
-@pytest.mark.e2e
-@pytest.mark.cell("version", "0.9.0, training", RUN)
-def test_the_version_before_trains(made: Runs, wheels: dict[str, Path]) -> None:
-    variant = made.ray(
-        "verl-0.9.0",
-        "trainer.total_training_steps=1",
-        environment={"PYTHONPATH": str(wheels["0.9.0"])},
-        **EVERYTHING,
-    )
-    dump = variant.scratch / "dump"
-    assert Tree(dump).stages().keys() == set(stages.STAGES) - {stages.TEACHER}
-    layout = next((dump / "parts/environment").glob("*.json")).read_text()
-    assert '"verl": "0.9.0"' in layout

@@ -241,6 +241,19 @@ def test_a_spent_budget_stops_before_the_next_stage(tmp_path: Path) -> None:
     assert not rank_dir(tmp_path, step=stopped).exists()
 
 
+def test_a_stage_that_has_begun_is_finished_though_the_budget_is_spent(tmp_path: Path) -> None:
+    """Generation enters its stage once a request."""
+    model = make()
+    capture = recorder(tmp_path, budget_mib=1, key_data=True)
+    for _ in range(3):
+        with capture.stage(UPDATE, 0, 1, model) as scope:
+            model(tokens())
+            scope.key_data("values", np.zeros(400_000, dtype=np.float32))
+    assert "Module.head.Linear.forward.2" in dump(tmp_path)
+    with pytest.raises(RunError, match="before step 1"), capture.stage(UPDATE, 1, 2, model):
+        pass
+
+
 def test_tokens_of_every_block_have_sketches(tmp_path: Path) -> None:
     model = make()
     capture = recorder(tmp_path, token_sketch=True)

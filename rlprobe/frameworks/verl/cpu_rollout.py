@@ -57,7 +57,7 @@ class CpuServer:
         if missing or unexpected:
             raise RunError(
                 f"the policy's weights do not fit the rollout model: missing {missing[:3]}, "
-                f"unexpected {unexpected[:3]}"
+                f"unexpected {unexpected[:3]}{_advice(unexpected)}"
             )
         self._step, self._seen, self._requests = step, {}, 0
         return len(state)
@@ -158,6 +158,14 @@ class CpuServer:
     wake_up = sleep = abort_all_requests = resume_generation = _nothing
     clear_kv_cache = release_kv_cache = resume_kv_cache = _nothing
     start_profile = stop_profile = _nothing
+
+
+def _advice(unexpected: list[str]) -> str:
+    if any(".base_layer." in name for name in unexpected):
+        return (
+            "; the CPU rollout takes adapters merged: set actor_rollout_ref.model.lora.merge=true"
+        )
+    return ""
 
 
 def _distribution(logits: torch.Tensor, sampling: dict[str, Any]) -> torch.Tensor:
