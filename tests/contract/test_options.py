@@ -297,6 +297,7 @@ def test_a_wrong_option_stops_before_training(
     assert not list(variant.dump.iterdir())
 
 
+@pytest.mark.contract
 def test_every_option_has_a_cell(request: pytest.FixtureRequest) -> None:
     session = request.session
     cells = {
