@@ -99,7 +99,10 @@ def _facts(table: pl.DataFrame) -> pl.DataFrame:
     quiet = pl.all_horizontal(
         (pl.col(f"{name}_diff") == 0).fill_null(True) for name in ("max", "min", "mean", "norm")
     )
+    # What a sketch cannot resolve counts as equal; tensors resolve every bit.
+    resolved = (pl.col("error_kind") == "tensor").fill_null(False)
     unseen = (pl.col("error") <= SKETCH_RESOLUTION) & pl.col("norm_diff").is_not_null() & quiet
+    unseen = unseen & ~resolved
     shape = pl.coalesce("shape_benchmark", "shape_target")
     return table.with_columns(
         pairs.elements(table.select(shape).to_series()).alias("size"),

@@ -167,6 +167,16 @@ def _places(rows: pl.DataFrame) -> pl.DataFrame:
         inside=pl.when(coming).then(pl.col("start")).otherwise(pl.col("_at")),
         coming=coming,
     )
+    # A parameter's gradient is made of what arrives at its module's output, although a dump may
+    # list it first.
+    arrives = (slot == "input") & (direction == "backward")
+    arrival = pl.col("inside").filter(arrives).min().over("module", "call")
+    follows = (slot == "grad") & (direction == "backward") & pl.col("module").is_not_null()
+    rows = rows.with_columns(
+        inside=pl.when(follows)
+        .then(pl.max_horizontal("inside", arrival))
+        .otherwise(pl.col("inside"))
+    )
     passes = rows.filter(pl.col("phase").is_in([FORWARD, BACKWARD])).get_column("passage").max()
     passes = int(passes) + 1 if isinstance(passes, int) else 1
     updates = (

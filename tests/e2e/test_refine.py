@@ -34,7 +34,7 @@ from rlprobe.selftest.patching import output_of
 
 PATH = "model.layers.0.self_attn.v_proj"
 
-@fault(stage="critic_compute_values", module=PATH, cause="layout")
+@fault(stage="actor_compute_log_prob", module=PATH, cause="layout")
 def halves_exchanged(site):
     values = site.model.get_submodule(PATH)
     with output_of(values, lambda y: y.roll(y.shape[-1] // 2, -1)):
@@ -92,21 +92,20 @@ def sharper(
 
 
 def test_only_the_suspects_are_kept(sharper: Any) -> None:
-    _, wanted, found, sides, _, _ = sharper
+    _, wanted, refined_, sides, _, _ = sharper
     assert MODULE in wanted.modules and len(wanted.modules) <= 12
     assert wanted.micro_steps == (0,) and len(wanted.samples) == 2
     for run in sides:
-        assert list(run.manifest.stages) == ["critic_compute_values"] or [
-            name for name, s in run.manifest.stages.items() if s.state == "captured"
-        ] == ["critic_compute_values"]
-        table = pl.read_parquet(run.records("critic_compute_values"))
+        captured = [n for n, found in run.manifest.stages.items() if found.state == "captured"]
+        assert captured == ["actor_compute_log_prob"]
+        table = pl.read_parquet(run.records("actor_compute_log_prob"))
         kept = table.filter(pl.col("data_name").is_not_null())
         assert set(kept.get_column("module")) <= set(wanted.modules)
         assert set(kept.get_column("call")) == {0}
         # other micro-batches keep their statistics
         assert table.get_column("call").n_unique() > 1
-    assert found.left_out == 0
-    assert 0 < found.bytes < 64 << 20
+    assert refined_.left_out == 0
+    assert 0 < refined_.bytes < 64 << 20
 
 
 def test_tensors_name_what_sketches_could_only_suspect(sharper: Any) -> None:

@@ -81,3 +81,22 @@ def test_one_module_whose_gradients_alone_differ_is_named(
     found = origin.find(rows, [])
     assert found is not None
     assert (found.kind, found.module) == (origin.REDUCTION, module)
+
+
+def test_a_parameters_gradient_comes_after_what_arrives_at_its_module() -> None:
+    """msprobe lists it first, so that the module would be blamed for what the loss sends back."""
+    listed = [
+        ("Module.head.Linear.forward.0.output.0", "forward", "output"),
+        ("Module.head.Linear.parameters_grad.0.weight", "backward", "grad"),
+        ("Module.head.Linear.backward.0.input.0", "backward", "input"),
+        ("Module.head.Linear.backward.0.output.0", "backward", "output"),
+    ]
+    table = pl.DataFrame(
+        [
+            {"order": order, "name": name, "module": "head", "op": "Linear", "call": 0,
+             "direction": direction, "slot": slot}
+            for order, (name, direction, slot) in enumerate(listed)
+        ]
+    )  # fmt: skip
+    ordered, _ = execution.timeline(table)
+    assert ordered.get_column("slot").to_list() == ["output", "input", "grad", "output"]
