@@ -163,7 +163,7 @@ def _lack(what: str, summaries: Sequence[Summary]) -> str:
 
 
 def _tables(stage: StagePlan, options: Options) -> Iterator[pl.DataFrame]:
-    for pairing, benchmark, target in loading.load(stage, pairs.LOADED, options.jobs):
+    for pairing, benchmark, target in loading.load(stage, options.jobs):
         table = _process_table(stage, pairing, benchmark, target, options)
         if options.noise:
             from rlprobe.compare import noise
@@ -182,6 +182,9 @@ def _process_table(
     """All rows of one process pair, columns of :data:`writer.SCHEMA`."""
     matches = None
     if not pairs.same_names(benchmark, target):
+        slim = "module" not in target.columns
+        if slim and stage.target is not None and pairing.target is not None:
+            target = stage.target.load(pairing.target, pairs.LOADED)
         # Imported here: most pairs have the same names.
         from rlprobe.compare import matcher, rules
 

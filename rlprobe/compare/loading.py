@@ -15,8 +15,9 @@ from concurrent.futures.process import BrokenProcessPool
 
 import polars as pl
 
+from rlprobe.compare import pairs
 from rlprobe.compare.planner import Pairing, StagePlan
-from rlprobe.compare.sides import DumpStage, Process, StageSource
+from rlprobe.compare.sides import DumpStage, Process, RunStage, StageSource
 from rlprobe.errors import DumpError
 from rlprobe.store import records
 
@@ -26,8 +27,11 @@ WORTHWHILE = 16 << 20
 Loaded = tuple[Pairing, pl.DataFrame, pl.DataFrame]
 
 
-def load(plan: StagePlan, columns: Sequence[str], jobs: int) -> Iterator[Loaded]:
+def load(plan: StagePlan, jobs: int) -> Iterator[Loaded]:
     """Every process pair of a stage with both sides' records (empty where a side lacks it).
+
+    The target's are of fewer columns (:data:`rlprobe.compare.pairs.SLIM`) where that is quicker: a
+    record table is read column by column.
 
     Raises:
         DumpError, StoreError: a side is damaged.
@@ -43,12 +47,14 @@ def load(plan: StagePlan, columns: Sequence[str], jobs: int) -> Iterator[Loaded]
         (_bytes(*task) for task, is_dump in zip(tasks, heavy, strict=True) if is_dump), default=0
     )
     if jobs < 2 or sum(heavy) < 2 or large < WORTHWHILE:
-        frames = (_load(side, process, columns) for side, process in tasks)
+        frames = (
+            _load(side, process, _columns(n, side)) for n, (side, process) in enumerate(tasks)
+        )
         yield from _in_pairs(plan, frames)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, sum(heavy)), mp_context=context) as pool:
-        yield from _in_pairs(plan, _read_ahead(pool, tasks, columns, jobs))
+        yield from _in_pairs(plan, _read_ahead(pool, tasks, jobs))
 
 
 def _in_pairs(plan: StagePlan, frames: Iterator[pl.DataFrame]) -> Iterator[Loaded]:
@@ -60,15 +66,15 @@ def _in_pairs(plan: StagePlan, frames: Iterator[pl.DataFrame]) -> Iterator[Loade
 def _read_ahead(
     pool: ProcessPoolExecutor,
     tasks: Sequence[tuple[StageSource | None, Process | None]],
-    columns: Sequence[str],
     jobs: int,
 ) -> Iterator[pl.DataFrame]:
     waiting: deque[Future[pl.DataFrame]] = deque()
-    todo = iter(tasks)
+    todo = iter(enumerate(tasks))
     try:
         while True:
             while len(waiting) < max(2, jobs) and (task := next(todo, None)) is not None:
-                waiting.append(pool.submit(_load, *task, columns))
+                number, (side, process) = task
+                waiting.append(pool.submit(_load, side, process, _columns(number, side)))
             if not waiting:
                 return
             yield waiting.popleft().result()
@@ -80,6 +86,11 @@ def _read_ahead(
     finally:
         for future in waiting:
             future.cancel()
+
+
+def _columns(number: int, source: StageSource | None) -> Sequence[str]:
+    """Columns of the n-th task; benchmark and target take turns."""
+    return pairs.SLIM if number % 2 and isinstance(source, RunStage) else pairs.LOADED
 
 
 def _load(

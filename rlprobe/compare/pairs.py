@@ -27,6 +27,8 @@ BOTH = (
 SIDES = ("benchmark", "target")
 #: What has to be loaded of each side.
 LOADED = ("order", *COMMON, *BOTH[2:], "sketch")
+#: What is enough of the second side where both have the same names in the same order.
+SLIM = ("order", "name", *BOTH[2:], "sketch")
 
 
 @dataclass(frozen=True)
