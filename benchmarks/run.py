@@ -24,7 +24,7 @@ MODULES: dict[str, str] = {
     "compare-64ranks": "benchmarks.compare_bench",
     "capture": "benchmarks.capture",
     "align": "benchmarks.align",
-    "report": "benchmarks.report",
+    "report": "benchmarks.align",
 }
 
 
