@@ -84,7 +84,8 @@ def test_a_training_job_killed_in_the_middle_is_run_again(
     running = workflow(config)
     scratch = aligned.store / "scratch"
     _wait(lambda: list(scratch.glob("*/side/progress.jsonl")), 240, "a stage of the target")
-    jobs = [pid for pid in _processes("rlprobe run", "cmdline") if _is_python(pid)]
+    ours = f"rlprobe run --config {config}"
+    jobs = [pid for pid in _processes(ours, "cmdline") if _is_python(pid)]
     assert jobs
     for pid in jobs:
         os.kill(pid, signal.SIGKILL)

@@ -39,7 +39,7 @@ _FLOORS = (
     {"config", "rollouts", "store", "capture"},
     {"frameworks", "compare"},
     {"runs", "diagnose"},
-    {"doctor", "report", "selftest"},
+    {"doctor", "refine", "report", "selftest"},
     {"cli"},
 )
 #: Doors besides: a declared fault is planted where a stage runs.
