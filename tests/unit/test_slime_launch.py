@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import types
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 
 from rlprobe import stages
 from rlprobe.config import load
-from rlprobe.errors import ConfigError
+from rlprobe.errors import ConfigError, HookError
 from rlprobe.frameworks import Places
 from rlprobe.frameworks.slime import flags as command
-from rlprobe.frameworks.slime import launch, precision, start
+from rlprobe.frameworks.slime import hooks, launch, precision, start
 from rlprobe.runs import plan
 
 
@@ -185,3 +186,32 @@ def test_an_http_address_submits_and_returns_the_jobs_status(
     said = Path(f"{ray}.args").read_text()
     assert "--num-rollout 2" in said
     assert f"{tmp_path}{os.pathsep}/megatron" in said
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_full_precision_reaches_the_name_that_slime_calls(
+    monkeypatch: pytest.MonkeyPatch, private: bool
+) -> None:
+    """From v0.3 on slime calls a function of which the older name is a second name."""
+
+    def defaults(args: Any) -> Any:
+        args.bf16 = True
+        return args
+
+    module = types.ModuleType("slime.backends.megatron_utils.arguments")
+    module.set_default_megatron_args = defaults  # type: ignore[attr-defined]
+    if private:
+        module._set_default_megatron_args = defaults  # type: ignore[attr-defined]
+    monkeypatch.setenv(precision.ENV, "fp32")
+    hooks._arguments(module)
+    called = module._set_default_megatron_args if private else module.set_default_megatron_args
+    assert called(types.SimpleNamespace()).bf16 is False
+
+
+def test_a_slime_that_keeps_half_precision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = types.SimpleNamespace(bf16=True, fp16=False)
+    monkeypatch.delenv(precision.ENV, raising=False)
+    precision.require(half)
+    monkeypatch.setenv(precision.ENV, "fp32")
+    with pytest.raises(HookError, match="fp32 is wanted, but slime set bf16"):
+        precision.require(half)

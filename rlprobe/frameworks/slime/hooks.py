@@ -164,7 +164,11 @@ def _model(module: ModuleType) -> None:
 def _arguments(module: ModuleType) -> None:
     from rlprobe.frameworks.slime import precision
 
-    wrap_function(module, "set_default_megatron_args", precision.set_defaults)
+    # from v0.3 on slime calls the second; the first is another name of it
+    known = ("set_default_megatron_args", "_set_default_megatron_args")
+    for name in known:
+        if hasattr(module, name):
+            wrap_function(module, name, precision.set_defaults)
 
 
 def _rollout(module: ModuleType) -> None:

@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from rlprobe.errors import HookError
+
 #: Set by the launch of a run in full precision.
 ENV = "RLPROBE_SLIME_PRECISION"
 
@@ -22,3 +24,17 @@ def set_defaults(
     if os.environ.get(ENV) == "fp32":
         configured.bf16 = configured.fp16 = False
     return configured
+
+
+def require(configured: Any) -> None:
+    """Refuse a run in full precision in which slime has set another.
+
+    Raises:
+        HookError: the arguments that an actor is built with ask for half precision.
+    """
+    halves = [name for name in ("bf16", "fp16") if getattr(configured, name, False)]
+    if os.environ.get(ENV) == "fp32" and halves:
+        raise HookError(
+            f"precision: fp32 is wanted, but slime set {halves[0]}; it sets precision in another "
+            "way than rlprobe knows"
+        )

@@ -25,6 +25,7 @@ from rlprobe.frameworks.slime import (
     layout,
     metrics,
     plan,
+    precision,
     rollout_key_data,
     running,
     updates,
@@ -55,10 +56,11 @@ def around_init(
         seed_all(mode=True)
     else:
         determinism.apply(session)
+    configured = argument(original, "args", (self, *args), kwargs)
+    precision.require(configured)
     result = original(self, *args, **kwargs)
     role = argument(original, "role", (self, *args), kwargs)
     if session.capture.configurations and role == "actor" and running.rank() == 0:
-        configured = argument(original, "args", (self, *args), kwargs)
         configurations.write(session, {"slime": vars(configured)})
     return result
 

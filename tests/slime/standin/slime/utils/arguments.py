@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from slime.backends.megatron_utils.arguments import set_default_megatron_args
+from slime.backends.megatron_utils.arguments import with_defaults
 
 _TEXT = [
     "hf-checkpoint",
@@ -51,7 +51,7 @@ def parse_args():
         parser.add_argument(f"--{name}", type=float, default=default)
     parser.add_argument("--advantage-estimator", default="grpo")
     parser.add_argument("--load-debug-rollout-data-subsample", type=float)
-    args = set_default_megatron_args(parser.parse_args())
+    args = with_defaults(parser.parse_args())
     args.debug_train_only = args.load_debug_rollout_data is not None
     args.use_critic = args.advantage_estimator == "ppo"
     if args.global_batch_size is None:
