@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlprobe.selftest.patching import swapped
+from rlprobe.selftest.patching import output_of, swapped
 
 
 class _Base:
@@ -84,3 +84,14 @@ def test_it_is_put_back_also_when_the_stage_fails() -> None:
     with pytest.raises(RuntimeError), swapped(owner, "described", "wrong"):
         raise RuntimeError
     assert owner.described == "right"
+
+
+def test_a_changed_output_is_the_modules_own_to_every_hook() -> None:
+    layer, seen = torch.nn.Linear(2, 2), []
+    layer.register_forward_hook(lambda module, args, output: seen.append(output), prepend=True)
+    x = torch.ones(1, 2)
+    with output_of(layer, lambda y: 2 * y):
+        changed = layer(x)
+    assert torch.equal(seen[0], changed)
+    assert torch.equal(changed, 2 * layer(x))
+    assert "forward" not in vars(layer)
