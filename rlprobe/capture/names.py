@@ -27,7 +27,7 @@ _COMPONENTS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "
 
 
 def _wrapped_attribute(module: nn.Module) -> str | None:
-    name = type(module).__name__
+    name = class_name(module)  # FSDP2 makes a class of its own of a wrapper too
     if name.startswith("PeftModel"):
         return "base_model"
     return _WRAPPERS.get(name)

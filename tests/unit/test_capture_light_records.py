@@ -512,6 +512,17 @@ def test_fsdp2s_classes_have_their_own_names_back() -> None:
     assert class_name(FSDPish()) == "FSDPish"
 
 
+def test_a_wrapper_is_one_under_fsdp2_too() -> None:
+    """LoRA under FSDP2: the root's class is ``FSDPPeftModelForCausalLM``."""
+    peft = type("PeftModelForCausalLM", (nn.Module,), {})
+    sharded = type("FSDPPeftModelForCausalLM", (type("FSDPModule", (), {}), peft), {})()
+    sharded.base_model = type("LoraModel", (nn.Module,), {})()
+    sharded.base_model.model = make()
+    prefix, model = unwrap(sharded)
+    assert (prefix, type(model)) == ("base_model.model.", Tiny)
+    assert "Module.head.Linear" in {record for record, _, _ in named_modules([sharded])}
+
+
 def test_each_entry_leaves_a_line(tmp_path: Path) -> None:
     model = make()
     capture = Recorder(session(tmp_path), role="actor", rank=0, world_size=1)
