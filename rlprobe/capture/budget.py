@@ -44,7 +44,6 @@ class Budget:
         """
         if self._begun == (stage, step):
             return  # generation enters its stage once a request: half of them would be no stage
-        self._begun = (stage, step)
         if self._limit is not None and self._spent >= self._limit:
             raise RunError(
                 f"the capture budget of {self._limit // _MIB} MiB is spent "
@@ -52,3 +51,4 @@ class Budget:
                 "captured until here is complete. Raise capture.budget_mib, or capture fewer "
                 "stages, steps or ranks"
             )
+        self._begun = (stage, step)
