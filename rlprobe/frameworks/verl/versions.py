@@ -65,6 +65,7 @@ HOOK_POINTS = (
         "MegatronEngine",
         ("forward_step", "optimizer_step"),
     ),
+    HookPoint("verl.utils.torch_dtypes", "PrecisionType", ("to_dtype", "to_str")),
     HookPoint("verl.trainer.constants_ppo", None, ("get_ppo_ray_runtime_env",)),
     HookPoint("verl.trainer.ppo.ray_trainer", "RayPPOTrainer", ("__init__", "fit")),
     HookPoint(
