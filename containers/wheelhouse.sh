@@ -50,7 +50,8 @@ fetch() { # DIRECTORY LIST PYTHON-VERSION
     fi
     local source
     for source in "${SOURCES[@]}"; do
-        grep "^$source==" "$list" | while read -r requirement; do
+        # none of them in this list is no error
+        { grep "^$source==" "$list" || true; } | while read -r requirement; do
             pip wheel --quiet --no-deps --wheel-dir "$directory" "$requirement"
         done
     done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -151,3 +152,32 @@ def test_a_vendor_s_image_gets_what_it_lacks_and_keeps_what_it_has(tmp_path: Pat
     assert checked.returncode != 0
     assert "numpy 1.26.4 is now 1.26.4" in checked.stdout
     assert "torch-npu 2.10.0.post4 is now gone" in checked.stdout
+
+
+def test_a_wheelhouse_is_fetched_for_the_other_architecture(root: Path, tmp_path: Path) -> None:
+    """With a pip that only notes what it is asked for."""
+    for name in ("containers", "requirements"):
+        (tmp_path / name).symlink_to(root / name)
+    noted = tmp_path / "noted"
+    stub = tmp_path / "python"
+    stub.write_text(f'#!/bin/sh\ncase "$1" in -c) echo 3.11 ;; *) echo "$@" >> {noted} ;; esac\n')
+    stub.chmod(0o755)
+    other = "x86_64" if platform.machine() == "aarch64" else "aarch64"
+    script = tmp_path / "wheelhouse.sh"
+    text = (root / "containers/wheelhouse.sh").read_text(encoding="utf-8")
+    script.write_text(text.replace('cd "$(dirname "$0")/.."', f"cd {tmp_path}"), encoding="utf-8")
+    done = subprocess.run(
+        ["bash", str(script), other],
+        env={**os.environ, "PYTHON": str(stub)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    asked = [line for line in noted.read_text().splitlines() if f"manylinux_2_28_{other}" in line]
+    assert [re.search(r"--python-version (\S+)", line).group(1) for line in asked] == [
+        "3.11", "3.10", "3.11", "3.12",
+    ]  # fmt: skip
+    for name in ("compare", "beside"):
+        assert any(f"wheelhouse/{other}/{name} " in line for line in asked)
+        assert (tmp_path / f"wheelhouse/{other}/{name}.stamp").is_file()
