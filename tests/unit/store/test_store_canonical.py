@@ -86,8 +86,8 @@ def test_two_machines_have_the_same_stack():
     here = stack(
         "/opt/env/lib/python3.11/site-packages/torch/nn/module.py",
         "/opt/env/lib/python3.11/runpy.py",
-        "/home/a/work/recipe/main.py",
-        "/home/a/work/verl/trainer.py",
+        "/home/a/site/recipe/main.py",
+        "/home/a/site/verl/trainer.py",
         "/tmp/ray/session_2026-01-01/runtime_resources/working_dir_files/_ray_pkg_1/entry.py",
     )
     there = stack(
@@ -103,8 +103,8 @@ def test_two_machines_have_the_same_stack():
 
 
 def test_files_from_unrelated_directories_get_names_in_order_of_appearance():
-    text, removed = stack_json(stack("/work/p/a.py", "/root/q/b.py", "/work/p/sub/c.py"))
-    assert removed == {"<path-1>": "/work/p", "<path-2>": "/root/q"}
+    text, removed = stack_json(stack("/data/p/a.py", "/srv/q/b.py", "/data/p/sub/c.py"))
+    assert removed == {"<path-1>": "/data/p", "<path-2>": "/srv/q"}
     assert "File <path-1>/sub/c.py, line 3" in text
 
 
