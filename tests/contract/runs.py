@@ -23,18 +23,6 @@ from tests.e2e.server import Server, Variant
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Every switch of the collector on.
-EVERYTHING: dict[str, Any] = {
-    "msprobe": True,
-    "memory_dump": True,
-    "configurations_dump": True,
-    "key_data_dump": True,
-    "reference_dump": True,
-    "actor_train_dump": True,
-    "actor_infer_dump": True,
-    "critic_train_dump": True,
-}
-
 
 class Runs:
     """Runs of real verl on the default configuration's model and data.

@@ -12,21 +12,13 @@ from rlprobe import stages
 from rlprobe.capture.collector import OPTIONS
 from rlprobe.rollouts import hdf5
 from tests.contract.conftest import RUN
-from tests.contract.runs import EVERYTHING, Runs, Tree
+from tests.contract.runs import Runs, Tree
+from tests.e2e.expected import EVERYTHING, VENDORS
 from tests.e2e.server import Variant
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.msprobe]
 
 ONE_STEP = "trainer.total_training_steps=1"
-VENDORS = {
-    "attention_mask",
-    "entropys",
-    "input_ids",
-    "old_log_probs",
-    "position_ids",
-    "prompts",
-    "responses",
-}
 OURS = {"ref_log_prob", "rollout_log_probs", "token_level_rewards", "advantages", "values"}
 
 

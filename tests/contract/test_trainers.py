@@ -12,7 +12,8 @@ from rlprobe import stages
 from rlprobe.compare.samples.keydata import KeyData
 from rlprobe.rollouts import hdf5
 from tests.contract.conftest import RUN
-from tests.contract.runs import EVERYTHING, Runs, Tree
+from tests.contract.runs import Runs, Tree
+from tests.e2e.expected import EVERYTHING
 from tests.e2e.server import Variant
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.msprobe, pytest.mark.contract]

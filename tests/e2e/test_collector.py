@@ -16,23 +16,14 @@ from rlprobe import frameworks, stages
 from rlprobe.frameworks import Places
 from rlprobe.rollouts import hdf5
 from rlprobe.runs.spec import RunSpec
+from tests.e2e import expected
 from tests.e2e.conftest import Aligned
 from tests.e2e.server import Server, Variant
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.msprobe]
 
 SIX = tuple(s for s in stages.STAGES if s != stages.TEACHER)
-EVERYTHING: dict[str, Any] = {
-    "msprobe": True,
-    "memory_dump": True,
-    "configurations_dump": True,
-    "key_data_dump": True,
-    "reference_dump": True,
-    "actor_train_dump": True,
-    "actor_infer_dump": True,
-    "critic_train_dump": True,
-    "token_range_end": 1,
-}
+EVERYTHING = {**expected.EVERYTHING, "token_range_end": 1}
 
 
 def _write(path: Path, **options: Any) -> Path:
@@ -76,15 +67,7 @@ def test_the_tree_is_the_contracts(collected: Path) -> None:
         place = dump / stage / "step0" / "rank0"
         assert {"dump.json", "stack.json", "construct.json"} <= {p.name for p in place.iterdir()}
         assert not (dump / stage / "step1").exists(), "step_end is 0"
-    for name in (
-        "attention_mask",
-        "entropys",
-        "input_ids",
-        "old_log_probs",
-        "position_ids",
-        "prompts",
-        "responses",
-    ):
+    for name in expected.VENDORS:
         micro = dump / "data" / name / "step0/rank0"
         assert sorted(p.name for p in micro.iterdir()) == [f"micro_step{i}" for i in range(4)]
     assert (dump / "memory_snapshot").is_dir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -31,15 +32,29 @@ _TORCH_CARRIERS: dict[torch.dtype, tuple[str, torch.dtype]] = {
 
 def identities(prompts: DataProto) -> list[str]:
     """One digest per row of the prompts a trainer asks to be answered."""
-    columns = {k: prompts.non_tensor_batch[k] for k in _IDENTITY if k in prompts.non_tensor_batch}
+    return identities_of(prompts.non_tensor_batch.get, len(prompts), "the batch")
+
+
+def identities_of(column: Callable[[str], Any], count: int, holder: str) -> list[str]:
+    """One digest per row from the columns that say which prompt it is.
+
+    Args:
+        column: a column of ``count`` entries by name, None where there is none.
+        count: rows.
+        holder: what has the columns, for the message.
+
+    Raises:
+        ReplayError: there is none of the columns.
+    """
+    columns = {name: found for name in _IDENTITY if (found := column(name)) is not None}
     if not columns:
         raise ReplayError(
-            f"the batch has neither of {', '.join(_IDENTITY)}, so prompts cannot be told apart; "
+            f"{holder} has neither of {', '.join(_IDENTITY)}, so prompts cannot be told apart; "
             "set data.return_raw_chat=true"
         )
     return [
-        prompt_identity({name: column[row] for name, column in columns.items()})
-        for row in range(len(prompts))
+        prompt_identity({name: found[row] for name, found in columns.items()})
+        for row in range(count)
     ]
 
 

@@ -14,12 +14,10 @@ import numpy as np
 
 from rlprobe.errors import ReplayError
 from rlprobe.frameworks.verl import rollouts
-from rlprobe.rollouts import Ragged, Rollouts, Sample, hdf5, prompt_identity, sample_ids
+from rlprobe.rollouts import Ragged, Rollouts, Sample, hdf5, sample_ids
 
 #: Tensors of a sample that generation produced; what later stages added is theirs.
 _TENSORS = ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores")
-#: Columns that say which prompt it is.
-_IDENTITY = ("raw_prompt", "data_source")
 
 
 def is_queued(prompts: Any) -> bool:
@@ -60,7 +58,10 @@ def record(batch: Any, directory: Path, *, step: int, trainer_step: int, config:
             f"step {step}: the transfer queue has no {', '.join(lacking)} for the "
             f"{len(keys)} samples of the step, so they cannot be recorded"
         )
-    identities = _identities(data, len(keys))
+    count = len(keys)
+    identities = rollouts.identities_of(
+        lambda name: _column(data[name], count) if name in data else None, count, "the queue"
+    )
     order = sorted(range(len(keys)), key=lambda row: (identities[row], _repetition(keys[row])))
     recorded = Rollouts(
         step=step,
@@ -84,19 +85,6 @@ def record(batch: Any, directory: Path, *, step: int, trainer_step: int, config:
 def _repetition(key: str) -> tuple[int, ...]:
     """``(session, output)`` of a queue's key ``{uid}_{session}_{output}``."""
     return tuple(int(part) for part in key.rsplit("_", 2)[1:] if part.isdigit())
-
-
-def _identities(data: Any, count: int) -> list[str]:
-    columns = {name: _column(data[name], count) for name in _IDENTITY if name in data}
-    if not columns:
-        raise ReplayError(
-            f"the queue has neither of {', '.join(_IDENTITY)}, so prompts cannot be told apart; "
-            "set data.return_raw_chat=true"
-        )
-    return [
-        prompt_identity({name: column[row] for name, column in columns.items()})
-        for row in range(count)
-    ]
 
 
 def _column(value: Any, count: int) -> list[Any]:

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from rlprobe.store.commit import commit
+from rlprobe.store.exporting import export
 from rlprobe.store.keys import run_key
 from rlprobe.store.read import Run
+from tests.unit.store.bundle_helpers import SMALL
 
 LARGE = (1 << 20) + 5
 
@@ -195,3 +197,9 @@ def committed(scratch: Callable[..., Path], store: Path) -> Callable[..., Run]:
         return Run.open(at, key)
 
     return make
+
+
+@pytest.fixture
+def exported(committed, store, tmp_path):
+    run = committed(**SMALL)
+    return export(store, [run.key], tmp_path / "run.rlprobe")
