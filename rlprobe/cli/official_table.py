@@ -259,7 +259,7 @@ def _directory(source: StageSource, process: Process) -> Path:
         return path.parent if path.is_file() else path
     assert isinstance(source, RunStage)
     if source.tree is None:
-        raise RlprobeError(f"{source.table}: the run has no dump tree; `rlprobe store verify` it")
+        raise RlprobeError(f"{source.path}: the run has no dump tree; `rlprobe store verify` it")
     return source.tree / f"step{process.step}" / f"rank{process.rank}"
 
 

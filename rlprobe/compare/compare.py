@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from rlprobe.compare import loading, measures, pairs, planner, writer
 from rlprobe.compare.planner import Pairing, StagePlan
 from rlprobe.compare.rules import Rules
 from rlprobe.compare.sides import Side
+from rlprobe.compare.tables import Table
 from rlprobe.compare.writer import Summary
 from rlprobe.errors import NotComparableError
 from rlprobe.stages import ALIASES, GENERATE
@@ -25,6 +27,9 @@ _log = logging.getLogger(__name__)
 
 #: Share of both sides' records that must have been compared.
 COVERAGE = 0.9
+#: Records measured at a time where each row stands for itself: enough to keep the cores busy,
+#: few enough that memory is used again instead of asked for.
+_SLICE = 1 << 17
 #: Where a run or a dump tree keeps key data.
 _KEY_DATA = ("data", "dump/data")
 
@@ -67,7 +72,7 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
         tables = _tables(stage, options)
         if samples is not None:
             summary.samples = samples.compare(stage.stage, out / stage.stage)
-        writer.write_stage(out / stage.stage, tables, summary, len(stage.pairings))
+        writer.write_stage(out / stage.stage, tables, summary)
         _log.info(
             "%s: %d records compared, %d identical, coverage %.1f %% / %.1f %%",
             stage.stage,
@@ -89,7 +94,7 @@ def _write_nothing(
     wanted = [ALIASES.get(name, name) for name in options.stages]
     for stage in wanted or dict.fromkeys([*benchmark.stages, *target.stages]):
         summary = Summary(options.pair, stage, [message])
-        writer.write_stage(out / stage, [empty], summary, processes=1)
+        writer.write_stage(out / stage, [empty], summary)
 
 
 def _samples(benchmark: Side, target: Side) -> Samples | None:
@@ -164,33 +169,49 @@ def _lack(what: str, summaries: Sequence[Summary]) -> str:
 
 def _tables(stage: StagePlan, options: Options) -> Iterator[pl.DataFrame]:
     for pairing, benchmark, target in loading.load(stage, options.jobs):
-        table = _process_table(stage, pairing, benchmark, target, options)
-        if options.noise:
-            from rlprobe.compare import noise
-
-            table = writer.completed(noise.annotate(table))
-        yield table
+        for rows in _ahead(_side_by_side(benchmark, target, options)):
+            yield _table(stage, pairing, rows, options)
 
 
-def _process_table(
-    stage: StagePlan,
-    pairing: Pairing,
-    benchmark: pl.DataFrame,
-    target: pl.DataFrame,
-    options: Options,
-) -> pl.DataFrame:
-    """All rows of one process pair, columns of :data:`writer.SCHEMA`."""
-    matches = None
+def _side_by_side(benchmark: Table, target: Table, options: Options) -> Iterator[pl.DataFrame]:
+    """Both sides' records as :mod:`.pairs` puts them, slice by slice where rows stand alone."""
     if not pairs.same_names(benchmark, target):
-        slim = "module" not in target.columns
-        if slim and stage.target is not None and pairing.target is not None:
-            target = stage.target.load(pairing.target, pairs.LOADED)
         # Imported here: most pairs have the same names.
         from rlprobe.compare import matcher, rules
 
-        matched = matcher.match(benchmark, target, options.rules or rules.load())
-        benchmark, target, matches = matched.benchmark, matched.target, matched.matches
-    table = measures.measure(pairs.side_by_side(benchmark, target, matches))
+        left, right = benchmark.rows(pairs.LOADED), target.rows(pairs.LOADED)
+        found = matcher.match(left, right, options.rules or rules.load())
+        yield pairs.side_by_side(found.benchmark, found.target, found.matches)
+        return
+    whole = options.noise or _have_tensors(benchmark, target)
+    length = max(1, benchmark.height) if whole else _SLICE
+    for start in range(0, max(1, benchmark.height), length):
+        yield pairs.side_by_side(
+            benchmark.rows(pairs.LOADED, start, length),
+            target.rows(pairs.SLIM, start, length),
+            None,
+        )
+
+
+def _ahead(items: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """The same, each made in another thread while the one before it is used."""
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = pool.submit(next, items, None)
+            yield item
+
+
+def _have_tensors(*sides: Table) -> bool:
+    """Whether both sides kept any record's tensor; then all are measured in one go, in threads."""
+    return all(side.rows(["data_name"]).null_count().item() < side.height for side in sides)
+
+
+def _table(
+    stage: StagePlan, pairing: Pairing, side_by_side: pl.DataFrame, options: Options
+) -> pl.DataFrame:
+    """The measured rows of one process pair, columns of :data:`writer.SCHEMA`."""
+    table = measures.measure(side_by_side)
     if _has_tensors(table):
         table = _elementwise(table, stage, pairing, options)
     ranks = {
@@ -199,10 +220,16 @@ def _process_table(
         )
         for side, process in (("benchmark", pairing.benchmark), ("target", pairing.target))
     }
-    table = table.with_columns(
-        step=pl.lit(pairing.step, pl.Int32), rank=pl.lit(pairing.rank, pl.Int32), **ranks
+    table = writer.completed(
+        table.with_columns(
+            step=pl.lit(pairing.step, pl.Int32), rank=pl.lit(pairing.rank, pl.Int32), **ranks
+        )
     )
-    return writer.completed(table)
+    if options.noise:
+        from rlprobe.compare import noise
+
+        table = writer.completed(noise.annotate(table))
+    return table
 
 
 def _has_tensors(table: pl.DataFrame) -> bool:

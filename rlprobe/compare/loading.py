@@ -1,8 +1,8 @@
 """Records of both sides, process pair by process pair, read ahead where reading is the work.
 
-A record table is read in milliseconds. A large dump.json takes seconds of one core, so several are
-decoded at once in processes of their own; at most as many as there are jobs are held in memory
-besides the pair being compared.
+A record table is read slice by slice as it is compared. A large dump.json takes seconds of one
+core, so several are decoded at once in processes of their own; at most as many as there are jobs
+are held in memory besides the pair being compared.
 """
 
 from __future__ import annotations
@@ -15,23 +15,20 @@ from concurrent.futures.process import BrokenProcessPool
 
 import polars as pl
 
-from rlprobe.compare import pairs
 from rlprobe.compare.planner import Pairing, StagePlan
-from rlprobe.compare.sides import DumpStage, Process, RunStage, StageSource
+from rlprobe.compare.sides import DumpStage, Process, StageSource
+from rlprobe.compare.tables import Held, Table
 from rlprobe.errors import DumpError
 from rlprobe.store import records
 
 #: Bytes of dump.json from which decoding in another process pays for starting it.
 WORTHWHILE = 16 << 20
 
-Loaded = tuple[Pairing, pl.DataFrame, pl.DataFrame]
+Loaded = tuple[Pairing, Table, Table]
 
 
 def load(plan: StagePlan, jobs: int) -> Iterator[Loaded]:
     """Every process pair of a stage with both sides' records (empty where a side lacks it).
-
-    The target's are of fewer columns (:data:`rlprobe.compare.pairs.SLIM`) where that is quicker: a
-    record table is read column by column.
 
     Raises:
         DumpError, StoreError: a side is damaged.
@@ -47,19 +44,16 @@ def load(plan: StagePlan, jobs: int) -> Iterator[Loaded]:
         (_bytes(*task) for task, is_dump in zip(tasks, heavy, strict=True) if is_dump), default=0
     )
     if jobs < 2 or sum(heavy) < 2 or large < WORTHWHILE:
-        frames = (
-            _load(side, process, _columns(n, side)) for n, (side, process) in enumerate(tasks)
-        )
-        yield from _in_pairs(plan, frames)
+        yield from _in_pairs(plan, (_load(*task) for task in tasks))
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(jobs, sum(heavy)), mp_context=context) as pool:
         yield from _in_pairs(plan, _read_ahead(pool, tasks, jobs))
 
 
-def _in_pairs(plan: StagePlan, frames: Iterator[pl.DataFrame]) -> Iterator[Loaded]:
+def _in_pairs(plan: StagePlan, tables: Iterator[Table]) -> Iterator[Loaded]:
     for pairing in plan.pairings:
-        benchmark, target = next(frames), next(frames)
+        benchmark, target = next(tables), next(tables)
         yield pairing, benchmark, target
 
 
@@ -67,14 +61,13 @@ def _read_ahead(
     pool: ProcessPoolExecutor,
     tasks: Sequence[tuple[StageSource | None, Process | None]],
     jobs: int,
-) -> Iterator[pl.DataFrame]:
-    waiting: deque[Future[pl.DataFrame]] = deque()
-    todo = iter(enumerate(tasks))
+) -> Iterator[Table]:
+    waiting: deque[Future[Table]] = deque()
+    todo = iter(tasks)
     try:
         while True:
             while len(waiting) < max(2, jobs) and (task := next(todo, None)) is not None:
-                number, (side, process) = task
-                waiting.append(pool.submit(_load, side, process, _columns(number, side)))
+                waiting.append(pool.submit(_load, *task))
             if not waiting:
                 return
             yield waiting.popleft().result()
@@ -88,17 +81,10 @@ def _read_ahead(
             future.cancel()
 
 
-def _columns(number: int, source: StageSource | None) -> Sequence[str]:
-    """Columns of the n-th task; benchmark and target take turns."""
-    return pairs.SLIM if number % 2 and isinstance(source, RunStage) else pairs.LOADED
-
-
-def _load(
-    source: StageSource | None, process: Process | None, columns: Sequence[str]
-) -> pl.DataFrame:
+def _load(source: StageSource | None, process: Process | None) -> Table:
     if source is None or process is None:
-        return pl.DataFrame(schema={name: records.SCHEMA[name] for name in columns})
-    return source.load(process, columns)
+        return Held(pl.DataFrame(schema=records.SCHEMA))
+    return source.table(process)
 
 
 def _bytes(source: StageSource | None, process: Process | None) -> int:

@@ -38,7 +38,7 @@ MATCHED, BENCHMARK_ONLY, TARGET_ONLY = "matched", "benchmark_only", "target_only
 DTYPE, SHAPE, NONFINITE, UNREADABLE = "dtype", "shape", "nonfinite", "unreadable"
 STATUSES = (MATCHED, BENCHMARK_ONLY, TARGET_ONLY, DTYPE, SHAPE, NONFINITE, UNREADABLE)
 
-_SKETCH_ROWS = 1 << 15
+_SKETCH_ROWS = 1 << 12
 
 
 def measure(table: pl.DataFrame) -> pl.DataFrame:

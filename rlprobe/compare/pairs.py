@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from rlprobe.compare.tables import Table
+
 #: Said once, from the benchmark where it has the record and else from the target.
 COMMON = ("name", "module", "op", "call", "direction", "slot", "index")
 #: Both sides' values, suffixed ``_benchmark`` and ``_target``.
@@ -25,7 +27,7 @@ BOTH = (
     "data_name",
 )
 SIDES = ("benchmark", "target")
-#: What has to be loaded of each side.
+#: What has to be read of each side.
 LOADED = ("order", *COMMON, *BOTH[2:], "sketch")
 #: What is enough of the second side where both have the same names in the same order.
 SLIM = ("order", "name", *BOTH[2:], "sketch")
@@ -47,11 +49,11 @@ class Matches:
         return len(self.rule)
 
 
-def same_names(benchmark: pl.DataFrame, target: pl.DataFrame) -> bool:
+def same_names(benchmark: Table, target: Table) -> bool:
     """Whether both sides hold the same records in the same order, the usual case."""
     if benchmark.height != target.height:
         return False
-    return bool((benchmark.get_column("name") == target.get_column("name")).all())
+    return bool((benchmark.names == target.names).all())
 
 
 def side_by_side(
@@ -79,18 +81,28 @@ def side_by_side(
                     presence["benchmark"], frame.get_column(name)
                 )
     shapes = columns["shape_benchmark"], columns["shape_target"]
-    columns["same_shape"] = shapes[0].eq_missing(shapes[1])
-    columns["size_benchmark"] = elements(shapes[0])
-    columns["size_target"] = (
-        columns["size_benchmark"] if columns["same_shape"].all() else elements(shapes[1])
-    )
     height = len(columns["name"])
+    columns["size_benchmark"] = elements(shapes[0])
+    if _equal(*shapes):
+        columns["same_shape"] = pl.Series([True]).new_from_index(0, height)
+        columns["size_target"] = columns["size_benchmark"]
+    else:
+        columns["same_shape"] = shapes[0].eq_missing(shapes[1])
+        columns["size_target"] = elements(shapes[1])
     nothing = pl.Series([None], dtype=pl.String)
     columns["rule"] = nothing.new_from_index(0, height) if matches is None else matches.rule
     table = pl.DataFrame(columns)
     if matches is None:
         return table.with_columns(order=pl.col("order_benchmark"))
     return _in_order(table)
+
+
+def _equal(left: pl.Series, right: pl.Series) -> bool:
+    """Whether two series of lists are equal row by row; much quicker than comparing every row."""
+    if not left.list.len().equals(right.list.len()):
+        return False
+    flat = (side.explode(empty_as_null=False, keep_nulls=False) for side in (left, right))
+    return next(flat).equals(next(flat))
 
 
 def _in_order(table: pl.DataFrame) -> pl.DataFrame:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from rlprobe import stages
-from rlprobe.errors import ConfigError, DumpError, UsageError
+from rlprobe.compare.tables import Held, Stored, Table
+from rlprobe.errors import ConfigError, DumpError, StoreError, UsageError
 from rlprobe.store import records
 
 if TYPE_CHECKING:
@@ -44,12 +45,11 @@ class StageSource:
 
     processes: Sequence[Process]
 
-    def load(self, process: Process, columns: Sequence[str]) -> pl.DataFrame:
-        """Columns of :data:`rlprobe.store.records.SCHEMA` for one process, in execution order.
+    def table(self, process: Process) -> Table:
+        """One process's records; a dump is decoded here and now, a record table when it is read.
 
         Raises:
             DumpError: a dump file is damaged.
-            StoreError: the record table is damaged.
         """
         raise NotImplementedError
 
@@ -65,7 +65,7 @@ class DumpStage(StageSource):
     #: Directory, or single file, of each process.
     paths: dict[Process, Path] = field(default_factory=dict)
 
-    def load(self, process: Process, columns: Sequence[str]) -> pl.DataFrame:
+    def table(self, process: Process) -> Table:
         path = self.paths[process]
         if path.is_file():
             from rlprobe.store import dumpjson
@@ -74,7 +74,7 @@ class DumpStage(StageSource):
         else:
             where = records.RankDirectory(process.step, process.rank, path)
             frame = records.build_rank(where, stacks=False)
-        return frame.select(columns)
+        return Held(frame)
 
     def tensors(self, process: Process, check_crc: bool) -> TensorSource | None:
         from rlprobe.compare.tensors import source
@@ -89,14 +89,13 @@ class DumpStage(StageSource):
 class RunStage(StageSource):
     """A stage of a stored run: its Parquet record table, and its tree for tensors."""
 
-    table: Path = Path()
+    path: Path = Path()
+    #: First row and number of rows of each process.
+    rows: dict[Process, tuple[int, int]] = field(default_factory=dict)
     tree: Path | None = None
 
-    def load(self, process: Process, columns: Sequence[str]) -> pl.DataFrame:
-        lazy = records.scan(self.table)
-        if len(self.processes) > 1:
-            lazy = lazy.filter((pl.col("step") == process.step) & (pl.col("rank") == process.rank))
-        return lazy.select(columns).collect()
+    def table(self, process: Process) -> Table:
+        return Stored(self.path, records.scan(self.path), *self.rows[process])
 
     def tensors(self, process: Process, check_crc: bool) -> TensorSource | None:
         if self.tree is None:
@@ -104,7 +103,7 @@ class RunStage(StageSource):
         from rlprobe.compare.tensors import source
         from rlprobe.store.tensors import places
 
-        run = self.table.parents[1]
+        run = self.path.parents[1]
         found = places(run, f"{self.tree.name}/step{process.step}/rank{process.rank}")
         return source.in_store(found, check_crc) if found else None
 
@@ -176,10 +175,32 @@ def _from_run(path: Path) -> dict[str, StageSource]:
         raise DumpError(f"run {path} holds no {RECORDS}/*.parquet: nothing was captured in it")
     found: dict[str, StageSource] = {}
     for table in tables:
-        pairs = records.scan(table).select("step", "rank").unique().collect()
-        processes = sorted(Process(step, rank) for step, rank in pairs.iter_rows())
-        found[table.stem] = RunStage(processes, table, _stage_tree(path / DUMP, table.stem))
+        rows = _rows(table)
+        tree = _stage_tree(path / DUMP, table.stem)
+        found[table.stem] = RunStage(sorted(rows), table, rows, tree)
     return _in_order(found)
+
+
+def _rows(table: Path) -> dict[Process, tuple[int, int]]:
+    """First row and number of rows of each process in a record table.
+
+    Raises:
+        StoreError: the table is damaged, or a process's rows do not stand together.
+    """
+    keys = records.read(table, ["step", "rank"])
+    runs = keys.select(pl.struct("step", "rank").rle().alias("run")).unnest("run")
+    found: dict[Process, tuple[int, int]] = {}
+    first = 0
+    for length, key in runs.iter_rows():
+        process = Process(key["step"], key["rank"])
+        if process in found:
+            raise StoreError(
+                f"{table}: the rows of step {process.step}, rank {process.rank} do not stand "
+                "together; build the table again from the dump"
+            )
+        found[process] = first, length
+        first += length
+    return found
 
 
 def _stage_tree(dump: Path, stage: str) -> Path | None:

@@ -184,10 +184,8 @@ class Summary:
         }
 
 
-def write_stage(
-    directory: Path, tables: Iterable[pl.DataFrame], summary: Summary, processes: int
-) -> None:
-    """Write both files, whole or not at all; several processes are streamed.
+def write_stage(directory: Path, tables: Iterable[pl.DataFrame], summary: Summary) -> None:
+    """Write both files, whole or not at all, while the next table is measured.
 
     Raises:
         OSError: the directory cannot be written.
@@ -195,13 +193,7 @@ def write_stage(
     directory.mkdir(parents=True, exist_ok=True)
     records = directory / f".{RECORDS}.{os.getpid()}.tmp"
     try:
-        if processes == 1:
-            (table,) = tables
-            summary.add(table)
-            # nothing to skip by statistics where all rows are of one process
-            table.write_parquet(records, statistics=False, **_PARQUET)
-        else:
-            _source(tables, summary).sink_parquet(records, engine="streaming", **_PARQUET)
+        _source(tables, summary).sink_parquet(records, engine="streaming", **_PARQUET)
         text = json.dumps(summary.as_dict(), indent=1, allow_nan=False) + "\n"
         temporary = directory / f".{SUMMARY}.{os.getpid()}.tmp"
         temporary.write_text(text, encoding="utf-8")
@@ -213,7 +205,7 @@ def write_stage(
 
 
 #: Quick to write, and small enough: the values of both sides hardly compress.
-_PARQUET: dict[str, Any] = {"compression": "lz4", "row_group_size": 1 << 17}
+_PARQUET: dict[str, Any] = {"compression": "lz4", "row_group_size": 1 << 17, "statistics": False}
 
 
 def _source(tables: Iterable[pl.DataFrame], summary: Summary) -> pl.LazyFrame:

@@ -84,7 +84,7 @@ def compare(run: Side, engine: Side | None, out: Path, options: Options) -> Outc
         joined.table.write_parquet(directory / TOKEN_SKETCHES, compression="zstd")
     sides = _Sides(inference, training, engine is not None, samples.open_side(run.path))
     tables = _tables(sides, rules, options, summary)
-    writer.write_stage(directory, tables, summary, processes=2)
+    writer.write_stage(directory, tables, summary)
     tensors = pl.scan_parquet(directory / writer.RECORDS).filter(
         (pl.col("slot") != "parameters") & (pl.col("error_kind") == measures.TENSOR)
     )
@@ -180,7 +180,7 @@ def _passes(
         if tensors is None:
             continue
         try:
-            found += passes(process, source.load(process, pairs.LOADED), tensors, rules)
+            found += passes(process, source.table(process).rows(pairs.LOADED), tensors, rules)
         except TensorFileError as error:
             raise DumpError(
                 f"token ids or positions of step {process.step}, rank {process.rank}: {error}"
@@ -194,10 +194,14 @@ def _parameters(
     """The weights that both models ran with."""
     frames = []
     for source, process in ((sides.inference, engine), (sides.training, trainer)):
-        frame = source.load(process, pairs.LOADED).filter(
-            (pl.col("slot") == "parameters")
-            & (pl.col("direction") == "forward")
-            & pl.col("module").is_not_null()
+        frame = (
+            source.table(process)
+            .rows(pairs.LOADED)
+            .filter(
+                (pl.col("slot") == "parameters")
+                & (pl.col("direction") == "forward")
+                & pl.col("module").is_not_null()
+            )
         )
         frame = frame.unique(["module", "index"], keep="first", maintain_order=True)
         frames.append(frame.with_columns(call=pl.lit(0, pl.Int32)))
