@@ -35,8 +35,10 @@ K = 61
 PERIOD = 1 << 24
 #: Prefix of an encoded sketch: msprobe refuses strings that begin with ``+ - = % @``.
 PREFIX = "b64:"
-#: Accumulation error relative to the norm with fp64 partial sums, up to 1e8 elements.
-DEFAULT_FLOOR = 1.4e-7
+#: Accumulation error relative to the norm. Measured on a CPU against fp64, with AVX-512, AVX2 and
+#: without vector instructions: the largest of 80 tensors of each of ten sizes from 1e3 to 1e7
+#: elements (normal, and uniform in 0.5 to 1.5) was 1.66e-7, at 1e5; a tenth is added.
+DEFAULT_FLOOR = 1.8e-7
 
 _BLOCK_SEED = 0x9E3779B9
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: Accumulation error of two sketches relative to the norm: below it they see no difference.
 #: (``sqrt(2) * rlprobe.sketch.DEFAULT_FLOOR``, spelled out because numpy's import is not free.)
-SKETCH_FLOOR = math.sqrt(2.0) * 1.4e-7
+SKETCH_FLOOR = math.sqrt(2.0) * 1.8e-7
 #: Digests that identify content: sha256, and msprobe's CRC-32 (not its xor, which is blind to
 #: order and to values that occur twice).
 CONTENT_DIGESTS = ("sha256:", "crc32:")

@@ -27,6 +27,8 @@ _SHIFTS = (1, -1, 2, -2)
 _ROWS = 512
 #: Rows of so few values point anywhere.
 _SHORT = 3
+#: Fewer values than this show no law of all.
+_FEW = 16
 #: A row counts as different from this share of the largest difference of any row.
 _DIFFERENT = 0.1
 
@@ -100,6 +102,39 @@ def of_other_rows(samples: Sequence[tuple[str, Array, Array]]) -> float:
                 explained = along**2 / np.maximum((there**2).sum(axis=1) * (d @ d), 1e-300)
                 found += bool(((along > 0) & (explained > EXPLAINED)).any())
     return found / len(wrong)
+
+
+def one_sided(pairs: Sequence[Pair]) -> bool:
+    """Whether the target's values are larger throughout, but for a hundredth of the difference."""
+    d = _joined(pairs)[1]
+    whole = float(d @ d)
+    below = d[d < 0]
+    return len(d) > _FEW and whole > 0 and float(below @ below) < 0.01 * whole
+
+
+def unrelated(pairs: Sequence[Pair]) -> bool:
+    """Whether differences have no bias and do not follow the values: noise, as of rounding.
+
+    Values taken of something else (another label) regress to the mean: with l' independent of l
+    and spread alike, l' - l follows -l with half of its square explained; and where l is special
+    (the log-prob of a token that was chosen) they are biased.
+    """
+    b, d = _joined(pairs)
+    if len(d) <= _FEW:
+        return False
+    whole = float(d @ d)
+    bias = len(d) * float(d.mean()) ** 2
+    found = fit([(b - b.mean(), d - d.mean())])
+    return whole > 0 and bias < 0.1 * whole and found is not None and found.explained < 0.1
+
+
+def _joined(pairs: Sequence[Pair]) -> Pair:
+    """All benchmark's values, and all differences that are finite."""
+    if not pairs:
+        return np.empty(0), np.empty(0)
+    b, t = (np.concatenate([pair[side] for pair in pairs]) for side in (0, 1))
+    finite = np.isfinite(b) & np.isfinite(t)
+    return b[finite], (t - b)[finite]
 
 
 def temperature(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import polars as pl
 
 from rlprobe.compare import noise
-from rlprobe.diagnose import changes, execution, floors, positions
+from rlprobe.diagnose import changes, execution, floors, positions, ties
 from rlprobe.diagnose.execution import Call
 from rlprobe.diagnose.inputs import HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET, Results
 from rlprobe.errors import DumpError
@@ -32,6 +33,8 @@ class Process:
     rank: int
     rows: pl.DataFrame
     calls: list[Call] = field(repr=False)
+    #: Choices of experts that fell the other way at near ties (:mod:`ties`).
+    near_ties: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,12 +126,15 @@ def load(results: Results, stage: str, step: int, products: float = 0.0) -> Stag
     found = []
     for (rank,), part in rows.group_by("rank", maintain_order=True):
         ordered, calls = execution.timeline(part)
-        found.append(Process(int(str(rank)), ordered, calls))
+        ordered, near_ties = ties.allow(ordered)
+        found.append(Process(int(str(rank)), ordered, calls, near_ties))
     found.sort(key=lambda process: process.rank)
     whole = pl.concat([process.rows for process in found])
     misplaced = positions.difference(results, stage, step, whole)
     if misplaced is not None:
-        found = [Process(p.rank, positions.only_what_has_no_place(p.rows), p.calls) for p in found]
+        found = [
+            dataclasses.replace(p, rows=positions.only_what_has_no_place(p.rows)) for p in found
+        ]
     return Stage(stage, step, found, misplaced)
 
 

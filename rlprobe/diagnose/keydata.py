@@ -127,7 +127,7 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
         sample=worst[1],
         position=worst[2],
         share=differing / count if count else 0.0,
-        onset=_change_point([np.abs(t - b) for _, b, t in flat]),
+        onset=change_point([np.abs(t - b) for _, b, t in flat]),
         first=_first_token(whole),
         moved=fits.of_other_rows(measured),
         shift=fits.shift([(b, t) for _, b, t in measured]),
@@ -152,7 +152,7 @@ _GROWING = 6
 _GROWTH = 6.0
 
 
-def _change_point(differences: list[Array]) -> int | None:
+def change_point(differences: list[Array]) -> int | None:
     """Where rows begin to differ, over all rows laid side by side; None where they always do.
 
     A causal model's fault that needs a history (a window, a cache, a late position) leaves the

@@ -1,7 +1,10 @@
 """Factors that a device rounds before it multiplies them: TF32 and HF32.
 
-Both keep the exponent of fp32; TF32 has 10 explicit bits of significand (NVIDIA A100 architecture
-white paper, 2020), HF32 at least as many. Either is widened by TF32's round-off.
+Both keep the exponent of fp32. TF32 has 10 explicit bits of significand and rounds to nearest
+(NVIDIA A100 architecture white paper, 2020): 2**-11. HF32 has 11 (Huawei CANN documentation,
+environment variable ENABLE_HF32_EXECUTION: the range of float32, a mantissa of 11 bits against 10
+of FP16) and rounds to nearest or towards zero (Ascend C API, ``asc_enable_hf32_trans``): 2**-11 in
+the worse mode.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _diverged(
     benchmark: Run,
     target: Run,
 ) -> Diagnosis:
-    cause = classify(step, parted, _world_size(target))
+    cause = classify(step, parted, _world_size(target), _profile(results, step, parted))
     first = _first(results, step, parted, benchmark)
     assert parted.origin is not None
     row = parted.origin.row
@@ -197,6 +197,15 @@ def _sample_id(benchmark: Run, step: int, digest: str | None) -> str | None:
     except ReplayError:
         return digest  # the gate says that they cannot be read
     return next((s.id for s in samples if s.sample_digest == digest), digest)
+
+
+def _profile(results: Results, step: Step, parted: Finding) -> tokens.Profile | None:
+    row = parted.origin.row if parted.origin is not None else {}
+    if row.get("direction") != "forward" or not isinstance(row.get("order"), int):
+        return None
+    passes = parted.stage.before_update
+    rank = parted.rank or 0
+    return tokens.profile(results, parted.stage.name, step.number, rank, row["order"], passes)
 
 
 def _first(results: Results, step: Step, parted: Finding, benchmark: Run) -> First:
@@ -319,4 +328,5 @@ def _of_stage(finding: Finding) -> Values:
         "largest_error": _plain(rows.get_column("error").max()),
         "largest_ratio": _plain(rows.get_column("excess").max()),
         "confined_to_unused_positions": finding.confined,
+        "near_ties": sum(process.near_ties for process in finding.stage.processes),
     }

@@ -95,7 +95,7 @@ def alignment(
         # ranks keep the rows they are given, and with them other numbers of tokens
         *(["trainer.balance_batch=false"] if varied else []),
     ]
-    capture: dict[str, Any] = {"engine": "light", "token_range": None}
+    capture: dict[str, Any] = {"engine": "light", "token_sketch": True, "token_range": None}
     if tensors:
         capture = {"engine": "msprobe", "task": "tensor", "token_range": None}
     raw = {

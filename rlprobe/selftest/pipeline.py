@@ -34,7 +34,7 @@ from rlprobe.runs.jobs import Jobs
 from rlprobe.runs.launch import Start, launch
 from rlprobe.runs.plan import pairs, plan
 from rlprobe.runs.spec import BENCHMARK, REPEAT, TARGET, RunSpec
-from rlprobe.selftest import alignments
+from rlprobe.selftest import alignments, stamp
 from rlprobe.selftest.catalogue import Case
 
 
@@ -155,6 +155,8 @@ class Pipeline:
     def judge(self, trial: Trial) -> Judged:
         """Run a trial to its diagnosis, which is written beside its comparisons.
 
+        What is there already, of the same runs and by the same code, is taken as it is.
+
         Raises:
             ConfigError: the case needs what there is not.
             RunError: a run failed.
@@ -163,16 +165,24 @@ class Pipeline:
         began = time.monotonic()
         jobs = self._jobs(trial)
         directory = Path(jobs.results)
-        shutil.rmtree(directory, ignore_errors=True)
         repeat = self._collected(trial, jobs)
         launch(jobs.runs[TARGET], self._store, start=self._start)
+        made_from = stamp.of(jobs.runs)
+        found = stamp.kept(directory, made_from)
+        if found is None:
+            found = self._diagnosed(jobs, repeat, directory)
+            stamp.write(directory, made_from)
+        return Judged(found, directory, time.monotonic() - began)
+
+    def _diagnosed(self, jobs: Jobs, repeat: Path, directory: Path) -> Diagnosis:
+        shutil.rmtree(directory, ignore_errors=True)
         shutil.copytree(repeat, directory / "compare" / REPEAT, copy_function=os.link)
         self._compare(jobs, TARGET, directory / "compare" / TARGET)
         (directory / PLAN).write_text(json.dumps(jobs.described(), indent=1), encoding="utf-8")
         found = diagnose(directory)
         text = json.dumps(found.as_dict(), indent=1)
         (directory / diagnosis.NAME).write_text(text, encoding="utf-8")
-        return Judged(found, directory, time.monotonic() - began)
+        return found
 
     def _jobs(self, trial: Trial) -> Jobs:
         alignment = alignments.alignment(
@@ -194,13 +204,17 @@ class Pipeline:
         plain = not (trial.case.declared.needs or trial.tensors or trial.seed != 1)
         start = self._collect if plain else self._start
         key = runs[REPEAT].key
-        directory = self._directory / "repeats" / key[:16]
+        directory = self._directory / "repeats" / f"{key[:16]}-{stamp.code()[:16]}"
         with self._lock(key):
             collected = launch(runs[BENCHMARK], self._store, start=start)
             _check_lengths(trial, collected.parent)
             launch(runs[REPEAT], self._store, start=start)
             if not directory.exists():
-                self._compare(jobs, REPEAT, directory)
+                # complete, or not there: what was interrupted is made again
+                unfinished = directory.with_suffix(".unfinished")
+                shutil.rmtree(unfinished, ignore_errors=True)
+                self._compare(jobs, REPEAT, unfinished)
+                unfinished.rename(directory)
         return directory
 
     def _lock(self, key: str) -> threading.Lock:

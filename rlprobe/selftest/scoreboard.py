@@ -29,6 +29,20 @@ def render(results: list[Result], scores: Scores, seconds: float) -> str:
     return "\n".join(parts)
 
 
+def line(result: Result) -> str:
+    """One case's outcome in all passes, as it is told while the others still run."""
+    if result.is_benign:
+        found = [result.full, *result.seeds.values(), *([result.tensors] if result.tensors else [])]
+        alarms = sum(item.verdict != "aligned" for item in found)
+        return f"{alarms} of {len(found)} alarm"
+    said = [_short(result.right(result.full))]
+    if result.weakened is not None:
+        said.append(f"twice the floor {_weakened(result)}")
+    if result.tensors is not None:
+        said.append(f"tensors {_short(result.right(result.tensors))}")
+    return ", ".join(said)
+
+
 def _fault(result: Result) -> tuple[str, ...]:
     right = result.right(result.full)
     return (

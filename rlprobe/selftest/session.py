@@ -18,6 +18,7 @@ from rlprobe.selftest.catalogue import Case
 from rlprobe.selftest.pipeline import Judged, Pipeline, Trial
 from rlprobe.selftest.results import FAILED, Result, Weaker
 from rlprobe.selftest.score import Found
+from rlprobe.selftest.scoreboard import line
 from rlprobe.selftest.warm import Warm
 
 _log = logging.getLogger("rlprobe")
@@ -137,7 +138,7 @@ class _Work:
         if self._passes.tensors:
             result.tensors = _found(self._judge(Trial(case, tensors=True))[0])
         self._done += 1
-        _log.info("%d of %d: %s", self._done, self._total, case.name)
+        _log.info("%d of %d: %s: %s", self._done, self._total, case.name, line(result))
         return result
 
     def _judge(self, trial: Trial) -> tuple[Judged | None, str]:

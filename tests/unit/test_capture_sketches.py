@@ -76,6 +76,12 @@ def test_a_device_sketch_is_the_reference_sketch(count: int) -> None:
     assert np.linalg.norm(found - expected) <= definition.DEFAULT_FLOOR * norm
 
 
+@pytest.mark.parametrize(("count", "seed"), [(100_000, 27), (61_000, 31), (100_000, 14)])
+def test_the_default_floor_holds_where_sums_lose_most(count: int, seed: int) -> None:
+    values = torch.randn(count, generator=generator(seed))
+    assert error_of(values) <= definition.DEFAULT_FLOOR
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 )

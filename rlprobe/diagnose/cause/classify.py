@@ -12,6 +12,7 @@ from rlprobe.diagnose.cause.shape import Shape, of
 from rlprobe.diagnose.diagnosis import Cause
 from rlprobe.diagnose.gate.evidence import Shut
 from rlprobe.diagnose.origin import Origin
+from rlprobe.diagnose.tokens import Profile
 
 #: Largest finite numbers; a device that saturates stops there instead of at infinity. Whatever a
 #: record's own format is: a kernel may have computed in a smaller one.
@@ -33,6 +34,8 @@ class Scene:
     origin: Origin
     shape: Shape
     world_size: int
+    #: How the error lies along the sequence behind the origin's block; None where nothing tells.
+    profile: Profile | None = None
 
     @property
     def row(self) -> dict[str, Any]:
@@ -40,15 +43,23 @@ class Scene:
         return self.origin.row
 
 
-def classify(step: Step, finding: Finding, world_size: int) -> Cause:
+def classify(
+    step: Step, finding: Finding, world_size: int, profile: Profile | None = None
+) -> Cause:
     """The class of a stage's origin; "unknown" where nothing speaks for any.
+
+    Args:
+        step: the judged step.
+        finding: the stage that parts.
+        world_size: processes of the target.
+        profile: of the first block behind a forward origin (:func:`tokens.profile`).
 
     Raises:
         ValueError: the finding has no origin.
     """
     if finding.origin is None:
         raise ValueError("a stage that does not part has no cause")
-    scene = Scene(step, finding, finding.origin, of(finding.origin.row), world_size)
+    scene = Scene(step, finding, finding.origin, of(finding.origin.row), world_size, profile)
     found = _numbers(scene) or _by_kind(scene)
     name, confidence, said = found
     return Cause(name, confidence, [finding.origin.reason, *said])
@@ -95,7 +106,7 @@ def _by_kind(scene: Scene) -> Found:
     if kind in (kinds.MODULE, kinds.GLUE, kinds.STAGE_INPUT):
         if scene.row.get("direction") == "backward":
             return gradients.backward(scene.shape, scene.row)
-        return modules.forward(scene.finding, scene.origin, scene.shape)
+        return modules.forward(scene.finding, scene.origin, scene.shape, scene.profile)
     if kind == OUTCOME:
         return results.outcome(scene.step, scene.finding, scene.origin)
     if kind == kinds.LOSS:

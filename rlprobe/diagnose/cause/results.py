@@ -56,6 +56,8 @@ _ENTROPY_OF = {
 #: Share of the difference that a temperature must explain: with the tokens' own entropies on both
 #: sides, with the benchmark's, with none. Other labels explain 0.5 and 0.3 of the last two at most.
 _OWN, _BENCHMARKS, _NONE = 0.97, 0.8, 0.45
+#: Rounding logits of ten to bf16 changes log-probs by as much, in nats.
+_ROUNDED = 0.2
 
 
 def _log_probs(step: Step, finding: Finding, name: str, differ: set[str]) -> Found:
@@ -64,11 +66,10 @@ def _log_probs(step: Step, finding: Finding, name: str, differ: set[str]) -> Fou
     measured = {o.name for o in finding.outcomes}
     known = entropy in measured
     fitted, enough = _temperature(step, name, entropy)
-    moved = not known or entropy in differ
-    if moved and fitted is not None and fitted.explained > enough:
+    if fitted is not None and fitted.explained > enough:
         return (
             "sampling_semantics",
-            0.9 if known else 0.7,
+            0.9 if entropy in differ else 0.7,
             [
                 f"logits agree, and {name} differ as they do where the target's temperature is "
                 f"{fitted.coefficient:.4g} times the benchmark's (a fit that explains "
@@ -83,6 +84,26 @@ def _log_probs(step: Step, finding: Finding, name: str, differ: set[str]) -> Fou
             [f"logits agree, {name} and entropies do not: processed or raw log-probs{unlike}"],
         )
     said = "logits and entropies agree" if known else "logits agree"
+    pairs = [(b, t) for _, b, t in step.key_data[name].pairs]
+    if fits.one_sided(pairs):
+        return (
+            "sampling_semantics",
+            0.6,
+            [
+                f"{said}, and {name} of all tokens are larger on the target: probabilities are "
+                f"normalised over fewer tokens (top-k, top-p, a mask){unlike}"
+            ],
+        )
+    if fits.unrelated(pairs) and step.key_data[name].max_abs < _ROUNDED:
+        return (
+            "rounding_order",
+            0.5,
+            [
+                f"{said}, {name} do not, by {step.key_data[name].max_abs:.2g} at most, without "
+                "bias and whatever their size: they are rounded otherwise. Other labels' would lie "
+                "nearer to the mean"
+            ],
+        )
     return (
         "label_or_mask_shift",
         0.7 if known else 0.55,
@@ -129,7 +150,7 @@ def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, object]) -> 
             0.8,
             [f"the gradient that the loss sends back is {shape.factor:.6g} times the benchmark's"],
         )
-    if shape.rounded_to is not None and _loss_parts(finding.stage.rows):
+    if shape.rounded_to is not None and shape.once and _loss_parts(finding.stage.rows):
         return "rounding_order", 0.5, [shape.said_rounding()]
     if first is not None and _lacks(shape, first):
         return (
@@ -139,6 +160,16 @@ def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, object]) -> 
                 f"the gradient that the loss sends back is the benchmark's without a part of it "
                 f"({shape.error**2:.1%} of its square) and the rest is as before: tokens are left "
                 "out, as by a shorter or shifted mask"
+            ],
+        )
+    if first is not None and _spares(shape, first):
+        return (
+            "label_or_mask_shift",
+            0.45,
+            [
+                f"the gradient that the loss sends back differs by {shape.error:.2g}, and both its "
+                "extremes are as before: some tokens count otherwise and the rest as before, as "
+                "with a shifted mask"
             ],
         )
     if 1.0 < shape.error < 1.7 and shape.factor is not None and 0.8 < shape.factor < 1.25:
@@ -168,6 +199,24 @@ def _lacks(shape: Shape, row: dict[str, object]) -> bool:
         for b, t in ((row.get(f"{n}_benchmark"), row.get(f"{n}_target")) for n in ("max", "min"))
     ]
     return any(kept) and 0.6 < (1.0 - shape.factor**2) / shape.error**2 < 1.6
+
+
+#: Extremes that moved by less than this share of the error are as they were.
+_SPARED = 0.02
+
+
+def _spares(shape: Shape, row: dict[str, object]) -> bool:
+    """Whether largest and smallest element, hence the tokens that hold them, are as before.
+
+    What is computed otherwise (another estimator, factor or rounding) moves all tokens' gradients;
+    what counts other tokens moves those tokens' alone.
+    """
+    kept = [
+        isinstance(b, float) and isinstance(t, float) and b != 0
+        and abs(t - b) <= _SPARED * shape.error * abs(b)
+        for b, t in ((row.get(f"{n}_benchmark"), row.get(f"{n}_target")) for n in ("max", "min"))
+    ]  # fmt: skip
+    return all(kept)
 
 
 def _loss_parts(rows: pl.DataFrame) -> bool:

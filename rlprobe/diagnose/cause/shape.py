@@ -16,12 +16,20 @@ from rlprobe.compare.roundoff import UNIT
 #: Relative L2 error of rounding once to a format with unit round-off u: errors are uniform within
 #: half a unit of the last place, and significands are spread over an octave.
 _ONCE = 0.42
+#: Error over that of a single rounding: of several in a row at most, and of exactly one.
+_SEVERAL, _SINGLE = (0.5, 2.5), (0.7, 1.5)
+#: An extreme that is rounded moves by less than this share of the unit once in fifty times.
+_UNMOVED = 1 / 64
+#: And by more than this many units never.
+_FAR = 8.0
 #: Formats that a device may round to without being told.
 _COARSER = {
     "bfloat16": UNIT["torch.bfloat16"],
     "float16 or TF32": UNIT["torch.float16"],
     "float8": UNIT["torch.float8_e4m3fn"],
 }
+#: What a few roundings to 16 bits make of any numbers; more is no rounding.
+LARGEST_ROUNDING = _SEVERAL[1] * _ONCE * UNIT["torch.bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,8 @@ class Shape:
     permuted: bool
     #: Format whose single rounding explains the error, None where none does.
     rounded_to: str | None
+    #: The error is that of exactly one such rounding, within a third.
+    once: bool
     #: Difference of the means over the root of the mean square.
     offset: float | None
 
@@ -52,10 +62,10 @@ def of(row: dict[str, Any]) -> Shape:
     error = float(row.get("error") or 0.0)
     b, t = row.get("norm_benchmark"), row.get("norm_target")
     factor = t / b if b and t is not None and math.isfinite(b) and math.isfinite(t) else None
-    uncertainty = 3.0 * float(row.get("error_uncertainty") or 0.0)
+    uncertainty = 2.0 * float(row.get("error_uncertainty") or 0.0)
     exact = row.get("error_kind") in ("tensor", "sketch")
     scaled = permuted = False
-    rounded_to = None
+    rounded_to, once = None, False
     if factor is not None and error > 0:
         bias = abs(factor - 1.0)
         # ||t - b|| >= | ||t|| - ||b|| |, with equality for multiples; sketches are 9 % uncertain.
@@ -64,8 +74,8 @@ def of(row: dict[str, Any]) -> Shape:
         permuted = exact and error > 0.3 and _same_statistics(row)
         offset = abs(_offset(row) or 0.0)
         if exact and not scaled and bias < 0.15 * error and offset < 0.3 * error:
-            rounded_to = _rounding(error, row)
-    return Shape(error, factor, scaled, permuted, rounded_to, _offset(row))
+            rounded_to, once = _rounding(error, row)
+    return Shape(error, factor, scaled, permuted, rounded_to, once, _offset(row))
 
 
 def _extremes_scale(row: dict[str, Any], factor: float) -> bool:
@@ -89,12 +99,32 @@ def _same_statistics(row: dict[str, Any]) -> bool:
     return bool(max(extremes) < 1e-5 and abs(row.get("norm_diff") or 0.0) / norm < 1e-5)
 
 
-def _rounding(error: float, row: dict[str, Any]) -> str | None:
+def _rounding(error: float, row: dict[str, Any]) -> tuple[str | None, bool]:
+    """The format that one rounding to explains the error, and whether it is exactly one."""
     own = UNIT.get(str(row.get("dtype_benchmark")), 0.0)
     for name, unit in _COARSER.items():
-        if unit > own and 0.5 < error / (_ONCE * unit) < 2.5:
-            return name
-    return None
+        times = error / (_ONCE * unit)
+        if unit > own and _SEVERAL[0] < times < _SEVERAL[1] and _extremes_round(row, unit):
+            return name, _SINGLE[0] < times < _SINGLE[1]
+    return None, False
+
+
+def _extremes_round(row: dict[str, Any], unit: float) -> bool:
+    """Whether the extremes moved as numbers do that are rounded to a unit.
+
+    A rounding moves every element that is no number of the format already, the extremes too; what
+    changes some elements only may leave both as they were.
+    """
+    moved = []
+    for name in ("max", "min"):
+        b, t = row.get(f"{name}_benchmark"), row.get(f"{name}_target")
+        if b is None or t is None or not b or not (math.isfinite(b) and math.isfinite(t)):
+            continue
+        if not float(math.frexp(b)[0] / unit).is_integer():
+            moved.append(abs(t - b) / abs(b) / unit)
+    if len(moved) < 2:
+        return True
+    return bool(max(moved) > _UNMOVED and min(moved) < _FAR)
 
 
 def _offset(row: dict[str, Any]) -> float | None:

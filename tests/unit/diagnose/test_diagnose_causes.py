@@ -9,8 +9,9 @@ import polars as pl
 import pytest
 
 from rlprobe.diagnose import execution, origin
-from rlprobe.diagnose.cause import results
+from rlprobe.diagnose.cause import attention, results
 from rlprobe.diagnose.cause.shape import of
+from rlprobe.diagnose.tokens import Profile
 
 RANDOM = np.random.default_rng(0)
 GRADIENT = RANDOM.standard_normal((64, 32))
@@ -100,3 +101,72 @@ def test_a_parameters_gradient_comes_after_what_arrives_at_its_module() -> None:
     )  # fmt: skip
     ordered, _ = execution.timeline(table)
     assert ordered.get_column("slot").to_list() == ["output", "input", "grad", "output"]
+
+
+def bf16(values: np.ndarray) -> np.ndarray:
+    bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
+    even = (bits >> 16) & 1
+    return ((bits + 0x7FFF + even) & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(float)
+
+
+def test_a_rounding_is_one_where_extremes_move_as_roundings_do() -> None:
+    rounded = of(row(bf16(GRADIENT)))
+    assert rounded.rounded_to == "bfloat16" and rounded.once
+    some = GRADIENT.copy()
+    inner = (some < some.max()) & (some > some.min())
+    some[inner] += 2e-3 * RANDOM.standard_normal(inner.sum())
+    assert 0.5 < of(row(some)).error / rounded.error < 2.0
+    assert of(row(some)).rounded_to is None
+
+
+def test_a_factor_is_none_where_the_error_says_more_than_the_norm() -> None:
+    assert of(row(0.99 * GRADIENT)).scaled
+    # a part of another tensor of the same size: | f - 1 | = e / sqrt(2)
+    other = RANDOM.standard_normal(GRADIENT.shape)
+    other *= np.linalg.norm(GRADIENT) / np.linalg.norm(other)
+    assert not of(row(GRADIENT + 1e-5 * (other - GRADIENT))).scaled
+
+
+def test_tokens_that_count_otherwise_leave_the_extremes_alone() -> None:
+    edge = {int(i) // 32 for i in (GRADIENT.argmax(), GRADIENT.argmin())}
+    few = GRADIENT.copy()
+    few[[i for i in range(64) if i not in edge][:9]] *= 1.001
+    measured = row(few)
+    assert results._spares(of(measured), measured)
+    measured = row(GRADIENT * (1 + 1e-3 * RANDOM.standard_normal(GRADIENT.shape)))
+    assert not results._spares(of(measured), measured)
+
+
+class _Finding:
+    """An attention whose probabilities agree, in a stage without key data."""
+
+    key_data = ()
+    outcomes = ()
+
+    class stage:
+        rows = pl.DataFrame(
+            {"module": "attn", "passage": 0, "phase": 0, "slot": "output", "error": 0.0,
+             "shape_benchmark": [[2, 4, 9, 9]], "beyond": False, "max_benchmark": 1.0,
+             "max_target": 1.0, "min_benchmark": 0.0, "min_target": 0.0}
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("profile", "cause"),
+    [
+        (Profile(1.5, 0.01, None), "mask"),
+        (Profile(1.1, 0.9, None), "layout"),
+        (Profile(1e-6, 0.9, 8), "mask"),
+        (Profile(1e-6, 0.9, None), "mask"),
+        (None, "layout"),
+    ],
+)
+def test_where_along_the_sequence_attention_parts_tells_a_mask_from_other_heads(
+    profile: Profile | None, cause: str
+) -> None:
+    here = origin.Origin(
+        origin.GLUE, "attn", "Attention", {"passage": 0, "phase": 0, "slot": "input"}, ""
+    )
+    shape = of(row(GRADIENT[::-1]))
+    found = attention.cause(_Finding(), here, shape, profile)  # type: ignore[arg-type]
+    assert found[0] == cause

@@ -74,3 +74,21 @@ def test_rows_of_other_samples(share: float) -> None:
     )
     scaled = [1.01 * row for row in rows]
     assert fits.of_other_rows(list(zip(names, rows, scaled, strict=True))) == 0.0
+
+
+LOG_PROBS = [np.log(np.random.default_rng(i).uniform(0.05, 0.9, 40)) for i in range(4)]
+
+
+def test_a_normaliser_over_fewer_tokens_raises_all() -> None:
+    assert fits.one_sided([(b, b + 0.01 * (1 + np.exp(b))) for b in LOG_PROBS])
+    assert not fits.one_sided([(b, np.roll(b, 1)) for b in LOG_PROBS])
+    assert not fits.one_sided([])
+
+
+def test_rounding_follows_nothing_and_other_labels_regress_to_the_mean() -> None:
+    noise = np.random.default_rng(9)
+    rounded = [(b, b + 1e-3 * noise.standard_normal(len(b))) for b in LOG_PROBS]
+    assert fits.unrelated(rounded)
+    assert not fits.unrelated([(b, b + 1e-3 * (np.roll(b, 1) - b)) for b in LOG_PROBS])
+    assert not fits.unrelated([(b, b - 1e-3) for b in LOG_PROBS])
+    assert not fits.unrelated([(b[:3], b[:3] + 1e-3) for b in LOG_PROBS[:1]])

@@ -65,3 +65,52 @@ def test_a_damaged_table_is_named(results: Compared) -> None:
     (results.directory / "target" / STAGE / TOKEN_SKETCHES).write_bytes(b"PAR1")
     with pytest.raises(DumpError, match="compare again"):
         tokens.place(results, STAGE, 0, 0, 0)  # type: ignore[arg-type]
+
+
+def sequences(path: Path, lines: list[list[float]], calls: int = 1) -> Compared:
+    """One block's outputs in as many calls, a sample each line; and an earlier block's, equal."""
+    block = "Module.layers.{layer}.Block.forward.{call}.output.0"
+    rows = [
+        (0, 10 * call + 5 * layer, block.format(layer=layer, call=call), f"s{at}", 0, token, 3, 0,
+         0, error * layer, 0.17)
+        for call in range(calls)
+        for layer in (0, 1)
+        for at, line in enumerate(lines)
+        for token, error in enumerate(line)
+    ]  # fmt: skip
+    place = path / "target" / STAGE
+    place.mkdir(parents=True)
+    pl.DataFrame(rows, schema=SCHEMA, orient="row").write_parquet(place / TOKEN_SKETCHES)
+    return Compared(path)
+
+
+def profile(compared: Compared, **given: int) -> tokens.Profile:
+    found = tokens.profile(compared, STAGE, 0, 0, 0, **given)  # type: ignore[arg-type]
+    assert found is not None
+    return found
+
+
+def test_what_sees_too_much_leaves_the_last_token_alone(tmp_path: Path) -> None:
+    falling = [0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 1e-6]
+    found = profile(sequences(tmp_path, [falling, [*falling[:-3], 1e-6]]))
+    assert found.first > 1 and found.last < 1e-3 and found.onset is None
+
+
+def test_a_window_leaves_what_is_in_it_alone(tmp_path: Path) -> None:
+    found = profile(sequences(tmp_path, [[1e-6] * 8 + [0.1] * 20]))
+    assert found.onset == 8
+
+
+def test_all_calls_of_the_block_before_weights_change_count(tmp_path: Path) -> None:
+    compared = sequences(tmp_path, [[0.1] * 9], calls=3)
+    path = tmp_path / "target" / STAGE / TOKEN_SKETCHES
+    third = pl.col("name").str.contains("forward.2.")
+    wild = pl.when(third & (pl.col("token") == 0)).then(9.0).otherwise("error")
+    pl.read_parquet(path).with_columns(error=wild).write_parquet(path)
+    assert profile(compared, passes=2).first == pytest.approx(1.0)
+    assert profile(compared, passes=3).first > 10
+
+
+def test_two_tokens_have_no_profile(tmp_path: Path) -> None:
+    compared = sequences(tmp_path, [[0.1, 0.2]])
+    assert tokens.profile(compared, STAGE, 0, 0, 0) is None  # type: ignore[arg-type]

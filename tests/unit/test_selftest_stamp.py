@@ -1,0 +1,53 @@
+"""Is a trial's diagnosis taken again only where nothing it was made from has changed?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rlprobe
+from rlprobe.diagnose import diagnosis
+from rlprobe.selftest import stamp
+
+
+def runs(target: str = "b") -> Any:
+    return {"benchmark": SimpleNamespace(key="a"), "target": SimpleNamespace(key=target)}
+
+
+def write(directory: Path) -> None:
+    found = diagnosis.Diagnosis("aligned", "…", [], None, None, {}, {}, [])
+    (directory / diagnosis.NAME).write_text(json.dumps(found.as_dict()), encoding="utf-8")
+
+
+def test_the_same_runs_and_code_give_what_is_there(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert stamp.kept(tmp_path, stamp.of(runs())) is None, "nothing says what it was made from"
+    stamp.write(tmp_path, stamp.of(runs()))
+    found = stamp.kept(tmp_path, stamp.of(runs()))
+    assert found is not None and found.verdict == "aligned"
+    assert stamp.kept(tmp_path, stamp.of(runs("c"))) is None
+
+
+def test_another_code_judges_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package"
+    (package / "diagnose").mkdir(parents=True)
+    source = package / "diagnose" / "run.py"
+    source.write_text("1", encoding="utf-8")
+    monkeypatch.setattr(rlprobe, "__file__", str(package / "__init__.py"))
+    digests = []
+    for text in ("1", "2", "1"):
+        source.write_text(text, encoding="utf-8")
+        stamp.code.cache_clear()
+        digests.append(stamp.code())
+    stamp.code.cache_clear()
+    assert digests[0] == digests[2] != digests[1]
+
+
+def test_a_damaged_diagnosis_is_made_again(tmp_path: Path) -> None:
+    (tmp_path / diagnosis.NAME).write_text("{", encoding="utf-8")
+    stamp.write(tmp_path, stamp.of(runs()))
+    assert stamp.kept(tmp_path, stamp.of(runs())) is None
