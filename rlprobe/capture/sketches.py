@@ -45,7 +45,9 @@ def device_signs(count: int, device: torch.device) -> Tensor:
     if held is None or held.numel() < count:
         with _lock:
             size = min(PERIOD, 1 << max(17, (count - 1).bit_length()))
-            held = torch.from_numpy(base_signs(size)).to(device=device, dtype=torch.float32)
+            # kept for calls in and out of inference mode: a tensor made in it is of no use outside
+            with torch.inference_mode(False):
+                held = torch.from_numpy(base_signs(size)).to(device=device, dtype=torch.float32)
             _signs[device] = held
     return held[:count]
 
@@ -88,8 +90,10 @@ def _small(flat: Tensor, count: int) -> Tensor:
     known = _buffers.held.get(count)
     if known is None:
         rows = -(-count // K)
-        padded = torch.zeros(rows * K)
-        known = (padded[:count], padded.view(rows, K), device_signs(count, flat.device))
+        # as in device_signs: an engine generates in inference mode, training does not
+        with torch.inference_mode(False):
+            padded = torch.zeros(rows * K)
+            known = (padded[:count], padded.view(rows, K), device_signs(count, flat.device))
         if _buffers.bytes < _BUFFERS:
             _buffers.held[count] = known
             _buffers.bytes += padded.numel() * 4
@@ -106,7 +110,8 @@ def _sign_rows(count: int) -> list[Tensor]:
     if len(_rows) < count:
         table = device_signs(min(PERIOD, count * _BLOCK), torch.device("cpu"))
         whole = _signs[table.device]
-        _rows[:] = whole[: whole.numel() // _BLOCK * _BLOCK].view(-1, _BLOCK).unbind(0)
+        with torch.inference_mode(False):
+            _rows[:] = whole[: whole.numel() // _BLOCK * _BLOCK].view(-1, _BLOCK).unbind(0)
     return _rows
 
 

@@ -26,22 +26,31 @@ def leaf(value: torch.Tensor, name: str) -> dict[str, Any]:
     return dumps.tensor(numbers, shape, str(value.dtype), data_name=f"{name}.pt")  # type: ignore[arg-type]
 
 
-def write(directory: Path, calls: dict[str, tuple[list[Any], list[Any]]]) -> Path:
-    """A rank directory of calls ``name -> (inputs, outputs)`` of tensors or plain leaves."""
+def write(directory: Path, calls: dict[str, tuple[Any, ...]]) -> Path:
+    """A rank directory of calls ``name -> (inputs, outputs[, parameters])``.
+
+    Inputs and outputs are tensors or plain leaves, parameters tensors by name.
+    """
     files = directory / "dump_tensor_data"
     files.mkdir(parents=True, exist_ok=True)
+
+    def kept(value: Any, file: str) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.numel():
+            torch.save(value, files / f"{file}.pt")
+        return leaf(value, file)
+
     data: dict[str, Any] = {}
-    for name, slots in calls.items():
-        leaves: list[list[Any]] = [[], []]
-        for place, (slot, values) in enumerate(zip(("input", "output"), slots, strict=True)):
-            for number, value in enumerate(values):
-                if isinstance(value, torch.Tensor):
-                    file = f"{name}.{slot}.{number}"
-                    if value.numel():
-                        torch.save(value, files / f"{file}.pt")
-                    value = leaf(value, file)
-                leaves[place].append(value)
-        data[name] = dumps.call(*leaves)
+    for name, (inputs, outputs, *parameters) in calls.items():
+        leaves = [
+            [kept(value, f"{name}.{slot}.{n}") for n, value in enumerate(values)]
+            for slot, values in (("input", inputs), ("output", outputs))
+        ]
+        more = {
+            k: kept(v, f"{name}.parameters.{k}") for held in parameters for k, v in held.items()
+        }
+        data[name] = dumps.call(*leaves, **({"parameters": more} if more else {}))
     return dumps.write(directory, data, task="tensor")
 
 

@@ -257,3 +257,16 @@ def test_an_encoded_sketch_comes_back() -> None:
 def test_a_damaged_sketch_is_refused(text: str) -> None:
     with pytest.raises(DumpError, match="sketch"):
         definition.decode(text)
+
+
+@pytest.mark.parametrize("count", [188, 1 << 16, 3 << 20])
+def test_a_size_first_seen_in_inference_mode_is_sketched_outside_of_it(
+    monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """An engine generates in inference mode, in the process that trains afterwards."""
+    for name, empty in (("_buffers", sketches._Buffers()), ("_signs", {}), ("_rows", [])):
+        monkeypatch.setattr(sketches, name, empty)
+    x = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    with torch.inference_mode():
+        inside = sketch(x * 1)
+    assert sketch(x).tolist() == inside.tolist()

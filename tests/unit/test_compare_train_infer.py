@@ -13,17 +13,20 @@ import pytest
 from torch import Tensor
 
 from rlprobe.cli import main
+from rlprobe.compare.traininfer import shards
 from rlprobe.rollouts.digest import sample_digest
 from rlprobe.store import tokensketches
 from tests.msprobe import dumps
 from tests.unit.train_infer_dumps import (
     SAMPLES,
     Batch,
+    divided,
     engine,
     hugging_face,
     megatron,
     packed,
     save,
+    with_weights,
 )
 
 TRAINING, GENERATE = "actor_compute_log_prob", "actor_generate_sequences"
@@ -151,7 +154,64 @@ def test_an_engines_dump_of_its_own_has_a_step_for_every_pass(tmp_path: Path) ->
     assert table["error"].max() < ROUNDING  # type: ignore[operator]
 
 
-def test_a_sharded_record_is_said_to_be_one(tmp_path: Path) -> None:
+def test_the_passes_of_an_engines_own_dump_go_to_their_training_steps(tmp_path: Path) -> None:
+    """The second step has another model; one prompt is in both, and once at the border."""
+    other = [11, 12, 13, 14]
+    changed = {"0.k": lambda x: x * 1.01}
+    for step, batch in enumerate(
+        (Batch([WHOLE[0], WHOLE[1]], {}), Batch([WHOLE[0], WHOLE[3]], changed))
+    ):
+        save(tmp_path / TRAINING / f"step{step}/rank0", hugging_face(batch, 0))
+    ran = [PROMPTS[0], PROMPTS[1], PROMPTS[0], other, PROMPTS[0]]
+    for number, prompt in enumerate(ran):
+        errors = changed if number > 2 else {}
+        save(tmp_path / f"sglang/step{number}/rank0", engine(Batch([prompt], errors), 0))
+    table, summary = compare(tmp_path, "--engine-dump", str(tmp_path / "sglang"))
+    assert table["error"].max() < ROUNDING  # type: ignore[operator]
+    assert set(table.filter(error_kind="tensor")["step"]) == {0, 1}
+    border, *steps = summary["notes"]
+    assert "1 of 5 forward passes" in border and "several steps" in border
+    assert [note.split(" forward")[0] for note in steps] == ["step 0: 2 of 2", "step 1: 2 of 2"]
+
+
+@pytest.mark.parametrize("layout", ["padded", "megatron"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_rank_of_the_engine_is_compared_with_its_part(
+    tmp_path: Path, layout: str, size: int
+) -> None:
+    """With four ranks and two key and value heads, two ranks have the same ones."""
+    train(tmp_path, layout)
+    calls = engine(Batch(PROMPTS, {"1.v": lambda x: x * 1.01}), 0)
+    for rank in range(size):
+        save(tmp_path / GENERATE / f"step0/rank{rank}", divided(calls, rank, size))
+    table, summary = compare(tmp_path)
+    measured = table.filter(error_kind="tensor")
+    for rank in range(size):
+        assert names(measured.filter(rank_benchmark=rank)) >= COMPARED
+    assert set(measured["status"]) == {"matched"}
+    beyond = measured.filter(pl.col("error") > ROUNDING)
+    assert names(beyond) == {"layers.1.self_attn.qkv_proj.output.0"}
+    assert beyond.height == size and summary["ranks"]["benchmark"] == list(range(size))
+
+
+def test_one_rank_alone_is_compared_and_weights_are_as_well(tmp_path: Path) -> None:
+    batch = Batch(WHOLE, {})
+    save(tmp_path / TRAINING / "step0/rank0", with_weights(hugging_face(batch, 0)))
+    calls = divided(engine(Batch(PROMPTS, {}), 0), 1, 2)
+    name = "Module.model.layers.1.mlp.down_proj.RowParallelLinear.forward.0"
+    inputs, outputs, held = calls[name]
+    calls[name] = inputs, outputs, {"weight": held["weight"] * 1.001}
+    save(tmp_path / GENERATE / "step0/rank1", calls)
+    table, _ = compare(tmp_path)
+    weights = table.filter(slot="parameters")
+    assert set(weights["status"]) == {"matched"} and set(weights["error_kind"]) == {"tensor"}
+    assert weights.height == 4
+    assert weights.filter(pl.col("error") > 0)["name"].to_list() == [f"{name}.parameters.weight"]
+    inner = table.filter(name=f"{name}.input.0")
+    assert inner["status"].to_list() == ["matched"] and inner["error"].max() < ROUNDING  # type: ignore[operator]
+
+
+def test_what_is_no_division_is_said_to_be_none(tmp_path: Path) -> None:
     train(tmp_path, "padded")
     calls = engine(Batch(PROMPTS, {}), 0)
     name = "Module.model.layers.0.mlp.gate_up_proj.MergedColumnParallelLinear.forward.0"
@@ -161,7 +221,21 @@ def test_a_sharded_record_is_said_to_be_one(tmp_path: Path) -> None:
     table, _ = compare(tmp_path)
     (row,) = table.filter(name=f"{name}.output.0").iter_rows(named=True)
     assert row["status"] == "shape" and row["error"] is None and not row["identical"]
-    assert "6 values in the engine and 12 in training" in row["reason"]
+    assert "6 values in the engine and 16 in training" in row["reason"]
+
+
+def test_a_part_that_no_rank_can_have_is_refused() -> None:
+    whole = np.arange(32.0).reshape(2, 16)
+    assert shards.piece(whole, [8, 4, 4], 8, 1, 2).tolist() == [
+        [4, 5, 6, 7, 10, 11, 14, 15],
+        [20, 21, 22, 23, 26, 27, 30, 31],
+    ]
+    assert shards.piece(whole[:1], [8, 4, 4], 6, 2, 4).tolist() == [[4, 5, 10, 11, 14, 15]]
+    assert shards.piece(whole[:1], [4], 2, 3, 4).tolist() == [[2, 3]]
+    with pytest.raises(ValueError, match=r"7 values of 8 \+ 4 \+ 4 in training.* 2 ranks"):
+        shards.piece(whole, [8, 4, 4], 7, 0, 2)
+    assert shards.ranks([(8, 16), (4, 8), (8, 8), (6, 16), (4, 16)]) == 2
+    assert shards.ranks([(8, 8), (6, 16)]) == 1
 
 
 def test_other_prompts_are_no_comparison(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.msprobe.tensors import write
 
-HIDDEN, HEADS, GROUPS, SIZE, INNER, VOCABULARY = 8, 4, 2, 2, 6, 50
+HIDDEN, HEADS, GROUPS, SIZE, INNER, VOCABULARY = 8, 4, 2, 2, 8, 50
 #: Prompts and responses of three samples; the first prompt was sampled twice.
 SAMPLES = [([5, 6, 7], [20, 21]), ([8, 9], [22]), ([5, 6, 7], [23]), ([11, 12, 13, 14], [24, 25])]
 Activations = dict[str, Tensor]
@@ -226,6 +226,56 @@ def engine(
                 [positions, of(at + "in"), None], [of(at + "down"), of(at + "middle")]),
         }  # fmt: skip
     return calls
+
+
+def divided(calls: dict[str, Any], rank: int, size: int) -> dict[str, Any]:
+    """An engine's pass as one of several tensor-parallel ranks has it, heads copied where they
+    are too few; the weights of the divided layers with it."""
+    g = torch.Generator().manual_seed(1)
+    weights = torch.randn((HEADS + 2 * GROUPS) * SIZE, HIDDEN, generator=g)
+    down = torch.randn(HIDDEN, INNER, generator=g)
+
+    def heads(x: Tensor, count: int) -> Tensor:
+        """This rank's of so many heads, along the last dimension."""
+        each = max(1, count // size)
+        first = rank * count // size if count >= size else rank // (size // count)
+        return x[..., first * SIZE : (first + each) * SIZE]
+
+    def qkv(x: Tensor) -> Tensor:
+        q, k, v = x.split([HEADS * SIZE, GROUPS * SIZE, GROUPS * SIZE], -1)
+        return torch.cat([heads(q, HEADS), heads(k, GROUPS), heads(v, GROUPS)], -1)
+
+    found = dict(calls)
+    for name, (inputs, outputs) in calls.items():
+        if "qkv_proj" in name:
+            found[name] = inputs, [qkv(outputs[0]), None], {"weight": qkv(weights.T).T.contiguous()}
+        elif "gate_up_proj" in name:
+            gate, up = (half.chunk(size, -1)[rank] for half in outputs[0].chunk(2, -1))
+            down_proj = name.replace("gate_up_proj.MergedColumn", "down_proj.Row")
+            own = (gate.sigmoid() * up).contiguous()
+            found[name] = inputs, [torch.cat([gate, up], -1), None]
+            found[down_proj] = [own], [], {"weight": down.chunk(size, -1)[rank].contiguous()}
+    return found
+
+
+def with_weights(calls: dict[str, Any]) -> dict[str, Any]:
+    """A trainer's pass with the weights that :func:`divided` divides."""
+    g = torch.Generator().manual_seed(1)
+    weights = torch.randn((HEADS + 2 * GROUPS) * SIZE, HIDDEN, generator=g)
+    down = torch.randn(HIDDEN, INNER, generator=g)
+    kinds = dict(
+        zip("qkv", weights.split([HEADS * SIZE, GROUPS * SIZE, GROUPS * SIZE]), strict=True)
+    )
+    found = dict(calls)
+    for name, (inputs, outputs) in calls.items():
+        for kind, weight in kinds.items():
+            if f"{kind}_proj" in name and "self_attn" in name:
+                found[name] = inputs, outputs, {"weight": weight.contiguous()}
+        if "up_proj" in name:
+            gate = calls[name.replace("up_proj", "gate_proj")][1][0]
+            inner = gate.sigmoid() * outputs[0]
+            found[name.replace("up_proj", "down_proj")] = [inner], [], {"weight": down}
+    return found
 
 
 def save(directory: Path, *calls: dict[str, Any]) -> Path:

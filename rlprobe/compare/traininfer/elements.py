@@ -15,7 +15,7 @@ from rlprobe.compare.tensors import elementwise
 from rlprobe.compare.tensors.distance import distance
 from rlprobe.compare.tensors.dtypes import DTYPES, Array, numbers
 from rlprobe.compare.tensors.tensorfile import TensorFile, TensorFileError
-from rlprobe.compare.traininfer import layout
+from rlprobe.compare.traininfer import layout, shards
 from rlprobe.compare.traininfer.passes import Pass
 from rlprobe.compare.traininfer.tokens import Matched, Span
 
@@ -54,9 +54,23 @@ class Tokens:
     """The tokens of one engine pass, and where the training passes have them."""
 
     def __init__(
-        self, inference: Pass, training: Sequence[Pass], matched: Sequence[Matched]
+        self,
+        inference: Pass,
+        training: Sequence[Pass],
+        matched: Sequence[Matched],
+        ranks: int,
+        halves: frozenset[str],
     ) -> None:
+        """
+        Args:
+            inference, training: the passes.
+            matched: which tokens of them are the same.
+            ranks: tensor-parallel ranks of the engine.
+            halves: modules of two equal parts, each of which is divided by itself.
+        """
         self._inference = inference
+        self._ranks = ranks
+        self._halves = halves
         self._training = training
         # in the order of the training passes, so that each tensor is opened once
         self._matched = sorted(matched, key=lambda m: m.training)
@@ -78,19 +92,14 @@ class Tokens:
         """
         try:
             one = self._of_engine([self._own.keys[n] for n in benchmark.split(SEPARATOR)])
-            other = self._of_training([self._first.keys[n] for n in target.split(SEPARATOR)])
+            other, parts = self._of_training([self._first.keys[n] for n in target.split(SEPARATOR)])
+            if one.shape != other.shape:
+                other = self._piece(other, parts, one.shape[1], benchmark)
         except ValueError as error:
             unreadable = isinstance(error, TensorFileError)
             return {
                 "t_status": measures.UNREADABLE if unreadable else measures.SHAPE,
                 "t_reason": str(error) if unreadable else f"{_NOT_COMPARED}{error}",
-                "t_identical": False,
-            }
-        if one.shape != other.shape:
-            return {
-                "t_status": measures.SHAPE,
-                "t_reason": f"a token has {one.shape[1]} values in the engine and "
-                f"{other.shape[1]} in training (sharded, or another layout)",
                 "t_identical": False,
             }
         return elementwise.described(distance(one, other))
@@ -111,21 +120,43 @@ class Tokens:
                 tensor = _sum(tensor, stream)
         return tensor
 
-    def _of_training(self, keys: Sequence[Key]) -> TensorFile:
+    def _piece(
+        self, whole: TensorFile, parts: Sequence[int], width: int, benchmark: str
+    ) -> TensorFile:
+        """What this rank of the engine has of training's values."""
+        module = benchmark.split(SEPARATOR)[0].split(".")
+        if len(parts) == 1 and self._halves.intersection(module) and parts[0] % 2 == 0:
+            parts = [parts[0] // 2] * 2
+        if self._ranks == 1:
+            raise ValueError(
+                f"a token has {width} values in the engine and {whole.shape[1]} in training"
+            )
+        rank = self._inference.process.rank % self._ranks
+        return layout.as_tensor(whole, shards.piece(whole.view(), parts, width, rank, self._ranks))
+
+    def _of_training(self, keys: Sequence[Key]) -> tuple[TensorFile, list[int]]:
+        """The values of all tokens, and the widths of the parts they lie in."""
         pieces: list[TensorFile] = []
+        widths: list[int] = []
         for number in dict.fromkeys(m.training for m in self._matched):
             p = self._training[number]
             names = self._names.setdefault(number, Names.of(p))
             spans = [m.span for m in self._matched if m.training == number]
             parts = [
-                _by_kind(self._rows(p, names, key, spans, "decoder.layers" in key[0]), names, key)
+                part
                 for key in keys
+                for part in _by_kind(
+                    self._rows(p, names, key, spans, "decoder.layers" in key[0]), names, key
+                )
             ]
             pieces.append(_whole(parts, keys))
+            widths = [int(part.shape[1]) for part in parts]
         if len({piece.dtype for piece in pieces}) > 1 or len({p.shape[1] for p in pieces}) > 1:
             raise ValueError("the training passes differ in type or width")
         raw = np.concatenate([piece.view() for piece in pieces])
-        return layout.as_tensor(pieces[0], raw)
+        return layout.as_tensor(pieces[0], raw), widths if sum(widths) == raw.shape[1] else [
+            raw.shape[1]
+        ]
 
     @staticmethod
     def _rows(p: Pass, names: Names, key: Key, spans: Sequence[Span], first: bool) -> TensorFile:
@@ -156,14 +187,14 @@ def _sum(one: TensorFile, other: TensorFile) -> TensorFile:
     return replace(one, dtype=dtype, elements=values)
 
 
-def _by_kind(tensor: TensorFile, names: Names, key: Key) -> TensorFile:
-    """Megatron's query, key and value, which lie group by group, one behind the other.
+def _by_kind(tensor: TensorFile, names: Names, key: Key) -> list[TensorFile]:
+    """Megatron's query, key and value, which lie group by group; any other tensor as it is.
 
     Heads, groups and their size are read off the inputs of the layer's attention.
     """
     module, slot, _ = key
     if slot != "output" or not _MEGATRON_QKV.search(module):
-        return tensor
+        return [tensor]
     attention = module.removesuffix("linear_qkv") + "core_attention"
     shapes = [names.files.get((attention, "input", index)) for index in ("0", "1")]
     if shapes[0] is None or shapes[1] is None:
@@ -175,5 +206,6 @@ def _by_kind(tensor: TensorFile, names: Names, key: Key) -> TensorFile:
     each = heads // groups
     view = tensor.view().reshape(tokens, groups, each + 2, size)
     kinds = (view[:, :, :each], view[:, :, each : each + 1], view[:, :, each + 1 :])
-    joined = np.concatenate([kind.reshape(tokens, -1) for kind in kinds], axis=1)
-    return layout.as_tensor(tensor, joined)
+    return [
+        layout.as_tensor(tensor, np.ascontiguousarray(kind.reshape(tokens, -1))) for kind in kinds
+    ]

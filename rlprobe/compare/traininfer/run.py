@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,22 +12,22 @@ from typing import Any
 
 import polars as pl
 
-from rlprobe.compare import matcher, measures, pairs, writer
-from rlprobe.compare import rules as matching
+from rlprobe.compare import measures, writer
+from rlprobe.compare import rules as packaged
 from rlprobe.compare.compare import Options
 from rlprobe.compare.rules import Rules
 from rlprobe.compare.samples import run as samples
-from rlprobe.compare.samples.keydata import KeyData
-from rlprobe.compare.sides import Process, Side, StageSource
+from rlprobe.compare.sides import Process, Side
 from rlprobe.compare.tensors import elementwise
-from rlprobe.compare.tensors.tensorfile import TensorFileError
-from rlprobe.compare.traininfer import sketched
+from rlprobe.compare.traininfer import parameters, shards, sketched
 from rlprobe.compare.traininfer.elements import Tokens
-from rlprobe.compare.traininfer.passes import Pass, passes
+from rlprobe.compare.traininfer.matching import halves, matched
+from rlprobe.compare.traininfer.passes import Pass
 from rlprobe.compare.traininfer.sources import NAME, sources
-from rlprobe.compare.traininfer.tokens import Matched, match, with_starts
+from rlprobe.compare.traininfer.steps import Sides, steps
+from rlprobe.compare.traininfer.tokens import Matched, match
 from rlprobe.compare.writer import Summary
-from rlprobe.errors import DumpError, NotComparableError
+from rlprobe.errors import NotComparableError
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def compare(run: Side, engine: Side | None, out: Path, options: Options) -> Outc
         DumpError, StoreError: a file is damaged.
     """
     inference, training = sources(run, engine)
-    rules = options.rules or matching.load()
+    rules = options.rules or packaged.load()
     summary = Summary(NAME, NAME, [])
     directory = out / NAME
     joined = sketched.compare(run.path, rules) if engine is None else None
@@ -82,7 +83,14 @@ def compare(run: Side, engine: Side | None, out: Path, options: Options) -> Outc
         }
         directory.mkdir(parents=True, exist_ok=True)
         joined.table.write_parquet(directory / TOKEN_SKETCHES, compression="zstd")
-    sides = _Sides(inference, training, engine is not None, samples.open_side(run.path))
+    sides = Sides(
+        inference,
+        training,
+        engine is not None,
+        samples.open_side(run.path),
+        rules,
+        options.check_crc,
+    )
     tables = _tables(sides, rules, options, summary)
     writer.write_stage(directory, tables, summary)
     tensors = pl.scan_parquet(directory / writer.RECORDS).filter(
@@ -112,108 +120,46 @@ def _said(error: float | None) -> str:
     return "-" if error is None else f"{error:.3g}"
 
 
-@dataclass(frozen=True)
-class _Sides:
-    inference: StageSource
-    training: StageSource
-    #: Whether the engine's dump is one of its own, whose steps are its forward passes.
-    apart: bool
-    #: The run's key data, None without.
-    data: KeyData | None
-
-    def steps(self) -> list[tuple[int, list[Process], list[Process]]]:
-        """Step of the training, the engine's processes and the training's."""
-        by_step: dict[int, list[Process]] = {}
-        for process in self.training.processes:
-            by_step.setdefault(process.step, []).append(process)
-        if self.apart:
-            first = min(by_step)
-            return [(first, list(self.inference.processes), by_step[first])]
-        return [
-            (step, [p for p in self.inference.processes if p.step == step], processes)
-            for step, processes in sorted(by_step.items())
-        ]
-
-
 def _tables(
-    sides: _Sides, rules: Rules, options: Options, summary: Summary
+    sides: Sides, rules: Rules, options: Options, summary: Summary
 ) -> Iterator[pl.DataFrame]:
-    for step, engines, trainers in sides.steps():
-        if not engines:
-            summary.notes.append(f"step {step}: the engine was not captured")
+    for step in steps(sides, summary.notes):
+        if not step.engines:
+            summary.notes.append(f"step {step.number}: the engine was not captured")
             continue
-        yield from _parameters(sides, engines[0], trainers[0], step, rules, options)
-        inference = _passes(sides.inference, engines, rules, options)
-        training = _passes(sides.training, trainers, rules, options)
-        if sides.data is not None:
-            batches = sides.data.micro_batches(step)
-            training = [with_starts(p, batches.get((p.process.rank, p.number))) for p in training]
+        for engine in _one_a_rank(step.engines):
+            trainer = step.trainers[0]
+            weights = parameters.compare(
+                (sides.inference, engine), (sides.training, trainer), rules, options
+            )
+            if weights is not None:
+                yield _completed(weights, step.number, engine, trainer)
         for name, found, source in (
-            ("engine", inference, engines),
-            ("training", training, trainers),
+            ("engine", step.inference, step.engines),
+            ("training", step.training, step.trainers),
         ):
             if not found:
                 summary.notes.append(
-                    f"step {step}: no token ids in the {name}'s dump of {len(source)} processes "
-                    "(they are the embedding's input, in a dump of task tensor)"
+                    f"step {step.number}: no token ids in the {name}'s dump of {len(source)} "
+                    "processes (they are the embedding's input, in a dump of task tensor)"
                 )
-        if not (inference and training):
+        if not (step.inference and step.training):
             continue
-        matched = match(inference, training)
-        known = sum(bool(parts) for parts in matched)
+        same = match(step.inference, step.training)
+        known = sum(bool(parts) for parts in same)
         summary.notes.append(
-            f"step {step}: {known} of {len(inference)} forward passes of the engine hold prompt "
-            f"tokens that training ran as well ({sum(len(m.span) for p in matched for m in p)} "
-            "tokens)"
+            f"step {step.number}: {known} of {len(step.inference)} forward passes of the engine "
+            "hold prompt tokens that training ran as well "
+            f"({sum(len(m.span) for p in same for m in p)} tokens)"
         )
-        for one, parts in zip(inference, matched, strict=True):
+        for one, parts in zip(step.inference, same, strict=True):
             if parts:
-                yield _pass_table(one, training, parts, step, rules, options)
+                yield _pass_table(one, step.training, parts, step.number, rules, options)
 
 
-def _passes(
-    source: StageSource, processes: Sequence[Process], rules: Rules, options: Options
-) -> list[Pass]:
-    found = []
-    for process in processes:
-        tensors = source.tensors(process, options.check_crc)
-        if tensors is None:
-            continue
-        try:
-            found += passes(process, source.table(process).rows(pairs.LOADED), tensors, rules)
-        except TensorFileError as error:
-            raise DumpError(
-                f"token ids or positions of step {process.step}, rank {process.rank}: {error}"
-            ) from error
-    return found
-
-
-def _parameters(
-    sides: _Sides, engine: Process, trainer: Process, step: int, rules: Rules, options: Options
-) -> Iterator[pl.DataFrame]:
-    """The weights that both models ran with."""
-    frames = []
-    for source, process in ((sides.inference, engine), (sides.training, trainer)):
-        frame = (
-            source.table(process)
-            .rows(pairs.LOADED)
-            .filter(
-                (pl.col("slot") == "parameters")
-                & (pl.col("direction") == "forward")
-                & pl.col("module").is_not_null()
-            )
-        )
-        frame = frame.unique(["module", "index"], keep="first", maintain_order=True)
-        frames.append(frame.with_columns(call=pl.lit(0, pl.Int32)))
-    if any(frame.is_empty() for frame in frames):
-        return
-    table = _matched(frames[0], frames[1], rules)
-    tensors = (
-        sides.inference.tensors(engine, options.check_crc),
-        sides.training.tensors(trainer, options.check_crc),
-    )
-    table = elementwise.measure(table, *tensors, options.jobs)
-    yield _completed(table, step, engine, trainer)
+def _one_a_rank(processes: Sequence[Process]) -> list[Process]:
+    """The first process of every rank: an engine's own dump has a step for every pass."""
+    return list({p.rank: p for p in reversed(processes)}.values())[::-1]
 
 
 def _pass_table(
@@ -231,11 +177,11 @@ def _pass_table(
     frames = [
         p.records.filter(activations).with_columns(call=pl.lit(0, pl.Int32)) for p in (one, other)
     ]
-    table = _matched(frames[0], frames[1], rules)
-    tokens = Tokens(one, training, parts)
+    table = matched(frames[0], frames[1], rules)
     both = table.with_row_index("row").filter(
         pl.col("shape_benchmark").is_not_null() & pl.col("shape_target").is_not_null()
     )
+    tokens = Tokens(one, training, parts, shards.ranks(_widths(both, one, other)), halves(rules))
     rows = both.select(
         "row", "name_benchmark", "name_target", "data_name_benchmark", "data_name_target"
     ).rows(named=True)
@@ -264,9 +210,16 @@ def _pass_table(
     return _completed(table, step, one.process, other.process)
 
 
-def _matched(benchmark: pl.DataFrame, target: pl.DataFrame, rules: Rules) -> pl.DataFrame:
-    found = matcher.match(benchmark, target, rules)
-    return measures.measure(pairs.side_by_side(found.benchmark, found.target, found.matches))
+def _widths(both: pl.DataFrame, one: Pass, other: Pass) -> list[tuple[int, int]]:
+    """Values a token of records that tell whether the engine is divided, in both models."""
+    rows = both.select("name_benchmark", "shape_benchmark", "shape_target").iter_rows()
+    counts = [p.grid.rows * p.grid.length for p in (one, other)]
+    sizes = [[math.prod(s) for s in shapes] for name, *shapes in rows if shards.says_ranks(name)]
+    return [
+        (left // counts[0], right // counts[1])
+        for left, right in sizes
+        if not (left % counts[0] or right % counts[1])
+    ]
 
 
 def _completed(table: pl.DataFrame, step: int, one: Process, other: Process) -> pl.DataFrame:
