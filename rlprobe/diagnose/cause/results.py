@@ -167,8 +167,8 @@ def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, object]) -> 
             "label_or_mask_shift",
             0.45,
             [
-                f"the gradient that the loss sends back differs by {shape.error:.2g}, and both its "
-                "extremes are as before: some tokens count otherwise and the rest as before, as "
+                f"the gradient that the loss sends back differs by {shape.error:.2g}, and an "
+                "extreme of it is as before: some tokens count otherwise and the rest as before, as "
                 "with a shifted mask"
             ],
         )
@@ -206,7 +206,7 @@ _SPARED = 0.02
 
 
 def _spares(shape: Shape, row: dict[str, object]) -> bool:
-    """Whether largest and smallest element, hence the tokens that hold them, are as before.
+    """Whether the largest or the smallest element, hence the token that holds it, is as before.
 
     What is computed otherwise (another estimator, factor or rounding) moves all tokens' gradients;
     what counts other tokens moves those tokens' alone.
@@ -216,7 +216,7 @@ def _spares(shape: Shape, row: dict[str, object]) -> bool:
         and abs(t - b) <= _SPARED * shape.error * abs(b)
         for b, t in ((row.get(f"{n}_benchmark"), row.get(f"{n}_target")) for n in ("max", "min"))
     ]  # fmt: skip
-    return all(kept)
+    return any(kept)
 
 
 def _loss_parts(rows: pl.DataFrame) -> bool:
