@@ -5,7 +5,7 @@ the devices' round-off are chosen differently by two correct devices, although s
 and agree. The token's further way is then another one: a difference of order one in few tokens.
 
 - **Are they near ties?** All scores of the call agree within their floor, and no more choices
-  differ than chance exceeds once in 100,000 (Poisson). Of n tokens with k of E experts each,
+  differ than chance exceeds once in 1,000 calls (Poisson). Of n tokens with k of E experts each,
   n k boundaries may flip, each with the probability that the margin is smaller than the error of
   two scores. With E about normal scores of spread s the margin's density at 0 is 0.4 E / s at most;
   the difference of two scores has an error of 0.8 sqrt(2) e s in the mean, e being what the scores
@@ -25,7 +25,8 @@ from typing import Any
 
 import polars as pl
 
-from rlprobe.compare.noise_updates import FLIP_TAIL, poisson_quantile
+from rlprobe.compare.noise import FALSE_ALARM_RATE
+from rlprobe.compare.noise_updates import poisson_quantile
 from rlprobe.compare.roundoff import UNIT
 from rlprobe.diagnose import execution
 
@@ -80,7 +81,7 @@ def _flips(row: dict[str, Any], rows: pl.DataFrame) -> int | None:
     if not isinstance(error, float) or options < 2:
         return None
     size = math.prod(shape)
-    allowed = int(poisson_quantile(size * _FLIPS * options * _SEEN * error, FLIP_TAIL)[0])
+    allowed = int(poisson_quantile(size * _FLIPS * options * _SEEN * error, FALSE_ALARM_RATE)[0])
     # ||indices||^2 of choices spread evenly over 0 … E - 1; each that differs does so by 1 at least
     square = row["norm_benchmark"] ** 2 if row.get("norm_benchmark") else (
         size * (options - 1) * (2 * options - 1) / 6
@@ -88,7 +89,7 @@ def _flips(row: dict[str, Any], rows: pl.DataFrame) -> int | None:
     differ = float(row["error"] ** 2 * square)
     # two slots of a token may swap; a typical difference of two even choices is (E^2 - 1) / 6
     most = 2 * max((options**2 - 1) / 6, 1.0) * allowed
-    if differ > max(most, (options - 1) ** 2):
+    if not allowed or differ > max(most, (options - 1) ** 2):
         return None
     return min(allowed, max(1, math.ceil(differ)))
 

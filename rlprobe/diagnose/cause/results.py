@@ -168,7 +168,7 @@ def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, object]) -> 
             0.45,
             [
                 f"the gradient that the loss sends back differs by {shape.error:.2g}, and an "
-                "extreme of it is as before: some tokens count otherwise and the rest as before, as "
+                "extreme of it is as before: some tokens count otherwise and others do not, as "
                 "with a shifted mask"
             ],
         )
