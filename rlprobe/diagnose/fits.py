@@ -112,6 +112,13 @@ def one_sided(pairs: Sequence[Pair]) -> bool:
     return len(d) > _FEW and whole > 0 and float(below @ below) < 0.01 * whole
 
 
+def constant(pairs: Sequence[Pair]) -> bool:
+    """Whether all values are shifted alike: one number explains nearly all of the difference."""
+    d = _joined(pairs)[1]
+    whole = float(d @ d)
+    return len(d) > _FEW and whole > 0 and len(d) * float(d.mean()) ** 2 > 0.95 * whole
+
+
 def unrelated(pairs: Sequence[Pair]) -> bool:
     """Whether differences have no bias and do not follow the values: noise, as of rounding.
 

@@ -94,6 +94,15 @@ def _log_probs(step: Step, finding: Finding, name: str, differ: set[str]) -> Fou
                 f"normalised over fewer tokens (top-k, top-p, a mask){unlike}"
             ],
         )
+    if fits.constant(pairs):
+        return (
+            "sampling_semantics",
+            0.5,
+            [
+                f"{said}, and {name} of all tokens are shifted alike: probabilities are normalised "
+                f"otherwise (a vocabulary with padding, say){unlike}"
+            ],
+        )
     if fits.unrelated(pairs) and step.key_data[name].max_abs < _ROUNDED:
         return (
             "rounding_order",

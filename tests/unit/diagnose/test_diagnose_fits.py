@@ -92,3 +92,9 @@ def test_rounding_follows_nothing_and_other_labels_regress_to_the_mean() -> None
     assert not fits.unrelated([(b, b + 1e-3 * (np.roll(b, 1) - b)) for b in LOG_PROBS])
     assert not fits.unrelated([(b, b - 1e-3) for b in LOG_PROBS])
     assert not fits.unrelated([(b[:3], b[:3] + 1e-3) for b in LOG_PROBS[:1]])
+
+
+def test_another_normaliser_shifts_all_alike() -> None:
+    assert fits.constant([(b, b - 0.2 + 0.01 * np.sin(b)) for b in LOG_PROBS])
+    assert not fits.constant([(b, np.roll(b, 1)) for b in LOG_PROBS])
+    assert not fits.constant([(b, b) for b in LOG_PROBS])
