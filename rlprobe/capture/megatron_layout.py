@@ -20,8 +20,8 @@ def layout(models: Any = None) -> dict[str, Any]:
         models: the model chunks of this rank; they tell whether sequences are sharded and how many
             virtual pipeline stages there are.
     """
-    mpu = sys.modules.get("megatron.core.parallel_state")
-    if mpu is None or not mpu.model_parallel_is_initialized():
+    mpu = _parallel_state()
+    if mpu is None:
         return {}
     found: dict[str, Any] = {
         "backend": "megatron",
@@ -36,6 +36,18 @@ def layout(models: Any = None) -> dict[str, Any]:
     # activations of a rank are then a part of the sequence and not the whole
     found["sequence_parallel"] = any(_config(c, "sequence_parallel") for c in chunks)
     return found
+
+
+def data_parallel_size() -> int:
+    """Ranks whose gradients are added up, context-parallel ones included; 1 outside Megatron."""
+    mpu = _parallel_state()
+    return 1 if mpu is None else int(mpu.get_data_parallel_world_size(with_context_parallel=True))
+
+
+def _parallel_state() -> Any:
+    """Megatron's module of that name; None before it has set its groups up."""
+    mpu = sys.modules.get("megatron.core.parallel_state")
+    return mpu if mpu is not None and mpu.model_parallel_is_initialized() else None
 
 
 def _config(model: Any, name: str) -> bool:

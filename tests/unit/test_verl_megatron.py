@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -98,3 +101,70 @@ def test_an_exhausted_iterator_ends_as_it_would_without_us() -> None:
     megatron.watch(engine, lambda *_: None, lambda *_: None)
     with pytest.raises(StopIteration):
         engine.forward_step(iter(()), engine.module[0].module)
+
+
+@pytest.fixture
+def mindspeed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Stands in for MindSpeed, whose ``repatch`` replaces methods of Megatron's; who was called."""
+    called: list[str] = []
+    original = MegatronEngine.forward_step
+
+    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        called.append("mindspeed")
+        return original(self, *args, **kwargs)
+
+    def repatch(config: Any) -> None:
+        monkeypatch.setattr(MegatronEngine, "forward_step", patched)
+
+    adaptor = types.ModuleType("mindspeed.megatron_adaptor")
+    adaptor.repatch = repatch  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mindspeed", types.ModuleType("mindspeed"))
+    monkeypatch.setitem(sys.modules, "mindspeed.megatron_adaptor", adaptor)
+    yield called
+
+
+class Worker:
+    """Builds its engine in ``reset``, where verl's engine lets MindSpeed patch again."""
+
+    engine: Any = None
+
+    def reset(self) -> str:
+        from mindspeed.megatron_adaptor import repatch
+
+        repatch({})
+        self.engine = Engine(1)
+        self.engine.train_batch = self.engine.infer_batch = self.engine.forward_backward_batch
+        self.engine.optimizer_step = lambda: None
+        return "ready"
+
+
+@pytest.mark.cell("back end", "Megatron: MindSpeed patches before our hooks", "contract-tested")
+def test_mindspeeds_patches_are_inside_ours(
+    mindspeed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    from rlprobe.frameworks.verl import workers
+
+    def begins(number: int, data: Any) -> None:
+        mindspeed.append("begins")
+
+    monkeypatch.setattr(workers.control, "session", object)
+    monkeypatch.setattr(workers.determinism, "apply", lambda session: None)
+    monkeypatch.setattr(workers, "_megatron_begins", begins)
+    monkeypatch.setattr(workers, "_megatron_ends", lambda *found: mindspeed.append("ends"))
+    worker = Worker()
+    assert workers.around_reset(Worker.reset, worker, (), {}) == "ready"
+    worker.engine.train_batch(["a"])
+    assert mindspeed == ["begins", "mindspeed", "ends"]
+
+
+@pytest.mark.cell("back end", "Megatron: MindSpeed patches before our hooks", "contract-tested")
+def test_our_hooks_import_no_megatron() -> None:
+    """MindSpeed must be imported before Megatron, which is verl's to see to."""
+    program = (
+        "import sys; from rlprobe.frameworks import verl; verl.activate();"
+        "import rlprobe.frameworks.verl.workers;"
+        "sys.exit(any(name.split('.')[0] == 'megatron' for name in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from rlprobe.frameworks.slime import layout, running
+from rlprobe.capture import megatron_layout
+from rlprobe.frameworks.slime import running
 
 
 def loss_function(
@@ -36,7 +37,7 @@ def watched(optimizer: Any) -> Iterator[None]:
     With a distributed optimizer on several ranks, a rank holds the sums of its own shard only: the
     gradients are left out there rather than recorded wrong.
     """
-    if optimizer is None or running.scope() is None or layout.data_parallel_size() > 1:
+    if optimizer is None or running.scope() is None or megatron_layout.data_parallel_size() > 1:
         yield
         return
     wrapped = {"step": "grad_reduced"}

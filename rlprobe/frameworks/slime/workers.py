@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlprobe import stages
-from rlprobe.capture import configurations, determinism
+from rlprobe.capture import configurations, determinism, megatron_layout
 from rlprobe.capture.names import unwrap
 from rlprobe.capture.session import Session
 from rlprobe.frameworks import progress
@@ -22,7 +22,6 @@ from rlprobe.frameworks.slime import (
     batch,
     cached,
     control,
-    layout,
     metrics,
     plan,
     precision,
@@ -181,7 +180,7 @@ def _stage(
         config=here.actor.args,
         strength=session.fault_strength,
     )
-    recorder = _recorder(session, role)
+    recorder = _recorder(session, role, chunks)
     if session.capture.engine == "msprobe" and recorder.wants(stage, step):
         cached.forget(chunks)
     started = time.monotonic()
@@ -204,7 +203,7 @@ def _stage(
     return result
 
 
-def _recorder(session: Session, role: str) -> SlimeRecorder:
+def _recorder(session: Session, role: str, chunks: list[Any]) -> SlimeRecorder:
     recorder = _recorders.get(role)
     if recorder is None:
         recorder = _recorders[role] = SlimeRecorder(
@@ -212,6 +211,6 @@ def _recorder(session: Session, role: str) -> SlimeRecorder:
             role=role,
             rank=running.rank(),
             world_size=running.world_size(),
-            layout=layout.layout(),
+            layout=megatron_layout.layout(chunks),
         )
     return recorder
