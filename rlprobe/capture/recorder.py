@@ -284,9 +284,12 @@ class StageScope:
             self.key_data(name, updates.group_norms(optimizer), number)
 
     def samples(self, digests: list[str]) -> None:
-        """The samples this process works on, for the mock proof; on every rank and stage."""
+        """The samples this process works on; on every rank and stage.
+
+        They are the mock proof, and they name the rows of key data.
+        """
         options = self._recorder.session.capture
-        if options.provenance and options.wants_step(self._step):
+        if (options.provenance or options.key_data) and options.wants_step(self._step):
             self._recorder._parts.line(
                 "samples",
                 {

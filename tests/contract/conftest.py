@@ -24,7 +24,6 @@ ELSEWHERE = (
     ("back end", "verl's Megatron engine", "needs CUDA; see megatron-core below"),
     ("engine", "vLLM in verl", "not installable here: its layers are not captured through verl"),
     ("engine", "SGLang in verl", "not installable here: its layers are not captured through verl"),
-    ("trainer", "V1, mock inference", "refused with a message: replay on V0"),
     ("trainer", "V1, LoRA with a critic", "verl 0.9.1 itself stops in it (disable_adapter)"),
     ("version", "0.9.0, training", "on a CPU verl 0.9.0 itself needs flash_attn"),
     ("version", "0.7.1 and 0.8.0, training", "need numpy 1 and have no CPU platform"),

@@ -166,6 +166,23 @@ def test_v1(v1: Variant) -> None:
         assert tree.key(name)
 
 
+def key_data(tree: Path) -> KeyData:
+    """A tree's key data, with the samples of each stage."""
+    parts = sorted((tree / "parts/samples").glob("*.jsonl"))
+    lines = (line for part in parts for line in part.read_text().splitlines())
+    return KeyData(tree / "data", [json.loads(line) for line in lines])
+
+
+@pytest.mark.cell("trainer", "V1, token_level_rewards by sample", RUN)
+def test_v1_rewards(v1: Variant) -> None:
+    dump = v1.scratch / "dump"
+    found = hdf5.read(dump / "rollouts/step0.h5")
+    rewards = {sample.sample_digest: sample.reward for sample in found.samples}
+    assert len(set(rewards.values())) > 1, "rewards that differ tell samples apart"
+    rows = key_data(dump).rows("token_level_rewards", 0)
+    assert {row.sample: float(row.values.sum()) for row in rows} == pytest.approx(rewards)
+
+
 @pytest.mark.cell("trainer", "V1, rollouts recorded, joined by prompt and sample", RUN)
 def test_v1_rollouts(v1: Variant) -> None:
     """Rows trained on are those recorded, whatever order the trainer had them in."""
@@ -175,17 +192,72 @@ def test_v1_rollouts(v1: Variant) -> None:
         assert len(found) == 8
         assert len({sample.prompt_identity for sample in found.samples}) == 4
         recorded = {sample.sample_digest: sample for sample in found.samples}
-        key_data = KeyData(dump / "data")
-        for name in ("old_log_probs", "entropys"):
-            rows = key_data.rows(name, step)
+        for name in ("old_log_probs", "entropys", "values"):
+            rows = key_data(dump).rows(name, step)
             assert {row.sample for row in rows} == recorded.keys(), name
             assert len(rows) == 8
 
 
+@pytest.fixture(scope="module")
+def v1_grpo(made: Runs) -> Variant:
+    return made.ray("v1-grpo", "trainer.use_v1=true", ONE_STEP, GRPO, **EVERYTHING)
+
+
 @trainer("V1 (TransferQueue), GRPO")
-def test_v1_grpo(made: Runs) -> None:
-    variant = made.ray("v1-grpo", "trainer.use_v1=true", ONE_STEP, GRPO, **EVERYTHING)
-    assert Tree(variant.scratch / "dump").stages().keys() == FOUR
+def test_v1_grpo(v1_grpo: Variant) -> None:
+    assert Tree(v1_grpo.scratch / "dump").stages().keys() == FOUR
+
+
+def replayed_on_v1(made: Runs, name: str, recorded: Path, *overrides: str) -> Variant:
+    """A mock run of the newer trainer, with no engine that could generate."""
+    return made.ray(
+        name,
+        "trainer.use_v1=true",
+        "actor_rollout_ref.rollout.name=rlprobe_replay",
+        *overrides,
+        msprobe=True,
+        key_data_dump=True,
+        step_end=1,
+        enable_mock_inference=True,
+        mock_data_path=str(recorded),
+    )
+
+
+def samples(tree: Path, name: str, step: int) -> dict[str, list[float]]:
+    """A step's key data by sample."""
+    rows = key_data(tree).rows(name, step)
+    assert len({row.sample for row in rows} - {None}) == 8, name
+    return {str(row.sample): np.asarray(row.values).tolist() for row in rows}
+
+
+@pytest.mark.cell("trainer", "V1, mock inference from a V1 run: PPO, bit for bit", RUN)
+def test_v1_replays_v1(made: Runs, v1: Variant) -> None:
+    dump = v1.scratch / "dump"
+    variant = replayed_on_v1(made, "v1-mock", dump)
+    for step in (0, 1):
+        found = hdf5.read(dump / f"rollouts/step{step}.h5")
+        recorded = {sample.sample_digest for sample in found.samples}
+        trained = samples(variant.scratch / "dump", "old_log_probs", step)
+        assert trained.keys() == recorded
+    # the order of rows within the update is drawn anew, so that weights differ from then on
+    for name in ("rollout_log_probs", "old_log_probs", "ref_log_prob", "values"):
+        ours = samples(variant.scratch / "dump", name, 0)
+        assert ours == samples(dump, name, 0), name
+    assert not (variant.scratch / "dump/rollouts").exists()
+
+
+@pytest.mark.cell("trainer", "V1, mock inference from a V0 run", RUN)
+def test_v1_replays_v0(made: Runs) -> None:
+    recorded = made.collector("grpo", ONE_STEP, GRPO, **EVERYTHING).dump
+    variant = replayed_on_v1(made, "v1-mock-v0", recorded, ONE_STEP, GRPO)
+    ours, theirs = (
+        {name: samples(tree, name, 0) for name in ("rollout_log_probs", "advantages")}
+        for tree in (variant.scratch / "dump", recorded)
+    )
+    assert ours["rollout_log_probs"] == theirs["rollout_log_probs"]
+    assert ours["advantages"].keys() == theirs["advantages"].keys()
+    for sample, values in ours["advantages"].items():
+        assert values == pytest.approx(theirs["advantages"][sample], rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.cell("trainer", "recipe: a script and a worker subclass of the user's own", RUN)

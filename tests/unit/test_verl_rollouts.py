@@ -100,6 +100,13 @@ def test_what_was_recorded_is_what_comes_back(tmp_path: Path) -> None:
     assert back.meta_info["reward_extra_keys"] == ["acc"]
 
 
+def test_the_newer_trainers_rows_are_refused_on_the_older() -> None:
+    recorded = _recorded()
+    recorded.meta["source"] = rollouts.QUEUE
+    with pytest.raises(ReplayError, match=r"set trainer\.use_v1=true"):
+        rollouts.to_batch(recorded, _prompts(QUESTIONS), "file")
+
+
 def test_what_has_no_json_form_is_named() -> None:
     assert _recorded().meta["not_recorded"] == ["images"]
 

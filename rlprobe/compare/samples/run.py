@@ -162,12 +162,13 @@ def _read(path: Path) -> pl.DataFrame:
 
 
 def _proof(side: Path) -> list[dict[str, Any]]:
-    """The mock proof of a stored run; of scratch space, its parts."""
+    """The mock proof of a stored run; of scratch space or a collector's tree, its parts."""
     path = side / _PROOF
     try:
         if path.is_file():
             return list(json.loads(path.read_bytes())["samples"])
-        parts = sorted((side / "side/parts/samples").glob("*.jsonl"))
+        places = (side / "side/parts/samples", side / "parts/samples")
+        parts = sorted(part for place in places for part in place.glob("*.jsonl"))
         return [json.loads(line) for part in parts for line in part.read_bytes().splitlines()]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{side}: the mock proof is damaged: {error}") from error

@@ -29,6 +29,9 @@ _INPUTS: dict[str, tuple[str, ...]] = {
     stages.LOG_PROB: _SAMPLES,
     stages.ACTOR_UPDATE: ("token_level_rewards", "advantages"),
 }
+#: Where a key is absent, what it is equal to: the newer trainer keeps one of the two when there is
+#: no KL term in the reward (see ``_compute_metrics`` of its ``trainer_base``).
+_EQUAL = {"token_level_rewards": "rm_scores"}
 #: Of an update in a step without a log-prob stage (verl's bypass mode takes the engine's).
 _BYPASSED = (*_SAMPLES, "old_log_probs")
 
@@ -117,6 +120,8 @@ def key_inputs(
         names += _INPUTS_OF_ALIGNMENT.get(stage, {}).items()
     for name, ours in names:
         value = tensor(data, name)
+        if value is None and name in _EQUAL:
+            value = tensor(data, _EQUAL[name])
         if value is not None:
             yield ours, value
 

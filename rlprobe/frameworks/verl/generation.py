@@ -15,7 +15,7 @@ from rlprobe import stages
 from rlprobe.capture.session import ReplayOptions, Session
 from rlprobe.errors import ReplayError
 from rlprobe.frameworks import progress
-from rlprobe.frameworks.verl import control, driver, engines, rollouts, transfer
+from rlprobe.frameworks.verl import control, driver, engines, queue_replay, rollouts, transfer
 from rlprobe.rollouts import Rollouts, hdf5, vendor
 from rlprobe.rollouts.order import ReplayOrder
 
@@ -41,19 +41,23 @@ def around_generate(
     if session is None:
         return original(self, *args, **kwargs)
     prompts: Any = kwargs.get("prompts", args[0] if args else None)
-    if transfer.is_queued(prompts):
-        _refuse_queued_replay(session, prompts)
-        return original(self, *args, **kwargs)
-    validating = bool(prompts.meta_info.get("validate", False))
-    if not validating:
-        driver.on_generation(prompts)
+    queued = transfer.is_queued(prompts)
+    if queued:
+        validating = transfer.is_validation(prompts)
+    else:
+        validating = bool(prompts.meta_info.get("validate", False))
+        if not validating:
+            driver.on_generation(prompts)
     if session.replay is not None and not validating:
-        return _replay(session, session.replay, self, prompts)
+        replay = _replay_queued if queued else _replay
+        return replay(session, session.replay, self, prompts)
     if self.config.actor_rollout_ref.rollout.name == engines.REPLAY:
         raise ReplayError(
             "validation asked for generation, but a replay has no inference engine; set "
             "trainer.val_before_train=false and trainer.test_freq=-1"
         )
+    if queued:
+        return original(self, *args, **kwargs)  # recorded when the step is over
     step, trainer_step = control.step()
     progress.report(session, stages.GENERATE, step, trainer_step)
     output = original(self, *args, **kwargs)
@@ -63,14 +67,6 @@ def around_generate(
         return _record_later(session, self, prompts, output)
     _record(session, self, prompts, output)
     return output
-
-
-def _refuse_queued_replay(session: Session, prompts: Any) -> None:
-    if session.replay is not None and not transfer.is_validation(prompts):
-        raise ReplayError(
-            "recorded rollouts cannot be replayed on the newer trainer, whose agent loops put "
-            "theirs into TransferQueue one by one; set trainer.use_v1=false for the replay"
-        )
 
 
 def around_step(
@@ -123,17 +119,29 @@ def _record(session: Session, manager: Any, prompts: Any, output: Any) -> None:
 
 
 def _replay(session: Session, options: ReplayOptions, manager: Any, prompts: Any) -> Any:
-    step, trainer_step = control.step()
+    step, _ = control.step()
     recorded, source = load_step(options, step)
     output = rollouts.to_batch(recorded, prompts, source)
     # a vendor's dump has tokens and no rewards
     if session.recompute_rewards or "rm_scores" not in output.batch.keys():  # noqa: SIM118
         rollouts.recompute_rewards(manager.reward_loop_worker_handles, prompts, output)
+    _say_replayed(recorded, source)
+    return output
+
+
+def _replay_queued(session: Session, options: ReplayOptions, manager: Any, prompts: Any) -> None:
+    step, _ = control.step()
+    recorded, source = load_step(options, step)
+    queue_replay.put(recorded, prompts, source, manager, session.recompute_rewards)
+    _say_replayed(recorded, source)
+
+
+def _say_replayed(recorded: Rollouts, source: str) -> None:
+    step, trainer_step = control.step()
     sys.stderr.write(
         f"rlprobe: step {step} (trainer's {trainer_step}): {len(recorded)} samples replayed "
         f"from {source}\n"
     )
-    return output
 
 
 def load_step(options: ReplayOptions, step: int) -> tuple[Rollouts, str]:

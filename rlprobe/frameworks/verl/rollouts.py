@@ -15,11 +15,21 @@ from verl import DataProto
 
 from rlprobe.errors import ReplayError
 from rlprobe.frameworks.verl import engines
-from rlprobe.rollouts import Ragged, Rollouts, Sample, prompt_identity, sample_ids, vendor
+from rlprobe.rollouts import (
+    Ragged,
+    Rollouts,
+    Sample,
+    matching,
+    prompt_identity,
+    sample_ids,
+    vendor,
+)
 from rlprobe.rollouts.model import CARRIERS
 
 #: Columns of a prompt that say which prompt it is, whatever ids and seeds this run gave it.
 _IDENTITY = ("raw_prompt", "data_source")
+#: What ``meta["source"]`` says of rollouts of the newer trainer.
+QUEUE = "transfer queue"
 #: Entries of generation's meta_info that describe the run and not the rollouts.
 _VOLATILE = ("timing", "metrics", "global_steps", "validate")
 
@@ -90,7 +100,7 @@ def from_batch(
         if column.dtype != object:
             recorded.value_dtypes[name] = str(column.dtype)
     meta = {k: v for k, v in output.meta_info.items() if k not in _VOLATILE}
-    recorded.meta = {"meta_info": _plain(meta), "not_recorded": sorted(not_recorded)}
+    recorded.meta = {"meta_info": plain(meta), "not_recorded": sorted(not_recorded)}
     recorded.samples = _samples(step, identities(prompts), output, tokenizer)
     return recorded
 
@@ -103,7 +113,9 @@ def tokenizer(path: str) -> Any:
     return hf_tokenizer(path)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value as JSON holds it; what has no JSON form as its text."""
+
     def convert(item: Any) -> Any:
         return item.tolist() if hasattr(item, "tolist") else str(item)
 
@@ -157,10 +169,16 @@ def to_batch(recorded: Rollouts, prompts: DataProto, source: str) -> DataProto:
     """The recorded rollouts in the shape generation returns them.
 
     Raises:
-        ReplayError: the batch sizes or any prompt differ; the message names the rows.
+        ReplayError: the batch sizes or any prompt differ, and the message names the rows; or the
+            newer trainer recorded them, whose rows have no order.
     """
+    if recorded.meta.get("source") == QUEUE:
+        raise ReplayError(
+            f"{source} was recorded on verl's newer trainer, whose rows have neither padding nor "
+            "an order; set trainer.use_v1=true to replay it"
+        )
     _check_prompts(recorded, prompts, source)
-    tensors = {name: _to_torch(recorded, name) for name in recorded.tensors}
+    tensors = {name: to_torch(recorded, name) for name in recorded.tensors}
     columns: dict[str, np.ndarray] = {}
     for name, values in recorded.values.items():
         if name in prompts.non_tensor_batch:
@@ -192,11 +210,7 @@ def _complete(tensors: dict[str, torch.Tensor], columns: dict[str, np.ndarray], 
 
 
 def _check_prompts(recorded: Rollouts, prompts: DataProto, source: str) -> None:
-    if len(prompts) != len(recorded):
-        raise ReplayError(
-            f"{source} holds {len(recorded)} samples, but this step asks for {len(prompts)}; "
-            "train_batch_size and rollout.n must be those of the collecting run"
-        )
+    matching.require_size(len(recorded), len(prompts), source)
     if not all(sample.prompt_identity for sample in recorded.samples):
         return _check_tokens(recorded, prompts, source)
     differing = [
@@ -206,12 +220,7 @@ def _check_prompts(recorded: Rollouts, prompts: DataProto, source: str) -> None:
         )
         if sample.prompt_identity != found
     ]
-    if differing:
-        raise ReplayError(
-            f"the prompts of this step are not those {source} was recorded for: "
-            f"{len(differing)} of {len(recorded)} rows differ (rows {_some(differing)}); use the "
-            "same data files, order, seed and batch size as the collecting run"
-        )
+    matching.require_same(differing, len(recorded), source)
     return None
 
 
@@ -224,15 +233,13 @@ def _check_tokens(recorded: Rollouts, prompts: DataProto, source: str) -> None:
     differing = np.flatnonzero((found != recorded.tensors["prompts"]).any(axis=1)).tolist()
     if differing:
         raise ReplayError(
-            f"the prompt tokens of rows {_some(differing)} are not those recorded in {source}"
+            f"the prompt tokens of rows {matching.some(differing)} are not those recorded in "
+            f"{source}"
         )
 
 
-def _some(rows: list[int]) -> str:
-    return ", ".join(map(str, rows[:8])) + (", …" if len(rows) > 8 else "")
-
-
-def _to_torch(recorded: Rollouts, name: str) -> torch.Tensor:
+def to_torch(recorded: Rollouts, name: str) -> torch.Tensor:
+    """A recorded tensor in its true element type; jagged where its rows are ragged."""
     value = recorded.tensors[name]
     carrier = recorded.dtypes.get(name)
     target = getattr(torch, carrier) if carrier in CARRIERS else None
@@ -250,27 +257,37 @@ def recompute_rewards(workers: list[Any] | None, prompts: DataProto, output: Dat
     Raises:
         ReplayError: this configuration has no reward workers.
     """
+    data = DataProto(
+        batch=output.batch.clone(recurse=False),
+        non_tensor_batch={**output.non_tensor_batch, **prompts.non_tensor_batch},
+    )
+    rewards = scores(workers, [data.slice(row, row + 1) for row in range(len(data))])
+    found = torch.zeros_like(output.batch["responses"], dtype=torch.float32)
+    width = output.batch["prompts"].shape[1]
+    for row, reward in enumerate(rewards):
+        # verl puts a sample's score on its last valid response token
+        last = int(output.batch["attention_mask"][row, width:].sum()) - 1
+        found[row, max(last, 0)] = reward
+    output.batch["rm_scores"] = found
+
+
+def scores(workers: list[Any] | None, samples: list[DataProto]) -> list[float]:
+    """What this run's reward workers give to each sample (a batch of one row).
+
+    Raises:
+        ReplayError: this configuration has no reward workers.
+    """
     if not workers:
         raise ReplayError(
             "recompute_rewards is set, but this configuration has no reward workers; leave it off "
             "to use the recorded rewards"
         )
-    data = DataProto(
-        batch=output.batch.clone(recurse=False),
-        non_tensor_batch={**output.non_tensor_batch, **prompts.non_tensor_batch},
-    )
 
     async def ask() -> list[dict[str, Any]]:
         pending = [
-            workers[row % len(workers)].compute_score.remote(data.slice(row, row + 1))
-            for row in range(len(data))
+            workers[row % len(workers)].compute_score.remote(sample)
+            for row, sample in enumerate(samples)
         ]
         return list(await asyncio.gather(*pending))
 
-    scores = torch.zeros_like(output.batch["responses"], dtype=torch.float32)
-    width = output.batch["prompts"].shape[1]
-    for row, result in enumerate(asyncio.run(ask())):
-        # verl puts a sample's score on its last valid response token
-        last = int(output.batch["attention_mask"][row, width:].sum()) - 1
-        scores[row, max(last, 0)] = float(result["reward_score"])
-    output.batch["rm_scores"] = scores
+    return [float(result["reward_score"]) for result in asyncio.run(ask())]

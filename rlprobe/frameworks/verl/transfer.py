@@ -14,10 +14,19 @@ import numpy as np
 
 from rlprobe.errors import ReplayError
 from rlprobe.frameworks.verl import rollouts
-from rlprobe.rollouts import Ragged, Rollouts, Sample, hdf5, sample_ids
+from rlprobe.rollouts import Ragged, Rollouts, Sample, hdf5, matching, sample_ids
 
 #: Tensors of a sample that generation produced; what later stages added is theirs.
-_TENSORS = ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores")
+_TENSORS = (
+    "prompts",
+    "responses",
+    "response_mask",
+    "rollout_log_probs",
+    "rm_scores",
+    "routed_experts",
+)
+#: What else generation says of a sample.
+_COLUMNS = ("num_turns", "extra_fields")
 
 
 def is_queued(prompts: Any) -> bool:
@@ -60,20 +69,26 @@ def record(batch: Any, directory: Path, *, step: int, trainer_step: int, config:
         )
     count = len(keys)
     identities = rollouts.identities_of(
-        lambda name: _column(data[name], count) if name in data else None, count, "the queue"
+        lambda name: column(data[name], count) if name in data else None, count, "the queue"
     )
-    order = sorted(range(len(keys)), key=lambda row: (identities[row], _repetition(keys[row])))
+    responses = [row.tolist() for row in data["responses"].unbind(0)]
+    order = _order(keys, identities, responses)
     recorded = Rollouts(
         step=step,
         trainer_step=trainer_step,
         sampling=rollouts.sampling(config),
-        meta={"source": "transfer queue"},
+        meta={"source": rollouts.QUEUE},
     )
     for name in _TENSORS:
         if name not in data:
             continue
         rows = [row.detach().cpu() for row in data[name].unbind(0)]
         recorded.tensors[name] = Ragged.from_rows([rows[i].numpy() for i in order])
+    recorded.values[matching.OUTPUT] = [_place(keys[row])[-1] for row in order]
+    for name in _COLUMNS:
+        values = column(data[name], count) if name in data else [None]
+        if None not in values:
+            recorded.values[name] = [rollouts.plain(values[row]) for row in order]
     recorded.samples = _samples(recorded, step, [identities[i] for i in order], config)
     recorded.check()
     directory.mkdir(parents=True, exist_ok=True)
@@ -82,12 +97,29 @@ def record(batch: Any, directory: Path, *, step: int, trainer_step: int, config:
     return path
 
 
-def _repetition(key: str) -> tuple[int, ...]:
+def _order(keys: list[str], identities: list[str], responses: list[list[int]]) -> list[int]:
+    """Rows by prompt, the answers of one prompt together, in the order of its sessions.
+
+    A prompt that was drawn twice has two random ids; what tells those apart in every run is what
+    was answered.
+    """
+    rows = sorted(range(len(keys)), key=lambda row: _place(keys[row]))
+    answers: dict[str, list[list[int]]] = {}
+    for row in rows:
+        answers.setdefault(_uid(keys[row]), []).append(responses[row])
+    return sorted(rows, key=lambda row: (identities[row], answers[_uid(keys[row])]))
+
+
+def _uid(key: str) -> str:
+    return key.rsplit("_", 2)[0]
+
+
+def _place(key: str) -> tuple[int, ...]:
     """``(session, output)`` of a queue's key ``{uid}_{session}_{output}``."""
-    return tuple(int(part) for part in key.rsplit("_", 2)[1:] if part.isdigit())
+    return tuple(int(part) for part in key.rsplit("_", 2)[1:])
 
 
-def _column(value: Any, count: int) -> list[Any]:
+def column(value: Any, count: int) -> list[Any]:
     """One value a row of what tensordict keeps beside its tensors."""
     values = value.tolist() if hasattr(value, "tolist") else getattr(value, "data", value)
     return list(values) if isinstance(values, list) and len(values) == count else [values] * count
