@@ -26,6 +26,9 @@ said (``products``).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import polars as pl
 
 from rlprobe.compare import noise_updates, pairs, roundoff
@@ -50,13 +53,30 @@ _NEEDED = [
 ]  # fmt: skip
 
 
-def annotate(table: pl.DataFrame, *, products: float = 0.0) -> pl.DataFrame:
+#: Tokens weigh differently in a relative difference of gradients than in one of what they are of.
+_WEIGHTED = 2.0
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """What a stage's results may differ by because of the data that it was given."""
+
+    #: rank, name, inherited: absolute difference of a loss.
+    losses: pl.DataFrame
+    #: By rank and micro-batch: relative difference of the gradient that the loss sends back.
+    gradients: Mapping[tuple[int, int], float]
+
+
+def annotate(
+    table: pl.DataFrame, *, products: float = 0.0, inherited: Inherited | None = None
+) -> pl.DataFrame:
     """Set ``noise`` (relative L2), ``ratio`` and ``noise_dense`` of a comparison's rows.
 
     Args:
         table: rows of compare's records.parquet, of one process or several, in order.
         products: unit round-off of matrix products' factors where a device rounds them first:
             2**-11 for TF32; 0 where it does not.
+        inherited: what losses and gradients differ by because of what the stage was given.
 
     ``noise`` is there for every record of floating-point numbers, with or without a partner, and
     for integers that were compared. ``ratio`` is
@@ -69,7 +89,7 @@ def annotate(table: pl.DataFrame, *, products: float = 0.0) -> pl.DataFrame:
             pl.lit(None, pl.Float64).alias(name) for name in ("noise", "ratio", "noise_dense")
         )
     parts = [
-        _process(part, products)
+        _process(part, products, inherited)
         for part in table.select(_NEEDED)
         .with_row_index("_row")
         .partition_by(_PROCESS, maintain_order=True)
@@ -80,10 +100,10 @@ def annotate(table: pl.DataFrame, *, products: float = 0.0) -> pl.DataFrame:
     )
 
 
-def _process(table: pl.DataFrame, products: float) -> pl.DataFrame:
+def _process(table: pl.DataFrame, products: float, inherited: Inherited | None) -> pl.DataFrame:
     """Rows of one process with ``noise`` and ``ratio``, and ``_row``."""
     table = _facts(table).sort("order", maintain_order=True)
-    table = _accumulated(_reductions(table, table), products)
+    table = _given(_accumulated(_reductions(table, table), products), inherited)
     table = noise_updates.extend(table, SAFETY)
     return (
         table.with_columns(noise=_bound())
@@ -209,6 +229,36 @@ def _accumulated(table: pl.DataFrame, products: float) -> pl.DataFrame:
     local = pl.when(between).then(roundoff.variance(pl.col("u"), width)).otherwise(0.0)
     return table.with_columns(
         S=pl.when(moving).then(pl.col("own").cum_sum().over("passage") + local)
+    )
+
+
+def _given(table: pl.DataFrame, inherited: Inherited | None) -> pl.DataFrame:
+    """``inherited``: absolute, of losses; and ``S`` of a backward pass with what it began with."""
+    if inherited is None:
+        return table.with_columns(inherited=pl.lit(0.0))
+    rank = table.item(0, "rank")
+    own = {micro: error for (r, micro), error in inherited.gradients.items() if r == rank}
+    passes = max(table.get_column("passage").drop_nulls().to_list(), default=0)
+    if passes != len(own):  # passes are not micro-batches here
+        own = dict.fromkeys(range(passes + 1), max(own.values(), default=0.0))
+    began = pl.DataFrame(
+        {
+            "passage": pl.Series([micro + 1 for micro in own], dtype=pl.Int32),
+            "began": pl.Series(
+                [(_WEIGHTED * e / SAFETY) ** 2 for e in own.values()], dtype=pl.Float64
+            ),
+        }
+    )
+    return (
+        table.join(inherited.losses, on=["rank", "name"], how="left", maintain_order="left")
+        .join(began, on="passage", how="left", maintain_order="left")
+        .with_columns(
+            pl.col("inherited").fill_null(0.0),
+            S=pl.when(pl.col("direction") == _BACKWARD)
+            .then(pl.col("S") + pl.col("began").fill_null(0.0))
+            .otherwise(pl.col("S")),
+        )
+        .drop("began")
     )
 
 

@@ -2,7 +2,8 @@
 
 **Losses** are means of terms of order one (ratios, advantages, log-probabilities) that cancel: a
 policy loss on its own data is a mean of whitened advantages, near 0. Their round-off is relative
-to the terms, not to the mean, so the bound is absolute: that of depth times max(1, |loss|).
+to the terms, not to the mean, so the bound is absolute: that of depth times max(1, |loss|), and
+what the data that the stage was given account for.
 
 **Gradients** of a parameter continue the chain with a sum over the tokens and over the
 micro-batches. Where terms cancel (a bias of keys, which softmax ignores), the error keeps the size
@@ -79,7 +80,8 @@ def _losses(table: pl.DataFrame, safety: float) -> pl.DataFrame:
     own = (depth + roundoff.ELEMENTARY * pl.col("u").pow(2)).sqrt()
     # The error is relative to the benchmark, or to the target where that is 0.
     scale = pl.when(b > 0).then(b).otherwise(t)
-    relative = safety * own * pl.max_horizontal(b, t, pl.lit(1.0)) / scale
+    absolute = safety * own * pl.max_horizontal(b, t, pl.lit(1.0)) + pl.col("inherited")
+    relative = absolute / scale
     return table.with_columns(
         model=pl.when(loss).then(relative.fill_nan(0.0)).otherwise(pl.col("model"))
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 
 from rlprobe.compare import noise
-from rlprobe.diagnose import changes, execution, floors, positions, ties
+from rlprobe.diagnose import changes, execution, floors, positions, propagated, ties
 from rlprobe.diagnose.execution import Call
 from rlprobe.diagnose.inputs import HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET, Results
 from rlprobe.errors import DumpError
@@ -120,7 +120,8 @@ def load(results: Results, stage: str, step: int, products: float = 0.0) -> Stag
             repeats[pair] = frame
     precise = _control(results, HIGH_PRECISION, stage, step)
     # Here rather than in compare: a better bound needs no comparison made again.
-    rows = noise.annotate(rows, products=products)
+    inherited = propagated.inherited(results, stage, step, rows)
+    rows = noise.annotate(rows, products=products, inherited=inherited)
     rows = changes.with_dense(rows, results, stage, step)
     rows = floors.with_floor(rows, repeats, precise)
     found = []

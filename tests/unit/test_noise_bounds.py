@@ -232,3 +232,14 @@ def test_unit_round_offs_are_halves_of_the_formats_epsilons() -> None:
     assert roundoff.UNIT[FP32] == np.finfo(np.float32).eps / 2
     assert roundoff.UNIT["torch.float16"] == np.finfo(np.float16).eps / 2
     assert roundoff.UNIT["torch.float64"] == np.finfo(np.float64).eps / 2
+
+
+def test_what_was_given_widens_losses_and_the_backward_pass_only() -> None:
+    rows = [*chain(2), record(90, "loss.loss.0.debug", slot="loss", direction="update", op=None)]
+    rows.append(record(95, "layers.1.back", module="layers.1", direction="backward"))
+    losses = pl.DataFrame({"rank": [0], "name": ["loss.loss.0.debug"], "inherited": [0.25]})
+    plain = bounds(rows)
+    widened = bounds(rows, inherited=noise.Inherited(losses, {(0, 0): 0.1}))
+    assert widened["loss.loss.0.debug"] == pytest.approx(plain["loss.loss.0.debug"] + 0.25)
+    assert widened["layers.1.back"] == pytest.approx(0.2, rel=1e-3)
+    assert widened["layers.1.out"] == plain["layers.1.out"]
