@@ -48,7 +48,7 @@ _SIDES = ("benchmark", "target")
 #: Columns of a comparison that the bounds follow from.
 _NEEDED = [
     *_PROCESS, "order", "name", "module", "op", "call", "direction", "slot", "index",
-    *(f"{name}_{side}" for name in ("dtype", "shape", "max", "value") for side in _SIDES),
+    *(f"{name}_{side}" for name in ("dtype", "shape", "max", "min", "value") for side in _SIDES),
     "norm_benchmark", "max_diff", "min_diff", "mean_diff", "norm_diff", "error", "error_kind",
 ]  # fmt: skip
 
@@ -104,7 +104,7 @@ def _process(table: pl.DataFrame, products: float, inherited: Inherited | None) 
     """Rows of one process with ``noise`` and ``ratio``, and ``_row``."""
     table = _facts(table).sort("order", maintain_order=True)
     table = _given(_accumulated(_reductions(table, table), products), inherited)
-    table = noise_updates.extend(table, SAFETY)
+    table = _norms(noise_updates.extend(table, SAFETY))
     return (
         table.with_columns(noise=_bound())
         .with_columns(ratio=_ratio())
@@ -133,7 +133,7 @@ def _facts(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _reductions(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """``terms``: how many products each row's operation sums up."""
+    """``terms``: how many products each row's operation sums up; ``roundings`` of the result."""
     shape = pl.coalesce("shape_benchmark", "shape_target")
     weights = (
         rows.filter(
@@ -188,7 +188,11 @@ def _reductions(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
         .when(unknown)
         .then(pl.col("widest").fill_null(1))
         .otherwise(0.0)
-        .cast(pl.Float64)
+        .cast(pl.Float64),
+        # A matrix product is one operation; what else a module does is not known.
+        roundings=pl.when(width.is_not_null() & ~unknown)
+        .then(roundoff.STORED)
+        .otherwise(roundoff.ELEMENTARY),
     )
 
 
@@ -219,7 +223,7 @@ def _accumulated(table: pl.DataFrame, products: float) -> pl.DataFrame:
             forward & (pl.col("unit") == unit) & (pl.int_range(pl.len()).over(key) == 0)
         ).fill_null(False),
         own=pl.when(counts & ~pl.col("same"))
-        .then(roundoff.variance(pl.col("u"), pl.col("terms"), products))
+        .then(roundoff.variance(pl.col("u"), pl.col("terms"), products, pl.col("roundings")))
         .otherwise(0.0),
     ).with_columns(passage=pl.col("starts").cast(pl.Int32).cum_sum())
     # An input that differs may come from operations between modules, which nothing recorded: the
@@ -259,6 +263,35 @@ def _given(table: pl.DataFrame, inherited: Inherited | None) -> pl.DataFrame:
             .otherwise(pl.col("S")),
         )
         .drop("began")
+    )
+
+
+def _norms(table: pl.DataFrame) -> pl.DataFrame:
+    """``norm_model`` of 16 and 8 bit products whose inputs are equal.
+
+    Roundings of n elements to the nearest have no common sign: they leave the norm alone up to
+    u / sqrt(n), where a factor moves it in full. n counts elements as far as they carry the norm;
+    no fewer do than the squared norm over the squared largest element.
+    """
+    key = ["unit", "call", "direction"]
+    forward = (pl.col("direction") == _FORWARD) & pl.col("error_kind").is_in(["tensor", "sketch"])
+    inputs = (pl.col("slot") == "input") & pl.col("u").is_not_null()
+    equal = (inputs & ~pl.col("same")).any().over(key).not_() & inputs.any().over(key)
+    product = (
+        forward
+        & equal
+        & (pl.col("slot") == "output")
+        & (pl.col("terms") > 0)
+        & (pl.col("roundings") == roundoff.STORED)
+        & (pl.col("u") > roundoff.FP32)
+    ).fill_null(False)
+    largest = pl.max_horizontal(pl.col("max_benchmark").abs(), pl.col("min_benchmark").abs())
+    carried = (pl.col("norm_benchmark") / largest).clip(lower_bound=1.0).fill_nan(1.0)
+    error = SAFETY * pl.col("u")
+    # The norm itself is recorded in the tensor's own format, rounded once on either side.
+    bound = error / carried + error.pow(2) / 2 + 2.0 * pl.col("u")
+    return table.with_columns(
+        norm_model=pl.when(product).then(bound).otherwise(pl.col("norm_model"))
     )
 
 

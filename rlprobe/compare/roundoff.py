@@ -29,6 +29,10 @@ UNIT: dict[str, float] = {
 #: Round-offs of the elementary operations in a module that sums nothing (a normalisation, an
 #: activation, a table of sines): a division, a root or an exponential is good to 1 or 2 ulp.
 ELEMENTARY = 4.0
+#: Likewise for a sum of products: the result is rounded once to the stored format, and partial sums
+#: or a bias that one side adds apart once more each. Rounding to nearest has a variance of at most
+#: u**2 / 3, so this is three of them.
+STORED = 1.0
 
 
 def unit(dtype: str) -> pl.Expr:
@@ -41,7 +45,9 @@ def accumulation(stored: pl.Expr) -> pl.Expr:
     return pl.when(stored < FP32).then(stored).otherwise(FP32)
 
 
-def variance(stored: pl.Expr, terms: pl.Expr, products: float = 0.0) -> pl.Expr:
+def variance(
+    stored: pl.Expr, terms: pl.Expr, products: float = 0.0, roundings: pl.Expr | float = ELEMENTARY
+) -> pl.Expr:
     """Relative variance that one operation adds, for sums of ``terms`` products.
 
     Rounding errors of a sum of n terms behave like a random walk: the error grows with sqrt(n) u
@@ -52,7 +58,8 @@ def variance(stored: pl.Expr, terms: pl.Expr, products: float = 0.0) -> pl.Expr:
         stored: unit round-off of the result's format.
         terms: length of the reduction; 0 where nothing is summed.
         products: unit round-off of the factors where a device rounds them first (TF32, HF32).
+        roundings: of the stored format, in multiples of ``stored**2``.
     """
     summed = accumulation(stored)
     rounded = pl.when(terms > 0).then(2.0 * products**2).otherwise(0.0)
-    return ELEMENTARY * stored.pow(2) + terms * summed.pow(2) + rounded
+    return roundings * stored.pow(2) + terms * summed.pow(2) + rounded

@@ -243,3 +243,41 @@ def test_what_was_given_widens_losses_and_the_backward_pass_only() -> None:
     assert widened["loss.loss.0.debug"] == pytest.approx(plain["loss.loss.0.debug"] + 0.25)
     assert widened["layers.1.back"] == pytest.approx(0.2, rel=1e-3)
     assert widened["layers.1.out"] == plain["layers.1.out"]
+
+
+@pytest.mark.parametrize(("factor", "seen"), [(1.0, False), (1.012, True), (0.98, True)])
+def test_a_factor_of_a_bf16_product_is_told_from_its_rounding(factor: float, seen: bool) -> None:
+    draw = np.random.default_rng(5)
+    exact = draw.standard_normal(16 * 64).astype(np.float32)
+
+    def rounded(values: np.ndarray) -> np.ndarray:  # round to nearest even at 8 bits
+        bits = values.astype(np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+    split = exact * np.float32(draw.random())
+    one = rounded(exact)
+    other = rounded(factor * (rounded(split) + rounded(exact - split)))
+    rows = [r | {"error": 0.0} if r["slot"] == "input" else r for r in chain(1, dtype=BF16)]
+    norms = [float(rounded(np.array([np.linalg.norm(x)]))[0]) for x in (one, other)]
+    error = float(np.linalg.norm(other - one)) / norms[0]
+    rows[-1] |= {"norm_benchmark": norms[0], "norm_target": norms[1], "error": error,
+                 "norm_diff": norms[1] - norms[0], "error_kind": "sketch",
+                 "max_benchmark": float(one.max()), "min_benchmark": float(one.min())}  # fmt: skip
+    table = noise.annotate(pl.DataFrame(rows, infer_schema_length=None))
+    ratio = table.filter(pl.col("name") == "layers.0.out").item(0, "ratio")
+    assert (ratio > 1) == seen
+    # neither where the inputs differ, which may have any direction
+    rows[0] |= {"error": 1e-3}
+    table = noise.annotate(pl.DataFrame(rows, infer_schema_length=None))
+    assert table.filter(pl.col("name") == "layers.0.out").item(0, "ratio") < 1.4
+
+
+def test_few_large_elements_carry_the_norm() -> None:
+    rows = [r | {"error": 0.0} if r["slot"] == "input" else r for r in chain(1, dtype=BF16)]
+    moved = rows[-1] | {"norm_diff": 0.015, "norm_benchmark": 1.0, "error": 0.015}
+    ratios = []
+    for largest in (0.05, 1.0):
+        rows[-1] = moved | {"max_benchmark": largest, "min_benchmark": -largest}
+        table = noise.annotate(pl.DataFrame(rows, infer_schema_length=None))
+        ratios.append(table.item(-1, "ratio"))
+    assert ratios[0] > 1 > ratios[1]
