@@ -8,6 +8,8 @@ booleans int8 (numpy cannot subtract them), unsigned integers int64.
 
 Ragged batches: a nested tensor, or a list of rows of different lengths, is stored as its values
 laid end to end along the first dimension, with ``"offsets": [0, n0, n0 + n1, …]`` in the JSON.
+A row's sample (the digest of its tokens) stands in ``"samples"`` where the micro-batch of a stage
+other than the log-prob stage holds its tokens: its order may be another than that of the batch.
 Padding never enters: rows would otherwise be compared with rows of other lengths.
 """
 
@@ -32,7 +34,13 @@ Array = npt.NDArray[Any]
 
 
 def write(
-    root: Path, name: str, step: int, rank: int, micro_step: int, value: Any
+    root: Path,
+    name: str,
+    step: int,
+    rank: int,
+    micro_step: int,
+    value: Any,
+    samples: Sequence[str] = (),
 ) -> tuple[Path, int]:
     """Write one array and its statistics.
 
@@ -42,6 +50,7 @@ def write(
         step, rank, micro_step: captured step, rank and micro-batch, from 0.
         value: a tensor of any device (nested and DTensor included: the local part), an array, or
             a list of rows that may differ in length.
+        samples: which sample each row is of, where the micro-batch says so.
 
     Returns:
         the directory, and the bytes written.
@@ -65,6 +74,8 @@ def write(
     document: dict[str, Any] = {**statistics(array), "shape": list(array.shape), "dtype": dtype}
     if offsets is not None:
         document["offsets"] = offsets
+    if samples:
+        document["samples"] = list(samples)
     size += write_json(directory / f"{name}.json", {"data": document}, indent=4)
     return directory, size
 

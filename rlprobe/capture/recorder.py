@@ -227,6 +227,7 @@ class StageScope:
         #: Digests of the samples that this entry generated, in the order of their forwards.
         self.generated: list[str] = []
         self._micro_step = 0
+        self._rows: dict[int, list[str]] = {}
         self._watch: Watch | None = None
         self._updates: UpdateRecords | None = None
         if debug is not None:
@@ -258,8 +259,13 @@ class StageScope:
             return
         index = self._micro_step if micro_step is None else micro_step
         root = Path(self._recorder.session.dump)
-        _, size = key_data.write(root, name, self._step, rank, index, value)
+        samples = self._rows.get(index, [])
+        _, size = key_data.write(root, name, self._step, rank, index, value, samples)
         self._recorder._budget.add(size)
+
+    def rows(self, samples: list[str], micro_step: int) -> None:
+        """The samples of a micro-batch, in its order; they name the rows of its key data."""
+        self._rows[micro_step] = samples
 
     def loss(self, name: str, value: Any) -> None:
         """A loss or a part of it (scalar tensor or number), into debug.json."""

@@ -8,13 +8,22 @@ and key data, which is joined by sample.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import polars as pl
 
-from rlprobe.diagnose import execution
+from rlprobe import stages
+from rlprobe.diagnose import execution, keydata
 from rlprobe.diagnose.inputs import BENCHMARK, TARGET, Results
 
 REORDERED = "rows stand in another order"
 SPLIT = "micro-batches are split differently"
+SHUFFLED = "micro-batches hold other samples than on the benchmark"
+#: Key data that an update is given with each micro-batch.
+_OF_STAGE = {
+    stages.ACTOR_UPDATE: keydata.ADVANTAGES,
+    stages.CRITIC_UPDATE: "given_returns",
+}
 #: Share of activations whose shapes differ in their leading sizes only, for a different split.
 _MANY = 0.3
 
@@ -30,6 +39,8 @@ def difference(results: Results, stage: str, step: int, rows: pl.DataFrame) -> s
     """
     if _split(rows):
         return SPLIT
+    if _shuffled(results, stage, step):
+        return SHUFFLED
     orders = []
     for role in (BENCHMARK, TARGET):
         run = results.run(role)
@@ -47,12 +58,29 @@ def difference(results: Results, stage: str, step: int, rows: pl.DataFrame) -> s
     return REORDERED if same_set and orders[0] != orders[1] else None
 
 
+def _shuffled(results: Results, stage: str, step: int) -> bool:
+    """Whether the same samples come in micro-batches of another order, as their key data say.
+
+    A proof has the order of the whole batch, before it was cut.
+    """
+    runs = [run for role in (BENCHMARK, TARGET) if (run := results.run(role)) is not None]
+    name = _OF_STAGE.get(stage)
+    if name is None or len(runs) < 2:
+        return False
+    orders = [[(row.rank, row.sample) for row in keydata.load(run, name, step)] for run in runs]
+    if not orders[0] or any(sample is None for order in orders for _, sample in order):
+        return False
+    return orders[0] != orders[1] and Counter(orders[0]) == Counter(orders[1])
+
+
 def _split(rows: pl.DataFrame) -> bool:
     """Whether many activations differ in size, each in its leading dimensions only."""
     moving = rows.filter(
         (pl.col("phase") == execution.FORWARD)
         & pl.col("slot").is_in(["input", "output"])
         & (pl.col("shape_benchmark").list.len() >= 2)
+        # with fewer micro-batches on one side, most records of the other have no partner
+        & pl.col("shape_target").is_not_null()
     )
     if moving.is_empty():
         return False

@@ -70,7 +70,8 @@ def diagnose(directory: Path) -> Diagnosis:
     if gate.is_shut:
         return _not_comparable(results, gate, step, strip, benchmark)
     if parted is None:
-        return _aligned(results, gate, step, strip)
+        later = len([s for s in target.manifest.steps if s > number])
+        return _aligned(results, gate, step, strip, later)
     return _diverged(results, gate, step, strip, parted, benchmark, target)
 
 
@@ -107,12 +108,14 @@ def _strip(
     return strip
 
 
-def _aligned(results: Results, gate: Gate, step: Step, strip: list[StageResult]) -> Diagnosis:
+def _aligned(
+    results: Results, gate: Gate, step: Step, strip: list[StageResult], later: int
+) -> Diagnosis:
     largest = _largest(step)
     caveats = sum(item.state == CAVEAT for item in gate.items)
     return Diagnosis(
         verdict="aligned",
-        sentence=sentence.aligned(results.plan, strip, largest, caveats),
+        sentence=sentence.aligned(results.plan, strip, largest, caveats, step.number, later),
         gate=gate.items,
         first=None,
         cause=None,

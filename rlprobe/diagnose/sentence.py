@@ -6,15 +6,30 @@ from rlprobe.diagnose.diagnosis import Cause, First, GateItem, StageResult
 from rlprobe.diagnose.inputs import BENCHMARK, TARGET, Plan
 
 
-def aligned(plan: Plan, stages: list[StageResult], largest: float, caveats: int) -> str:
-    """The target agrees."""
+def aligned(
+    plan: Plan, stages: list[StageResult], largest: float, caveats: int, step: int, later: int
+) -> str:
+    """The target agrees.
+
+    Args:
+        plan: the alignment.
+        stages: what was found of each stage.
+        largest: the nearest any record came to its floor.
+        caveats: how many there are.
+        step: the captured step that was judged, from 0.
+        later: captured steps after it, which were not.
+    """
     judged = [s for s in stages if s.state == "aligned"]
     records = sum(s.records for s in judged)
     text = (
         f"{plan.name}: {_sides(plan)} agree. {records:,} records of {len(judged)} stages lie "
         f"within their noise floor, the nearest at {largest:.2g} of it"
     )
-    return f"{text}; {_caveats(caveats)}." if caveats else f"{text}."
+    text = f"{text}; {_caveats(caveats)}." if caveats else f"{text}."
+    if later:
+        steps = "one later step gives" if later == 1 else f"{later} later steps give"
+        text += f" Only step {step} was judged; {steps} trends."
+    return text
 
 
 def diverged(

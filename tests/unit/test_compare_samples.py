@@ -326,3 +326,25 @@ def test_the_command_joins_key_data_stage_by_stage(tmp_path: Path) -> None:
     assert main([*command, "--stage", "actor_update"]) == 0
     assert not (tmp_path / "out/actor_update/key_data.parquet").exists()
     assert json.loads((tmp_path / "out/actor_update/summary.json").read_text())["samples"] is None
+
+
+def test_samples_named_beside_values_overrule_the_order_of_the_batch(tmp_path: Path) -> None:
+    """A stage may run its micro-batches in another order than the proof has."""
+    padded(tmp_path, (0, 0), [0, 1])
+    padded(tmp_path, (0, 1), [2, 3])
+    for micro, samples in enumerate([[2, 3], [0, 1]]):
+        values = [[float(sample)] * 6 for sample in samples]
+        save(tmp_path, "given_old_log_probs", (0, micro), values,
+             samples=[DIGESTS[sample] for sample in samples])  # fmt: skip
+    proof = [{"step": 0, "stage": stages.ACTOR_UPDATE, "rank": 0, "samples": DIGESTS}]
+    rows = keydata.KeyData(tmp_path, proof).rows("given_old_log_probs", 0)
+    assert [row.sample for row in rows] == [DIGESTS[i] for i in (2, 3, 0, 1)]
+    assert [float(row.values[0]) for row in rows] == [2.0, 3.0, 0.0, 1.0]
+    assert [len(row.values) for row in rows] == [len(SAMPLES[i][1]) for i in (2, 3, 0, 1)]
+
+
+def test_samples_that_are_no_digests_are_damage(tmp_path: Path) -> None:
+    padded(tmp_path, (0, 0), [0])
+    save(tmp_path, "given_old_log_probs", (0, 0), [[1.0]], samples=[1])
+    with pytest.raises(DumpError, match="no list of digests"):
+        keydata.KeyData(tmp_path, []).rows("given_old_log_probs", 0)

@@ -3,8 +3,9 @@
 What msprobe's ``SingleSave`` writes; ``offsets`` in the JSON tell rows of different lengths apart
 (:mod:`rlprobe.capture.key_data`). A row is one sample's values. Which sample, follows from the
 digest of its valid prompt and response tokens, found in the key data ``prompts``, ``responses`` and
-``attention_mask`` of the same micro-batch, or, where a stage's micro-batches have none, from the
-order of samples in the mock proof. Nothing is named by its position alone.
+``attention_mask`` of the same micro-batch; or it stands beside the values; or, where a stage's
+micro-batches have neither, it follows from the order of samples in the mock proof. Nothing is named
+by its position alone.
 """
 
 from __future__ import annotations
@@ -166,11 +167,17 @@ class KeyData:
         """
         batches = self.micro_batches(step)
         own = stage_of(key) == stages.LOG_PROB or (self.data / _ONE_SCHEDULE).is_dir()
+        known = _places(batches)
         found: list[Row] = []
         for (rank, micro), values in sorted(self.arrays(key, step).items()):
             batch = batches.get((rank, micro), MicroBatch())
             named = own and len(batch.samples) == len(values)
+            samples = [] if named else self._samples(key, step, rank, micro)
             for index, value in enumerate(values):
+                if len(samples) == len(values):
+                    row = Row(None, value, rank, micro, index)
+                    found.append(self._of_sample(row, samples[index], key, known))
+                    continue
                 if not named:
                     found.append(Row(None, value, rank, micro, index))
                     continue
@@ -240,11 +247,7 @@ class KeyData:
 
     def _named_by_proof(self, found: list[Row], key: str, step: int) -> list[Row]:
         order = self.order(stage_of(key), step)
-        known = {
-            sample: (batch, index)
-            for batch in self.micro_batches(step).values()
-            for index, sample in enumerate(batch.samples)
-        }
+        known = _places(self.micro_batches(step))
         named = []
         for rank, own in itertools.groupby(found, key=lambda row: row.rank):
             rows = list(own)
@@ -252,15 +255,42 @@ class KeyData:
             if len(samples) != len(rows):
                 named += rows
                 continue
-            for row, sample in zip(rows, samples, strict=True):
-                batch, index = known.get(sample, (None, 0))
-                if batch is None:
-                    named.append(replace(row, sample=sample))
-                    continue
-                part = batch.trimmed(row.values, index, key)
-                begin = batch.response_at(len(part), index)
-                named.append(replace(row, sample=sample, values=part, response_at=begin))
+            named += [
+                self._of_sample(row, sample, key, known)
+                for row, sample in zip(rows, samples, strict=True)
+            ]
         return named
+
+    @staticmethod
+    def _of_sample(row: Row, sample: str, key: str, known: Mapping[str, _Place]) -> Row:
+        """A row whose sample is known, without its padding where the sample's tokens are."""
+        batch, index = known.get(sample, (None, 0))
+        if batch is None:
+            return replace(row, sample=sample)
+        part = batch.trimmed(row.values, index, key)
+        begin = batch.response_at(len(part), index)
+        return replace(row, sample=sample, values=part, response_at=begin)
+
+    def _samples(self, key: str, step: int, rank: int, micro: int) -> list[str]:
+        """The samples that stand beside a micro-batch's values; empty where none do."""
+        directory = self.data / key / f"step{step}" / f"rank{rank}" / f"micro_step{micro}"
+        samples = _described(directory, key).get("samples", [])
+        if not isinstance(samples, list) or not all(isinstance(s, str) for s in samples):
+            raise DumpError(f"{directory / key}.json: its samples are no list of digests")
+        return samples
+
+
+#: A micro-batch and a row of it.
+_Place = tuple[MicroBatch, int]
+
+
+def _places(batches: Mapping[Place, MicroBatch]) -> dict[str, _Place]:
+    """Where each sample's tokens are."""
+    return {
+        sample: (batch, index)
+        for batch in batches.values()
+        for index, sample in enumerate(batch.samples)
+    }
 
 
 def _valid(mask: list[Array] | None, prompts: list[Array], responses: list[Array]) -> Array | None:
@@ -278,6 +308,18 @@ def _children(directory: Path, kind: str) -> list[tuple[int, Path]]:
     return sorted((int(match[1]), path) for match, path in found if match)
 
 
+def _described(directory: Path, key: str) -> dict[str, Any]:
+    """What stands in the JSON beside an array; empty where there is none."""
+    path = directory / f"{key}.json"
+    try:
+        found = json.loads(path.read_bytes()).get("data", {}) if path.is_file() else {}
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise DumpError(f"{path} is not key data: {error}") from error
+    if not isinstance(found, dict):
+        raise DumpError(f"{path} is not key data: its data is no object")
+    return found
+
+
 def _rows(directory: Path, key: str) -> list[Array]:
     """The rows of one file."""
     path = directory / f"{key}.npy"
@@ -285,9 +327,7 @@ def _rows(directory: Path, key: str) -> list[Array]:
         if path.stat().st_size > MAX_BYTES:
             raise DumpError(f"{path} has more than {MAX_BYTES} bytes; refused")
         array = np.load(path, allow_pickle=False)
-        about = path.with_suffix(".json")
-        described = json.loads(about.read_bytes()).get("data", {}) if about.is_file() else {}
-        offsets = described.get("offsets")
+        offsets = _described(directory, key).get("offsets")
         if offsets is None:
             return [np.atleast_1d(row) for row in np.atleast_1d(array)]
         bounds = np.asarray(offsets)

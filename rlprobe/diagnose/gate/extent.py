@@ -18,6 +18,9 @@ OBSERVER = (
 )
 
 
+_SPLIT = (positions.SPLIT, positions.SHUFFLED)
+
+
 def check(evidence: Evidence) -> list[GateItem]:
     """Items stages and steps, coverage, capture, repeats."""
     return [
@@ -57,6 +60,13 @@ def _stages(evidence: Evidence) -> GateItem:
             f"benchmark has steps {sorted(steps[0])}, target {sorted(steps[1])}",
             "capture the same steps; the first common one is judged",
         )
+    if len(steps[0]) > 1:
+        return caveat(
+            STAGES,
+            f"{len(wanted)} stages, steps {sorted(steps[0])} on both sides, of which step "
+            f"{evidence.step.number} is judged: later ones inherit what updates differ by",
+            "see trends of the later steps in the report; to judge one, capture it first",
+        )
     return opened(STAGES, f"{len(wanted)} stages, steps {sorted(steps[0])} on both sides")
 
 
@@ -89,8 +99,8 @@ def _coverage(results: Results, step: Step) -> GateItem:
         if not summary["compared"]:
             poor.append(f"{stage}: nothing was compared")
         finding = step.findings.get(stage)
-        if finding is not None and finding.stage.misplaced == positions.SPLIT:
-            split.append(stage)
+        if finding is not None and finding.stage.misplaced in _SPLIT:
+            split.append(f"{stage} ({finding.stage.misplaced})")
             continue
         for side in ("benchmark", "target"):
             share = summary["coverage"][side]
@@ -116,14 +126,13 @@ def _coverage(results: Results, step: Step) -> GateItem:
     if split and not any(finding.records for finding in step.findings.values()):
         return shut(
             COVERAGE,
-            f"{positions.SPLIT} in {listed(split, 6)}, and nothing was captured that does not "
-            "depend on it",
+            f"{listed(split, 6)}, and nothing was captured that does not depend on it",
             "use the same micro-batch sizes on both sides, or capture an update stage or key data",
         )
     if split:
         return caveat(
             COVERAGE,
-            f"{positions.SPLIT} in {listed(split, 6)}: activations have no partner there, and "
+            f"{listed(split, 6)}: activations have no partner there, and "
             "gradients, changes and key data were judged alone",
             "use the same micro-batch sizes on both sides to see where a difference begins",
         )

@@ -245,6 +245,8 @@ def _watch_forward(engine: Any) -> None:
 def _begins(stage: _Stage, number: int, micro_batch: Any) -> None:
     """A micro-batch begins: what it is given is key data."""
     stage.scope.micro_step(number)
+    if stage.name != stages.LOG_PROB:  # there the tokens themselves are key data
+        stage.scope.rows(batch.sample_digests(micro_batch), number)
     bypassed = _log_prob_step != stage.step
     for name, value in batch.key_inputs(stage.name, micro_batch, stage.aligning, bypassed):
         stage.scope.key_data(name, value)
