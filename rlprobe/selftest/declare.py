@@ -102,7 +102,13 @@ def fault(
         raise ConfigError(
             f"verdict {verdict!r} of a fault is unknown; accepted: diverged, not_comparable"
         )
+    if not causes:
+        raise ConfigError("a fault needs a cause; 'unknown' is one")
     where = stages.canonical(stage)
+    if where == stages.GENERATE:
+        raise ConfigError(
+            f"stage {where} is replayed from the benchmark's rollouts and cannot hold a fault"
+        )
 
     def declare(plant: Plant) -> Plant:
         name = plant.__name__

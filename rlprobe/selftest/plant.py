@@ -50,9 +50,9 @@ def load_file(path: Path) -> dict[str, tuple[Plant, Declaration]]:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except ConfigError:
-        raise
-    except Exception as error:
+    except ConfigError as error:
+        raise ConfigError(f"fault file {path}: {error}") from error
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"fault file {path} fails on import: {error!r}") from error
     finally:
         sys.path.remove(str(path.resolve().parent))

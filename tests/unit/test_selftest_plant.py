@@ -10,7 +10,7 @@ import pytest
 from rlprobe.errors import ConfigError
 from rlprobe.selftest import Site, benign, fault
 from rlprobe.selftest.declare import declaration
-from rlprobe.selftest.plant import load, planted, reference_of
+from rlprobe.selftest.plant import load, load_file, planted, reference_of
 
 
 def _site(stage: str) -> Site:
@@ -169,3 +169,21 @@ def test_a_file_may_have_dataclasses_and_helpers_beside_it(tmp_path: Path) -> No
     site = _site("actor_update")
     with planted(f"{tmp_path / 'mine.py'}:helped", site):
         assert site.model["weight"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import sys; sys.exit(3)", "fails on import"),
+        ("@fault(stage='actor_update', cause=())\ndef f(site):\n    yield", "needs a cause"),
+        ("@fault(stage='actor_generate_sequences', cause='loss')\ndef f(site):\n    yield",
+         "cannot hold a fault"),
+        ("@fault(stage='actor_update', cause='lose')\ndef f(site):\n    yield", "'lose'"),
+    ],
+)  # fmt: skip
+def test_a_file_that_declares_nothing_usable_is_named(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"from rlprobe.selftest import fault\n{text}\n")
+    with pytest.raises(ConfigError, match=r"mine\.py") as raised:
+        load_file(file)
+    assert said in str(raised.value)
