@@ -20,6 +20,8 @@ class Place:
     rank: int
     #: ``{dump}/{stage}/step{step}/rank{rank}``.
     directory: Path
+    #: Of generation: the caller picks the forwards, so no tokens are counted here.
+    whole: bool = False
 
     @property
     def key(self) -> tuple[str, int]:

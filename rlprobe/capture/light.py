@@ -105,7 +105,8 @@ class LightWatch:
         wanted = set(options.modules)
         attach(self._tape, named_modules(models), lambda path: not wanted or path in wanted)
         self._tokens = None
-        if place.stage == stages.GENERATE and options.token_range is not None:
+        counted = place.stage == stages.GENERATE and not place.whole
+        if counted and options.token_range is not None:
             self._tokens = TokenRange(options.token_range, self._switch)
             self._tape.handles.append(self._tokens.attach(models[0]))
 

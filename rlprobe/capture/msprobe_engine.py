@@ -107,7 +107,8 @@ class MsprobeWatch:
             self._open.close()
             raise
         self._tokens: TokenRange | None = None
-        if place.stage == stages.GENERATE and options.token_range is not None:
+        counted = place.stage == stages.GENERATE and not place.whole
+        if counted and options.token_range is not None:
             self._tokens = TokenRange(options.token_range, session.switch)
             handle = self._tokens.attach(models[0])
             self._open.callback(handle.remove)

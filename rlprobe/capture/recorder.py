@@ -101,6 +101,7 @@ class Recorder:
         *,
         optimizer: Any = None,
         adapter: bool | None = None,
+        whole: bool = False,
     ) -> Iterator[StageScope]:
         """Capture the body of the ``with`` as one entry of a stage.
 
@@ -111,6 +112,7 @@ class Recorder:
             model: the module whose layers are captured, or its chunks.
             optimizer: of an update stage, where there is one.
             adapter: whether LoRA adapters are on; None where there are none.
+            whole: of generation: the body is forwards of the token range only, and all of them.
 
         Raises:
             RunError: the disk budget is spent; everything captured so far is complete.
@@ -127,7 +129,7 @@ class Recorder:
         directory = self.place(stage, step)
         scope = StageScope(self, stage, step, models, self._debug_file(stage, step, directory))
         before = self._digest(stage, step, models)
-        watch = self._engine.watch(Place(stage, step, self.rank, directory), models)
+        watch = self._engine.watch(Place(stage, step, self.rank, directory, whole), models)
         scope._watch = watch
         try:
             with memory.recording(self.session, stage, step, self.rank):
@@ -138,6 +140,7 @@ class Recorder:
             raise
         tally = watch.finish()
         scope._watch = None
+        scope.calls = tally.calls
         records = tally.records + scope._publish(before)
         self._budget.spend(directory)
         self._parts.line(
@@ -154,6 +157,7 @@ class Recorder:
                 "seconds": round(time.monotonic() - started, 6),
                 "adapter": adapter,
                 **({"samples": scope.generated} if scope.generated else {}),
+                **({"request": scope.request} if scope.request else {}),
             },
         )
 
@@ -208,6 +212,8 @@ class StageScope:
         captured: whether model layers are being captured.
         generated: digests of the samples an entry of the generation stage made; a record's sample
             is that of the entry its call number lies in.
+        request: of an engine's entry, the request that it served (see ``frameworks/engines``).
+        calls: module calls that were captured, once the entry is over; None before.
     """
 
     def __init__(
@@ -226,6 +232,8 @@ class StageScope:
         self._debug = debug
         #: Digests of the samples that this entry generated, in the order of their forwards.
         self.generated: list[str] = []
+        self.request: str | None = None
+        self.calls: int | None = None
         self._micro_step = 0
         self._rows: dict[int, list[str]] = {}
         self._watch: Watch | None = None

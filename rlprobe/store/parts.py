@@ -121,8 +121,17 @@ def layout(side: Path) -> list[dict[str, Any]]:
 
 
 def captured(side: Path) -> list[dict[str, Any]]:
-    """What each process captured of each stage and step, as it said itself."""
-    return [row for _, row in _lines(side, "captured")]
+    """What each process captured of each stage and step, as it said itself.
+
+    An inference engine's process knows the request that it served; which sample the request became
+    is known where it was answered (``parts/requests``), and joined here.
+    """
+    samples = {row.get("request"): row.get("sample") for _, row in _lines(side, "requests")}
+    rows = []
+    for _, row in _lines(side, "captured"):
+        request = row.pop("request", None)
+        rows.append({**row, "samples": [samples[request]]} if request in samples else row)
+    return rows
 
 
 def first_step(side: Path) -> int | None:

@@ -80,3 +80,13 @@ def test_dependencies_point_one_way(root: Path) -> None:
             if floor[other] >= floor[room] and (room, other) not in _DOORS:
                 wrong.add((str(file.relative_to(root)), other))
     assert wrong == set()
+
+
+def test_engines_know_no_framework(root: Path) -> None:
+    """Both frameworks use the hooks of inference engines, which use neither."""
+    found = set()
+    for file in (root / "rlprobe/frameworks/engines").glob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        found |= {name for name in ("verl", "slime") if f"rlprobe.frameworks.{name}" in text}
+        found |= {name for name in ("verl", "slime") if f"import {name}" in text}
+    assert found == set()

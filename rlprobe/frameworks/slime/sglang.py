@@ -18,14 +18,12 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from rlprobe.errors import HookError
+from rlprobe.frameworks.engines.eager import without_dynamo
+from rlprobe.frameworks.engines.sglang import is_probe, runner_class
 
 #: msprobe's config.json for the engine, below SGLang 0.5.11.
 CONFIG = "RLPROBE_INFERENCE_CONFIG"
-#: SGLang's prefix of the request ids of health checks (``sglang.srt.constants``).
-_HEALTH = "HEALTH_CHECK"
 
 
 def patch(module: ModuleType) -> None:
@@ -34,9 +32,7 @@ def patch(module: ModuleType) -> None:
     Raises:
         HookError: ``ModelRunner`` has no ``__init__`` or ``forward``, or a dump is asked for twice.
     """
-    runner = getattr(module, "ModelRunner", None)
-    if runner is None or not callable(getattr(runner, "forward", None)):
-        raise HookError(f"{module.__name__} has no ModelRunner.forward; SGLang cannot be dumped")
+    runner = runner_class(module)
     runner.__init__ = _building(runner.__init__)
     runner.forward = _filtering(runner.forward)
 
@@ -49,7 +45,7 @@ def _building(build: Callable[..., None]) -> Callable[..., None]:
         if config:
             _prepare(given)
         if config or getattr(given, "msprobe_dump_config", None):
-            _without_dynamo()
+            without_dynamo()
         build(self, *args, **kwargs)
         if config and not getattr(self, "is_draft_worker", False):
             self._rlprobe_debugger = _debugger(config)
@@ -62,18 +58,6 @@ def _server_args(args: tuple[Any, ...], required: bool) -> Any:
     if not found and required:
         raise HookError("ModelRunner was built without server_args; SGLang cannot be dumped")
     return found[0] if found else None
-
-
-def _without_dynamo() -> None:
-    """Functions that the engine compiles would run no hooks, or fail over them.
-
-    In this process alone: training keeps what it compiles. ``TORCHDYNAMO_DISABLE=0`` keeps it here
-    as well. The variable is heeded by what is compiled from here on, the stance by all.
-    """
-    if os.environ.setdefault("TORCHDYNAMO_DISABLE", "1") == "1":
-        set_stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
-        if set_stance is not None:
-            set_stance("force_eager")
 
 
 def _prepare(server_args: Any) -> None:
@@ -127,20 +111,3 @@ def _without_own_dump(
         return forward(runner, batch, *args, **kwargs)
     finally:
         runner.msprobe_debugger = own
-
-
-def is_probe(batch: Any) -> bool:
-    """Whether no rollout asked for a forward: an idle batch, or a health check.
-
-    A health check is told by its request id where the batch carries it, else by what it is: one
-    request whose whole sequence is one token.
-    """
-    mode = getattr(batch, "forward_mode", None)
-    if mode is not None and mode.is_idle():
-        return True
-    ids = getattr(batch, "rids", None)
-    if ids:
-        return all(str(rid).startswith(_HEALTH) for rid in ids)
-    tokens = getattr(batch, "input_ids", None)
-    total = getattr(batch, "seq_lens_sum", None)
-    return tokens is not None and tokens.numel() == 1 and total == 1

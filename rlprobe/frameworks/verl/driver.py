@@ -12,7 +12,7 @@ from typing import Any
 from rlprobe.capture.session import ENV, Session
 from rlprobe.errors import HookError
 from rlprobe.frameworks import proof
-from rlprobe.frameworks.verl import DRIVER_DIRECTORY, control, hooks, plan, versions
+from rlprobe.frameworks.verl import DRIVER_DIRECTORY, control, hooks, inference, plan, versions
 
 _FIELD = "ascend_precision_collector"
 
@@ -39,6 +39,7 @@ def around_trainer_init(
     if session is not None:
         proof.require_version(session, hooks.version())
         _require_hooks(config)
+        _require_inference(session, config)
         _write_configuration(session, config)
     return original(self, *args, **kwargs)
 
@@ -48,6 +49,13 @@ def _require_hooks(config: Any) -> None:
 
     version = hooks.require_version()
     versions.require_engine_workers(version, OmegaConf.to_container(config, resolve=False))
+
+
+def _require_inference(session: Session, config: Any) -> None:
+    if inference.wanted(session):
+        from omegaconf import OmegaConf
+
+        inference.require(session, OmegaConf.to_container(config, resolve=True))
 
 
 def _collector_session(config: Any) -> Session | None:

@@ -17,6 +17,7 @@ from typing import Any
 
 from rlprobe.capture.session import ENV
 from rlprobe.errors import HookError
+from rlprobe.frameworks.engines import hooks as engine_hooks
 from rlprobe.frameworks.imports import when_imported
 from rlprobe.frameworks.verl import versions
 from rlprobe.frameworks.wrap import wrap_family
@@ -27,8 +28,10 @@ _missing: list[str] = []
 
 def register() -> None:
     """Register every hook point of the versions known (see :mod:`.versions`)."""
-    for module, patch in _PATCHES.items():
+    for module, patch in {**_PATCHES, **_SERVERS}.items():
         when_imported(module, functools.partial(_apply, patch))
+    # a spawned process of an engine's, which reads the session that its server handed over
+    engine_hooks.register()
 
 
 def require_all() -> None:
@@ -175,6 +178,15 @@ def _rollouts(module: ModuleType) -> None:
     engines.register_adapters(module)
 
 
+def _server(class_name: str) -> Callable[[ModuleType], None]:
+    def patch(module: ModuleType) -> None:
+        from rlprobe.frameworks.verl import servers
+
+        servers.patch(module, class_name)
+
+    return patch
+
+
 def _dtypes(module: ModuleType) -> None:
     from rlprobe.frameworks.verl import wide
 
@@ -192,4 +204,10 @@ _PATCHES: dict[str, Callable[[ModuleType], None]] = {
     "verl.experimental.agent_loop.agent_loop": _agent_loop,
     "verl.workers.rollout.replica": _replicas,
     "verl.workers.rollout.base": _rollouts,
+}
+
+#: Imported only where such an engine is used, and hooked only for its inference layers.
+_SERVERS: dict[str, Callable[[ModuleType], None]] = {
+    "verl.workers.rollout.vllm_rollout.vllm_async_server": _server("vLLMHttpServer"),
+    "verl.workers.rollout.sglang_rollout.async_sglang_server": _server("SGLangHttpServer"),
 }
