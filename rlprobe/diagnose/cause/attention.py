@@ -16,7 +16,7 @@ import polars as pl
 
 from rlprobe.diagnose import origin as kinds
 from rlprobe.diagnose.analysis import Finding
-from rlprobe.diagnose.cause.shape import Shape, of
+from rlprobe.diagnose.cause.shape import Shape, lacks, of
 from rlprobe.diagnose.origin import Origin
 from rlprobe.diagnose.tokens import Profile
 
@@ -69,7 +69,7 @@ def cause(finding: Finding, origin: Origin, shape: Shape, profile: Profile | Non
     if chances is None:
         return _unseen(shape, along, said)
     if not chances["beyond"]:
-        return _mixed(shape, along, said)
+        return _mixed(shape, origin.row, along, said)
     if chances["min_benchmark"] == 0 < chances["min_target"]:
         return "mask", 0.9, [*said, "no attention probability is 0 any more: nothing is masked"]
     if chances["max_target"] < 1 == chances["max_benchmark"]:
@@ -132,10 +132,20 @@ _EARLY = (
 )
 
 
-def _mixed(shape: Shape, along: _Along, said: list[str]) -> Found:
+def _mixed(shape: Shape, row: dict[str, Any], along: _Along, said: list[str]) -> Found:
     """Attention whose probabilities agree and whose result does not."""
     if along.late:
         return "mask", 0.6, said
+    if lacks(shape, row):
+        return (
+            "unknown",
+            0.5,
+            [
+                *said,
+                f"the target's is the benchmark's without a part of it ({shape.error**2:.1%} of "
+                "its square), and the rest is as before: a head or channels that are not written",
+            ],
+        )
     if along.seen_too_early:
         return "mask", 0.75, [*said, _EARLY]
     if along.last is None and _bias(shape) > _OF_SIZE:

@@ -45,6 +45,12 @@ def accumulated(finding: Finding, origin: Origin, shape: Shape, world_size: int)
     )
     factor = common_factor(rows)
     if origin.kind == kinds.CLIPPING:
+        apart = _rank_factors(finding, origin) if world_size > 1 else None
+        if apart is not None:
+            return "reduction", 0.8, [
+                f"gradients after clipping are {apart[0]:.6g} to {apart[1]:.6g} times the "
+                "benchmark's, by rank: the norm they are clipped by is not the one of all ranks"
+            ]  # fmt: skip
         said = (
             f"gradients after clipping are {factor:.6g} times the benchmark's"
             if factor
@@ -92,6 +98,28 @@ def accumulated(finding: Finding, origin: Origin, shape: Shape, world_size: int)
             ["each process's gradients agree before they are reduced over the ranks"],
         )
     return "accumulation", 0.6, ["micro-batches' gradients agree and their sum does not"]
+
+
+def _rank_factors(finding: Finding, origin: Origin) -> tuple[float, float] | None:
+    """Smallest and largest factor of the ranks' gradients; None where they share one."""
+    rows = finding.stage.rows.filter(
+        pl.col("judged")
+        & (pl.col("slot") == origin.row["slot"])
+        & (pl.col("passage") == origin.row["passage"])
+        & (pl.col("norm_benchmark") > 0)
+    )
+    by_rank = (
+        rows.group_by("rank")
+        .agg((pl.col("norm_target") / pl.col("norm_benchmark")).median().alias("factor"))
+        .get_column("factor")
+        .drop_nulls()
+    )
+    if len(by_rank) < 2:
+        return None
+    low, high = float(by_rank.min()), float(by_rank.max())  # type: ignore[arg-type]
+    off = max(abs(low - 1.0), abs(high - 1.0))
+    # the ranks' shards are of one gradient: clipping by its norm is one factor for all of them
+    return (low, high) if high - low > 0.1 * off + 1e-6 else None
 
 
 def common_factor(rows: pl.DataFrame) -> float | None:

@@ -18,6 +18,9 @@ _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _ACTIVATION = re.compile(r"act|silu|gelu|relu|swish", re.IGNORECASE)
 _ROUTER = re.compile(r"router|gate$|topk|moe|expert", re.IGNORECASE)
 _LINEAR = re.compile(r"linear|matmul|mm$|conv|embedding", re.IGNORECASE)
+#: A smaller epsilon enlarges a norm's output by sqrt(1 + eps / mean square) at most: by less than
+#: this for the largest epsilon in use, 1e-5, and a mean square of 5e-4.
+_ENLARGED = 1.01
 _INTEGER = re.compile(r"torch\.(u?int|long|short|bool)")
 
 
@@ -34,6 +37,8 @@ def forward(
             return named
     # The last component of a path says what a module is for: `mlp.gate` and `q_norm`.
     what = f"{operator} {module.rpartition('.')[2]}"
+    if _ROTARY.search(operator) and shape.rounded_to is not None:
+        return "rounding_order", 0.6, [f"{operator}'s tables: {shape.said_rounding()}"]
     if _ROTARY.search(operator):
         return "position", 0.8, [f"{operator} turns positions into angles, and its output differs"]
     if _INTEGER.match(str(row.get("dtype_benchmark"))) and _ROUTER.search(what):
@@ -103,6 +108,11 @@ def _norm(shape: Shape, operator: str) -> Found:
                 "at another place (a cast before the weight is multiplied, say)"
             ],
         )
+    if shape.scaled and shape.factor is not None and shape.factor > _ENLARGED:
+        return "constant_factor", 0.8, [
+            f"the output is {shape.factor:.6g} times the benchmark's, more than a smaller epsilon "
+            "can enlarge it"
+        ]  # fmt: skip
     factor = f"{shape.factor:.6g}" if shape.factor is not None else "?"
     return (
         "hyperparameter",

@@ -6,7 +6,7 @@ import polars as pl
 
 from rlprobe.diagnose import execution, fits, given
 from rlprobe.diagnose.analysis import Finding, Step
-from rlprobe.diagnose.cause.shape import Shape, of
+from rlprobe.diagnose.cause.shape import Shape, lacks, of
 from rlprobe.diagnose.origin import Origin
 
 Found = tuple[str, float, list[str]]
@@ -161,7 +161,7 @@ def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, object]) -> 
         )
     if shape.rounded_to is not None and shape.once and _loss_parts(finding.stage.rows):
         return "rounding_order", 0.5, [shape.said_rounding()]
-    if first is not None and _lacks(shape, first):
+    if first is not None and lacks(shape, first):
         return (
             "label_or_mask_shift",
             0.6,
@@ -192,22 +192,6 @@ def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, object]) -> 
             ],
         )
     return "loss", 0.8, ["the loss makes other gradients of the same outputs, by no common factor"]
-
-
-def _lacks(shape: Shape, row: dict[str, object]) -> bool:
-    """Whether the target is the benchmark's with some elements set to 0.
-
-    What is left out stands at right angles to what is left: f^2 + e^2 = 1, which neither a factor
-    (f = 1 - e) nor anything added (f >= 1) obeys. And what is left is as it was, so that an extreme
-    stays unless it was left out. The error of a sketch is 9 % uncertain, its square 18 %.
-    """
-    if shape.factor is None or not 0.02 < shape.error < 0.8:
-        return False
-    kept = [
-        isinstance(b, float) and isinstance(t, float) and abs(t - b) <= 1e-4 * abs(b)
-        for b, t in ((row.get(f"{n}_benchmark"), row.get(f"{n}_target")) for n in ("max", "min"))
-    ]
-    return any(kept) and 0.6 < (1.0 - shape.factor**2) / shape.error**2 < 1.6
 
 
 #: Extremes that moved by less than this share of the error are as they were.

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from rlprobe.diagnose import execution, origin
-from rlprobe.diagnose.cause import attention, results
+from rlprobe.diagnose.cause import attention, gradients, modules, results, shape
 from rlprobe.diagnose.cause.shape import of
 from rlprobe.diagnose.tokens import Profile
 
@@ -33,7 +33,7 @@ def row(target: np.ndarray) -> dict[str, Any]:
 
 def lacks(target: np.ndarray) -> bool:
     measured = row(target)
-    return results._lacks(of(measured), measured)
+    return shape.lacks(of(measured), measured)
 
 
 @pytest.mark.parametrize("rows", [[3], list(range(8)), list(range(0, 64, 4))])
@@ -58,7 +58,7 @@ def test_what_is_left_out_is_no_factor_noise_or_other_law(target: np.ndarray) ->
     assert not lacks(target)
 
 
-def gradients(wrong: list[str], names: list[str]) -> pl.DataFrame:
+def clipped(wrong: list[str], names: list[str]) -> pl.DataFrame:
     return pl.DataFrame(
         {
             "name": [f"{name}.weight.grad_reduced.0.debug" for name in names],
@@ -78,7 +78,7 @@ def gradients(wrong: list[str], names: list[str]) -> pl.DataFrame:
 def test_one_module_whose_gradients_alone_differ_is_named(
     wrong: list[str], count: int, module: str | None
 ) -> None:
-    rows = gradients(wrong, [f"m{i}" for i in range(count)])
+    rows = clipped(wrong, [f"m{i}" for i in range(count)])
     found = origin.find(rows, [])
     assert found is not None
     assert (found.kind, found.module) == (origin.REDUCTION, module)
@@ -170,6 +170,62 @@ def test_where_along_the_sequence_attention_parts_tells_a_mask_from_other_heads(
     here = origin.Origin(
         origin.GLUE, "attn", "Attention", {"passage": 0, "phase": 0, "slot": "input"}, ""
     )
-    shape = of(row(GRADIENT[::-1]))
-    found = attention.cause(_Finding(), here, shape, profile)  # type: ignore[arg-type]
+    moved = of(row(GRADIENT[::-1]))
+    found = attention.cause(_Finding(), here, moved, profile)  # type: ignore[arg-type]
     assert found[0] == cause
+
+
+def test_a_head_that_is_not_written_is_no_mask() -> None:
+    target = GRADIENT.copy()
+    target[:, 8:16] = 0.0
+    measured = row(target) | {"passage": 0, "phase": 0, "slot": "input"}
+    here = origin.Origin(origin.GLUE, "attn", "Attention", measured, "")
+    found = attention.cause(_Finding(), here, of(measured), Profile(0.4, 0.4, None))  # type: ignore[arg-type]
+    assert found[0] == "unknown" and "without a part" in found[2][-1]
+
+
+def _with_rows(rows: list[dict[str, Any]]) -> Any:
+    """A finding of these rows."""
+
+    class Found(_Finding):
+        class stage:
+            rows: pl.DataFrame
+
+    Found.stage.rows = pl.DataFrame(rows)
+    return Found()
+
+
+def of_module(measured: dict[str, Any], module: str, operator: str) -> tuple[str, float, list[str]]:
+    measured |= {"slot": "output", "index": "0", "op": operator}
+    for name in ("max", "min", "norm"):
+        measured[f"{name}_diff"] = measured[f"{name}_target"] - measured[f"{name}_benchmark"]
+    started = origin.Origin(origin.MODULE, module, operator, measured, "")
+    return modules.forward(_with_rows([]), started, of(measured))
+
+
+def test_a_norm_twice_as_large_has_no_other_epsilon() -> None:
+    assert of_module(row(2.0 * GRADIENT), "model.norm", "Qwen2RMSNorm")[0] == "constant_factor"
+    assert of_module(row(0.98 * GRADIENT), "model.norm", "Qwen2RMSNorm")[0] == "hyperparameter"
+
+
+def test_a_rotary_table_rounded_to_bfloat16_is_one_of_other_positions_no_more() -> None:
+    bits = GRADIENT.astype(np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).view(np.float32)
+    assert of_module(row(rounded.astype(float)), "m.rotary_emb", "Rotary")[0] == "rounding_order"
+    other = np.roll(GRADIENT, 1, axis=0) * 1.001
+    assert of_module(row(other), "m.rotary_emb", "Rotary")[0] == "position"
+
+
+@pytest.mark.parametrize(("factors", "found"), [((1.0, 1.3), "reduction"),
+                                                ((1.3, 1.3), "hyperparameter")])  # fmt: skip
+def test_ranks_that_clip_each_by_its_own_norm(factors: tuple[float, ...], found: str) -> None:
+    rows = [
+        {
+            **row(factor * GRADIENT), "rank": rank, "slot": "grad_clipped", "passage": 0,
+            "judged": True, "beyond": factor != 1.0, "phase": execution.GRADIENTS,
+        }
+        for rank, factor in enumerate(factors)
+    ]  # fmt: skip
+    measured = rows[-1]
+    started = origin.Origin(origin.CLIPPING, None, None, measured, "")
+    assert gradients.accumulated(_with_rows(rows), started, of(measured), 2)[0] == found
