@@ -147,6 +147,9 @@ def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, object]) -> 
         if item.is_mask:
             return "label_or_mask_shift", 0.85, [item.said]
         return "data", 0.85, [item.said]
+    lone = _lone_parts(finding.stage.rows)
+    if lone:
+        return "loss", 0.8, [f"the loss has a part on one side only: {', '.join(lone)}"]
     ratio = _off_policy(finding.stage.rows)
     if ratio is not None:
         return "sampling_semantics", 0.6, [ratio]
@@ -217,6 +220,19 @@ def _loss_parts(rows: pl.DataFrame) -> bool:
     is made otherwise may have the same value and another gradient."""
     own = rows.filter(pl.col("judged") & (pl.col("phase") == execution.LOSS))
     return own.filter(pl.col("beyond")).height > 0
+
+
+def _lone_parts(rows: pl.DataFrame) -> list[str]:
+    """Parts of the loss that one side alone has, with the side."""
+    lone = rows.filter(
+        (pl.col("slot") == "loss") & pl.col("status").is_in(["benchmark_only", "target_only"])
+    )
+    return sorted(
+        {
+            f"{index} ({status.removesuffix('_only')})"
+            for index, status in lone.select("index", "status").iter_rows()
+        }
+    )
 
 
 def _off_policy(rows: pl.DataFrame) -> str | None:

@@ -229,3 +229,13 @@ def test_ranks_that_clip_each_by_its_own_norm(factors: tuple[float, ...], found:
     measured = rows[-1]
     started = origin.Origin(origin.CLIPPING, None, None, measured, "")
     assert gradients.accumulated(_with_rows(rows), started, of(measured), 2)[0] == found
+
+
+def test_a_part_of_the_loss_that_one_side_alone_has_is_named() -> None:
+    """An entropy bonus: verl reports the part only where its coefficient is not 0."""
+    rows = pl.DataFrame(
+        {"slot": ["loss", "loss", "output"], "index": ["actor_pg_loss", "actor_entropy_loss", "0"],
+         "status": ["matched", "target_only", "target_only"]}
+    )  # fmt: skip
+    assert results._lone_parts(rows) == ["actor_entropy_loss (target)"]
+    assert results._lone_parts(rows.head(1)) == []
