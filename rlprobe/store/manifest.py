@@ -70,6 +70,9 @@ class Process(_Model):
     dp_rank: int | None = None
     cp_rank: int | None = None
     ep_rank: int | None = None
+    #: Megatron's model chunks on this rank, and whether its activations are a part of the sequence.
+    chunks: int | None = None
+    sequence_parallel: bool | None = None
     backend: str | None = None
 
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from rlprobe.capture import megatron_layout, parameters
+from rlprobe.capture import megatron_layout, parameters, provenance
 from rlprobe.capture.megatron_names import MegatronNames, Shard, is_megatron, shard
 from rlprobe.capture.names import named_modules
+from rlprobe.store.manifest import Process
 
 
 def _megatron_class(name: str) -> type[nn.Module]:
@@ -230,6 +231,9 @@ def test_real_megatron_chunks_carry_their_global_layers(last_of_two_stages: None
         "tp": 1, "pp": 2, "dp": 1, "cp": 1, "ep": 1,
     }  # fmt: skip
     assert (found["pp_rank"], found["chunks"], found["sequence_parallel"]) == (1, 2, False)
+    # a run's manifest takes all of it
+    described = Process.model_validate(provenance.layout("actor", 1, 2, found)).model_dump()
+    assert found.items() <= described.items()
     chunks[0].config.sequence_parallel = True
     assert megatron_layout.layout(chunks)["sequence_parallel"] is True
 
