@@ -76,7 +76,7 @@ def alignment(
     Raises:
         ConfigError: a need is unknown or has a value that cannot be fulfilled.
     """
-    _check(needs)
+    check(needs)
     varied = needs.get("response_lengths") == "varied"
     model = _MODELS[needs.get("model", "dense")]
     if varied and needs.get("model", "dense") != "dense":
@@ -124,7 +124,13 @@ def alignment(
     return parse(raw, f"alignment {name}")
 
 
-def _check(needs: Mapping[str, Any]) -> None:
+def check(needs: Mapping[str, Any]) -> None:
+    """Refuse what no alignment can have.
+
+    Raises:
+        ConfigError: an unknown key, or a value that is not :data:`ACCEPTED`.
+    """
+
     def refuse(key: str) -> None:
         raise ConfigError(f"needs: {key}: found {needs[key]!r}; accepted: {ACCEPTED[key]}")
 

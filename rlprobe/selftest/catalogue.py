@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprobe.errors import ConfigError, UsageError
+from rlprobe.selftest import alignments
 from rlprobe.selftest.declare import Declaration
 from rlprobe.selftest.plant import load_file
 
@@ -40,7 +41,8 @@ def cases(directories: Sequence[Path] = OWN, only: Sequence[str] = ()) -> list[C
         only: names to keep, all when empty.
 
     Raises:
-        ConfigError: a directory does not exist, a file fails on import, or a name is given twice.
+        ConfigError: a directory does not exist, a file fails on import, a case needs what no
+            alignment has, or a name is given twice.
         UsageError: ``only`` names something that is not there, or nothing is left.
     """
     found: dict[str, Case] = {}
@@ -55,6 +57,10 @@ def cases(directories: Sequence[Path] = OWN, only: Sequence[str] = ()) -> list[C
                     raise ConfigError(
                         f"{name} is declared in {found[name].file} and in {file}; names are unique"
                     )
+                try:
+                    alignments.check(declared.needs)
+                except ConfigError as error:
+                    raise ConfigError(f"fault file {file}: {name}: {error}") from error
                 found[name] = Case(declared, file.resolve())
     missing = [name for name in only if name not in found]
     if missing:

@@ -80,10 +80,10 @@ class Declaration:
 
 
 def fault(
-    *,
-    stage: str,
+    *bare: Any,
+    stage: str = "",
     module: str | None = None,
-    cause: str | tuple[str, ...],
+    cause: str | tuple[str, ...] = (),
     verdict: str = "diverged",
     needs: dict[str, Any] | None = None,
 ) -> Callable[[Plant], Plant]:
@@ -92,8 +92,11 @@ def fault(
     It is entered each time ``stage`` is about to run, in every training process.
 
     Raises:
-        ConfigError: an unknown stage, cause or verdict.
+        ConfigError: an unknown stage, cause or verdict, needs that are no mapping, or a decorator
+            without its parentheses.
     """
+    if bare:
+        raise ConfigError("@fault is called: @fault(stage=…, module=…, cause=…)")
     causes = (cause,) if isinstance(cause, str) else tuple(cause)
     unknown = [c for c in causes if c not in CAUSES]
     if unknown:
@@ -110,28 +113,42 @@ def fault(
             f"stage {where} is replayed from the benchmark's rollouts and cannot hold a fault"
         )
 
+    wanted = _needs(needs)
+
     def declare(plant: Plant) -> Plant:
         name = plant.__name__
-        setattr(
-            plant, _ATTRIBUTE, Declaration(name, where, module, causes, verdict, dict(needs or {}))
-        )
-        return plant
+        return _declared(plant, Declaration(name, where, module, causes, verdict, wanted))
 
     return declare
 
 
-def benign(*, needs: dict[str, Any] | None = None) -> Callable[[Plant], Plant]:
-    """Declare a change that must not alarm; it is entered before every stage."""
+def benign(*bare: Any, needs: dict[str, Any] | None = None) -> Callable[[Plant], Plant]:
+    """Declare a change that must not alarm; it is entered before every stage.
+
+    Raises:
+        ConfigError: needs that are no mapping, or a decorator without its parentheses.
+    """
+    if bare:
+        raise ConfigError("@benign is called: @benign()")
+    wanted = _needs(needs)
 
     def declare(plant: Plant) -> Plant:
-        setattr(
-            plant,
-            _ATTRIBUTE,
-            Declaration(plant.__name__, None, verdict="aligned", needs=dict(needs or {})),
-        )
-        return plant
+        return _declared(plant, Declaration(plant.__name__, None, verdict="aligned", needs=wanted))
 
     return declare
+
+
+def _needs(needs: Any) -> dict[str, Any]:
+    if needs is not None and not isinstance(needs, dict):
+        raise ConfigError(f"needs is a mapping of what the alignment must have, found {needs!r}")
+    return dict(needs or {})
+
+
+def _declared(plant: Plant, found: Declaration) -> Plant:
+    if declaration(getattr(plant, "__globals__", {}).get(found.name)) is not None:
+        raise ConfigError(f"{found.name} is declared twice; names are unique")
+    setattr(plant, _ATTRIBUTE, found)
+    return plant
 
 
 def declaration(plant: Any) -> Declaration | None:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlprobe.selftest.catalogue import Case
-from rlprobe.selftest.score import Found, Right, Tally, expected, false_alarms
+from rlprobe.selftest.score import FAILED, Found, Right, Tally, expected, false_alarms
 
 #: Verdict of a case whose pipeline did not come to an end.
-FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,9 @@ class Scores:
     tensors: Tally
     not_scalable: dict[str, str]
     alarms: int
+    #: Benign runs that were judged, and those that failed.
     benign: int
+    failed: int
 
     @classmethod
     def of(cls, results: list[Result]) -> Scores:
@@ -112,7 +113,8 @@ class Scores:
                 if r.weakened and r.weakened.found is None
             },
             alarms=false_alarms(benign),
-            benign=len(benign),
+            benign=sum(found.verdict != FAILED for found in benign),
+            failed=sum(found.verdict == FAILED for found in benign),
         )
 
     def shortfalls(self) -> list[str]:
@@ -128,4 +130,6 @@ class Scores:
         ]
         if self.alarms:
             found.append(f"{self.alarms} of {self.benign} benign runs alarmed")
+        if self.failed:
+            found.append(f"{self.failed} benign runs failed and were not judged")
         return found

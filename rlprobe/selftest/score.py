@@ -13,6 +13,8 @@ from rlprobe.selftest.declare import Declaration
 #: Shares that the self-test asks for.
 STAGE_BAR, MODULE_BAR, CAUSE_BAR = 1.0, 0.9, 0.8
 ALIGNED = "aligned"
+#: A run or comparison that ended with an error has no verdict.
+FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -147,5 +149,5 @@ def _at_most(count: int, runs: int, rate: float) -> float:
 
 
 def false_alarms(found: Sequence[Found]) -> int:
-    """How many diagnoses of benign changes are not ``aligned``."""
-    return sum(item.verdict != ALIGNED for item in found)
+    """How many diagnoses of benign changes are not ``aligned``; a run that failed has none."""
+    return sum(item.verdict not in (ALIGNED, FAILED) for item in found)

@@ -6,8 +6,8 @@ import math
 import re
 from collections.abc import Iterable
 
-from rlprobe.selftest.results import FAILED, Result, Scores
-from rlprobe.selftest.score import Found, Right, Tally, upper_bound
+from rlprobe.selftest.results import Result, Scores
+from rlprobe.selftest.score import FAILED, Found, Right, Tally, false_alarms, upper_bound
 
 _HEAD = ("fault", "verdict", "stage", "module", "cause", "ratio", "twice the floor", "tensors", "s")
 _BENIGN = ("benign change", "verdict", "nearest", "further runs", "tensors", "s")
@@ -33,8 +33,9 @@ def line(result: Result) -> str:
     """One case's outcome in all passes, as it is told while the others still run."""
     if result.is_benign:
         found = [result.full, *result.seeds.values(), *([result.tensors] if result.tensors else [])]
-        alarms = sum(item.verdict != "aligned" for item in found)
-        return f"{alarms} of {len(found)} alarm"
+        failed = sum(item.verdict == FAILED for item in found)
+        alarms = f"{false_alarms(found)} of {len(found)} alarm"
+        return f"{alarms}, {failed} failed" if failed else alarms
     said = [_short(result.right(result.full))]
     if result.weakened is not None:
         said.append(f"twice the floor {_weakened(result)}")
@@ -68,8 +69,8 @@ def _weakened(result: Result) -> str:
 
 
 def _unharmful(result: Result) -> tuple[str, ...]:
-    alarms = [found for found in result.seeds.values() if found.verdict != "aligned"]
-    further = f"{len(alarms)} of {len(result.seeds)} alarm" if result.seeds else "-"
+    seeds = list(result.seeds.values())
+    further = f"{false_alarms(seeds)} of {len(seeds)} alarm" if seeds else "-"
     return (
         result.case.name,
         _mark(result.full.verdict == "aligned", result.full.verdict),

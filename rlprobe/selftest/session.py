@@ -16,8 +16,8 @@ from rlprobe.runs.launch import Started
 from rlprobe.selftest import weaken
 from rlprobe.selftest.catalogue import Case
 from rlprobe.selftest.pipeline import Judged, Pipeline, Trial
-from rlprobe.selftest.results import FAILED, Result, Weaker
-from rlprobe.selftest.score import Found
+from rlprobe.selftest.results import Result, Weaker
+from rlprobe.selftest.score import FAILED, Found
 from rlprobe.selftest.scoreboard import line
 from rlprobe.selftest.warm import Warm
 

@@ -187,3 +187,21 @@ def test_a_file_that_declares_nothing_usable_is_named(tmp_path: Path, text: str,
     with pytest.raises(ConfigError, match=r"mine\.py") as raised:
         load_file(file)
     assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("@benign\ndef change(site):\n    yield\n", r"@benign is called: @benign\(\)"),
+        ("@fault\ndef wrong(site):\n    yield\n", r"@fault is called"),
+        ("@benign(needs=['moe'])\ndef change(site):\n    yield\n", r"a mapping .* \['moe'\]"),
+        ("@benign()\ndef twice(site):\n    yield\n" * 2, "twice is declared twice"),
+    ],
+)
+def test_a_slip_in_a_declaration_is_said_with_its_file(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "slip.py"
+    file.write_text(f"from rlprobe.selftest import benign, fault\n\n\n{text}")
+    with pytest.raises(ConfigError, match=rf"slip\.py.*{said}"):
+        load_file(file)

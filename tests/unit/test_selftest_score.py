@@ -128,6 +128,12 @@ def test_every_benign_run_counts_towards_the_false_alarms() -> None:
     assert scores.shortfalls() == ["2 of 4 benign runs alarmed"]
 
 
+def test_a_benign_run_that_failed_is_no_alarm_and_no_pass() -> None:
+    scores = Scores.of([_benign("aligned", FAILED, "aligned")])
+    assert (scores.alarms, scores.benign, scores.failed) == (0, 2, 1)
+    assert scores.shortfalls() == ["1 benign runs failed and were not judged"]
+
+
 def test_a_pipeline_that_failed_is_a_miss_with_its_reason() -> None:
     result = _result(Found(FAILED), error="target: verl ended with exit status 1")
     scores = Scores.of([result])

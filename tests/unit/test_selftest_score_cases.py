@@ -135,3 +135,10 @@ def test_what_is_swapped_is_put_back_as_it_was() -> None:
     with swapped(table, "key", 2):
         assert table == {"key": 2}
     assert table == {"key": 1}
+
+
+def test_a_need_that_no_alignment_has_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    declared = "@benign(needs={'world': 2})\ndef change(site):\n    yield\n"
+    (tmp_path / "one.py").write_text(f"from rlprobe.selftest import benign\n\n\n{declared}")
+    with pytest.raises(ConfigError, match=r"one\.py: change: needs: 'world' is unknown"):
+        catalogue.cases([tmp_path])
