@@ -96,7 +96,8 @@ class TokenSketches:
                     np.full(count, micro_step, dtype=np.int32),
                     np.repeat(np.arange(samples, dtype=np.int32), length),
                     np.tile(np.arange(length, dtype=np.int32), samples),
-                    rows.cpu().numpy(),
+                    # an fp64 control widens casts to fp32 while its model runs, ours among them
+                    rows.cpu().numpy().astype(np.float32, copy=False),
                 )
             )
         self._waiting.clear()
