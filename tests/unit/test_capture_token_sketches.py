@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-import torch  # noqa: E402
+import torch
 
-from rlprobe.capture.engine import Place  # noqa: E402
-from rlprobe.capture.token_sketches import K, TokenSketches, token_sketch  # noqa: E402
-from rlprobe.frameworks.verl.wide import Wide  # noqa: E402
+from rlprobe.capture.engine import Place
+from rlprobe.capture.token_sketches import K, TokenSketches, token_sketch
+from rlprobe.frameworks.verl.wide import Wide
 
 
 def test_a_control_in_fp64_writes_what_the_store_reads(tmp_path: Path) -> None:
