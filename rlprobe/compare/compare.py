@@ -183,7 +183,7 @@ def _side_by_side(benchmark: Table, target: Table, options: Options) -> Iterator
         found = matcher.match(left, right, options.rules or rules.load())
         yield pairs.side_by_side(found.benchmark, found.target, found.matches)
         return
-    whole = options.noise or _have_tensors(benchmark, target)
+    whole = options.noise or _both_kept_tensors(benchmark, target)
     length = max(1, benchmark.height) if whole else _SLICE
     for start in range(0, max(1, benchmark.height), length):
         yield pairs.side_by_side(
@@ -202,7 +202,7 @@ def _ahead(items: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
             yield item
 
 
-def _have_tensors(*sides: Table) -> bool:
+def _both_kept_tensors(*sides: Table) -> bool:
     """Whether both sides kept any record's tensor; then all are measured in one go, in threads."""
     return all(side.rows(["data_name"]).null_count().item() < side.height for side in sides)
 

@@ -136,7 +136,7 @@ def _figures(
             problems.append(f"{side}: {error}")
     if problems:
         reason = "; ".join(problems)
-        return {**empty, "t_status": measures.UNREADABLE, "t_reason": reason, "t_identical": False}
+        return {**empty, **unmeasured(measures.UNREADABLE, reason)}
     benchmark, target = tensors
     if _squeezed(benchmark.shape) != _squeezed(target.shape):
         return empty
@@ -145,6 +145,11 @@ def _figures(
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(n for n in shape if n != 1)
+
+
+def unmeasured(status: str, reason: str) -> dict[str, Any]:
+    """Columns of :data:`RESULT` for a record that could not be measured."""
+    return {"t_status": status, "t_reason": reason, "t_identical": False}
 
 
 def described(d: Distance) -> dict[str, Any]:

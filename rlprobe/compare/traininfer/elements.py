@@ -97,11 +97,10 @@ class Tokens:
                 other = self._piece(other, parts, one.shape[1], benchmark)
         except ValueError as error:
             unreadable = isinstance(error, TensorFileError)
-            return {
-                "t_status": measures.UNREADABLE if unreadable else measures.SHAPE,
-                "t_reason": str(error) if unreadable else f"{_NOT_COMPARED}{error}",
-                "t_identical": False,
-            }
+            return elementwise.unmeasured(
+                measures.UNREADABLE if unreadable else measures.SHAPE,
+                str(error) if unreadable else f"{_NOT_COMPARED}{error}",
+            )
         return elementwise.described(distance(one, other))
 
     def _of_engine(self, keys: Sequence[Key]) -> TensorFile:
@@ -124,14 +123,12 @@ class Tokens:
         self, whole: TensorFile, parts: Sequence[int], width: int, benchmark: str
     ) -> TensorFile:
         """What this rank of the engine has of training's values."""
-        module = benchmark.split(SEPARATOR)[0].split(".")
-        if len(parts) == 1 and self._halves.intersection(module) and parts[0] % 2 == 0:
-            parts = [parts[0] // 2] * 2
         if self._ranks == 1:
             raise ValueError(
                 f"a token has {width} values in the engine and {whole.shape[1]} in training"
             )
         rank = self._inference.process.rank % self._ranks
+        parts = shards.divided(parts, benchmark.split(SEPARATOR)[0], self._halves)
         return layout.as_tensor(whole, shards.piece(whole.view(), parts, width, rank, self._ranks))
 
     def _of_training(self, keys: Sequence[Key]) -> tuple[TensorFile, list[int]]:

@@ -88,9 +88,8 @@ def _with_pieces(
         parts = [int(shapes[name][axis]) for name in row["name_target"].split(SEPARATOR)]
         if axis == 1 or sum(parts) != row["shape_target"][axis]:
             parts = [row["shape_target"][axis]]
-        whole = row["shape_target"][axis]
-        if len(parts) == 1 and axis == 0 and halves_.intersection(row["module"].split(".")):
-            parts = [whole // 2] * 2 if whole % 2 == 0 else parts
+        if axis == 0:
+            parts = shards.divided(parts, row["module"], halves_)
         found.append(_figures(row, axis, parts, sources, rank % size, size))
     return elementwise.applied(table, [f for f in found if f is not None], ())
 
@@ -123,11 +122,7 @@ def _figures(
         # measured before, and said then
         return None
     except ValueError as error:
-        described = {
-            "t_status": measures.SHAPE,
-            "t_reason": str(error),
-            "t_identical": False,
-        }
+        described = elementwise.unmeasured(measures.SHAPE, str(error))
     else:
         described = elementwise.described(distance(one, other))
     return {**dict.fromkeys(elementwise.RESULT), **described, "row": row["row"]}

@@ -188,11 +188,9 @@ def _pass_table(
 
     def figures(row: dict[str, Any]) -> dict[str, Any]:
         if row["data_name_benchmark"] is None or row["data_name_target"] is None:
-            found = {
-                "t_status": measures.SHAPE,
-                "t_reason": "not the same tokens, and no tensors that could be cut to them",
-                "t_identical": False,
-            }
+            found = elementwise.unmeasured(
+                measures.SHAPE, "not the same tokens, and no tensors that could be cut to them"
+            )
         else:
             found = tokens.figures(row["name_benchmark"], row["name_target"])
         return {**dict.fromkeys(elementwise.RESULT), **found, "row": row["row"]}

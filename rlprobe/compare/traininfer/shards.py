@@ -41,6 +41,19 @@ def ranks(widths: Iterable[tuple[int, int]]) -> int:
     return max(ratio for ratio, count in ratios.items() if count == most)
 
 
+def divided(parts: Sequence[int], module: str, halves: frozenset[str]) -> list[int]:
+    """The parts that are divided each by itself.
+
+    Args:
+        parts: widths of training's parts.
+        module: its path.
+        halves: what modules of two equal parts are called, such as ``gate_up_proj``.
+    """
+    if len(parts) == 1 and parts[0] % 2 == 0 and halves.intersection(module.split(".")):
+        return [parts[0] // 2] * 2
+    return list(parts)
+
+
 def piece(whole: Array, parts: Sequence[int], width: int, rank: int, size: int) -> Array:
     """The columns of ``whole`` that one rank has.
 

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 import pytest
 
 from rlprobe.capture.session import ENV
-from rlprobe.frameworks.engines import forwards, handover, sglang, vllm
 
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing of an engine's process outlives a test."""
-    import torch  # not there in an installation that only compares
+    # here, as an installation that only compares has no torch: there the tests are skipped
+    import torch
+
+    from rlprobe.frameworks.engines import forwards, handover, sglang, vllm
 
     monkeypatch.setattr(torch.compiler, "set_stance", lambda stance: None)
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0")
