@@ -132,4 +132,9 @@ class Server:
         """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=60)
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            # it has answered everything; how long a machine takes to unload torch is no finding
+            self._process.kill()
+            self._process.wait()
