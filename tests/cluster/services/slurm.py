@@ -59,7 +59,8 @@ TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 ReturnToService=2
-MinJobAge=300
+# Long runs ask after jobs that ended long ago.
+MinJobAge=7200
 KillWait=30
 SchedulerParameters=sched_interval=2,bf_interval=5
 SelectType=select/cons_tres
