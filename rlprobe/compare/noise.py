@@ -53,6 +53,12 @@ _NEEDED = [
 ]  # fmt: skip
 
 
+#: Modules that make the table of sines and cosines that positions turn queries and keys by.
+_ROTARY = "Rotary[A-Za-z]*Embedding$"
+#: What the sines of a table differ by, in roundings of the largest angle: frequencies fall off
+#: geometrically, so that only the first few angles are large, and positions are a third as large in
+#: the mean of squares.
+_ANGLES = 0.25
 #: Tokens weigh differently in a relative difference of gradients than in one of what they are of.
 _WEIGHTED = 2.0
 
@@ -133,7 +139,10 @@ def _facts(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _reductions(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
-    """``terms``: how many products each row's operation sums up; ``roundings`` of the result."""
+    """``terms``: how many products each row's operation sums up; ``roundings`` of the result.
+
+    ``angles``: variance of a rotary table by large angles that were rounded in fp32.
+    """
     shape = pl.coalesce("shape_benchmark", "shape_target")
     weights = (
         rows.filter(
@@ -163,6 +172,7 @@ def _reductions(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
             .list.slice(1)
             .list.max()
             .max(),
+            reach=pl.col("max_benchmark").filter(~floats & (pl.col("slot") == "input")).max(),
         )
     )
     table = table.join(weights, on="module", how="left", maintain_order="left").join(
@@ -180,6 +190,9 @@ def _reductions(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     # What a parent does between its children (attention, gates) is not recorded: it can sum over
     # the sequence or the width of its inputs. Functional calls likewise.
     unknown = pl.col("module").is_in(list(parents)) | pl.col("module").is_null()
+    # One that turns its inputs itself (vLLM's) hands out tensors as wide as these.
+    narrow = shape.list.last() < pl.col("widest")
+    table_of_angles = (pl.col("op").str.contains(_ROTARY) & narrow).fill_null(False)
     return table.with_columns(
         terms=pl.when(pl.col("copies").fill_null(False))
         .then(0.0)
@@ -192,7 +205,12 @@ def _reductions(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
         # A matrix product is one operation; what else a module does is not known.
         roundings=pl.when(width.is_not_null() & ~unknown)
         .then(roundoff.STORED)
+        .when(table_of_angles & (pl.col("u") > roundoff.FP32))
+        .then(roundoff.TABLE)
         .otherwise(roundoff.ELEMENTARY),
+        angles=pl.when(table_of_angles)
+        .then((_ANGLES * pl.col("reach") * roundoff.FP32).pow(2))
+        .fill_null(0.0),
     )
 
 
@@ -223,7 +241,10 @@ def _accumulated(table: pl.DataFrame, products: float) -> pl.DataFrame:
             forward & (pl.col("unit") == unit) & (pl.int_range(pl.len()).over(key) == 0)
         ).fill_null(False),
         own=pl.when(counts & ~pl.col("same"))
-        .then(roundoff.variance(pl.col("u"), pl.col("terms"), products, pl.col("roundings")))
+        .then(
+            roundoff.variance(pl.col("u"), pl.col("terms"), products, pl.col("roundings"))
+            + pl.col("angles")
+        )
         .otherwise(0.0),
     ).with_columns(passage=pl.col("starts").cast(pl.Int32).cum_sum())
     # An input that differs may come from operations between modules, which nothing recorded: the

@@ -9,7 +9,15 @@ from pathlib import Path
 import polars as pl
 
 from rlprobe.compare import noise
-from rlprobe.diagnose import changes, execution, floors, positions, propagated, ties
+from rlprobe.diagnose import (
+    changes,
+    execution,
+    floors,
+    positions,
+    propagated,
+    recomposed,
+    ties,
+)
 from rlprobe.diagnose.execution import Call
 from rlprobe.diagnose.inputs import HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET, Results
 from rlprobe.errors import DumpError
@@ -35,6 +43,8 @@ class Process:
     calls: list[Call] = field(repr=False)
     #: Choices of experts that fell the other way at near ties (:mod:`ties`).
     near_ties: int = 0
+    #: Blocks that agree and hold their rows otherwise inside (:mod:`recomposed`).
+    recomposed: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -128,7 +138,8 @@ def load(results: Results, stage: str, step: int, products: float = 0.0) -> Stag
     for (rank,), part in rows.group_by("rank", maintain_order=True):
         ordered, calls = execution.timeline(part)
         ordered, near_ties = ties.allow(ordered)
-        found.append(Process(int(str(rank)), ordered, calls, near_ties))
+        ordered, blocks = recomposed.allow(ordered, calls)
+        found.append(Process(int(str(rank)), ordered, calls, near_ties, blocks))
     found.sort(key=lambda process: process.rank)
     whole = pl.concat([process.rows for process in found])
     misplaced = positions.difference(results, stage, step, whole)

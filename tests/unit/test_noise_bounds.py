@@ -281,3 +281,26 @@ def test_few_large_elements_carry_the_norm() -> None:
         table = noise.annotate(pl.DataFrame(rows, infer_schema_length=None))
         ratios.append(table.item(-1, "ratio"))
     assert ratios[0] > 1 > ratios[1]
+
+
+def rotary(dtype: str, reach: float, width: int = 16) -> float:
+    """The bound of a table of sines whose largest position is ``reach``."""
+    common: dict[str, Any] = {"module": "rotary", "op": "Qwen2RotaryEmbedding"}
+    positions = {"dtype": "torch.int64", "shape": [2, 8], "index": "1", "error": 0.0}
+    rows = [
+        record(0, "x", slot="input", dtype=dtype, **common),
+        record(1, "positions", slot="input", **common, **positions)
+        | {"max_benchmark": reach, "norm_diff": 0.0, "max_diff": 0.0},
+        record(2, "sines", dtype=dtype, shape=[2, 8, width], **common),
+    ]
+    return bounds(rows)["sines"]
+
+
+def test_a_rotary_table_in_16_bits_is_rounded_once() -> None:
+    assert rotary(BF16, 47.0) == pytest.approx(roundoff.UNIT[BF16], rel=0.01)
+    assert rotary(BF16, 47.0, width=64) > 4 * rotary(BF16, 47.0), "it turned its inputs itself"
+
+
+def test_a_rotary_table_differs_by_what_large_angles_round_to() -> None:
+    assert rotary(FP32, 0.0) == pytest.approx(8 * roundoff.FP32, rel=0.01)
+    assert rotary(FP32, 30_000.0) == pytest.approx(30_000 * roundoff.FP32, rel=0.01)

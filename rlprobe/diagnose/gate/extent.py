@@ -136,13 +136,32 @@ def _coverage(results: Results, step: Step) -> GateItem:
             "gradients, changes and key data were judged alone",
             "use the same micro-batch sizes on both sides to see where a difference begins",
         )
+    blocks = sorted(
+        {
+            block
+            for finding in step.findings.values()
+            for process in finding.stage.processes
+            for block in process.recomposed
+        }
+    )
+    if blocks:
+        text += (
+            f" records were measured; {listed(blocks, 2)} agree and hold their rows in another "
+            "order or number inside, where nothing was judged"
+        )
+    else:
+        text += " records were measured"
     if unmatched:
+        text += f"; without partner: {listed(unmatched, 4)}"
+    if blocks or unmatched:
         return caveat(
             COVERAGE,
-            f"{text} records were measured; without partner: {listed(unmatched, 4)}",
-            "records without partner were not judged",
+            text,
+            "use the same implementation of the experts on both sides to see inside"
+            if blocks
+            else "records without partner were not judged",
         )
-    return opened(COVERAGE, f"{text} records were measured")
+    return opened(COVERAGE, text)
 
 
 def _capture(evidence: Evidence) -> GateItem:
