@@ -25,7 +25,7 @@ from rlprobe.diagnose.execution import Call
 #: Relative difference from which tensors of one norm have little in common.
 _UNRELATED = 0.1
 #: Multiple of the block's floor that a difference inside must reach, added to its result.
-_SEEN = 10.0
+_SEEN = 2.0
 _MOVING = pl.col("phase").is_in([execution.FORWARD, execution.BACKWARD]) & pl.col("slot").is_in(
     ["input", "output"]
 )
@@ -101,10 +101,10 @@ def _agrees(block: pl.DataFrame, found: pl.DataFrame) -> bool:
     results = own.filter((pl.col("slot") == "output") & (pl.col("floor") > 0))
     unseen = (results.get_column("floor") * results.get_column("norm_benchmark")).max()
     differs = pl.when(pl.col("status") == "shape").then(1.0).otherwise("error")
-    least = found.select((differs * pl.col("norm_benchmark")).min()).item()
+    largest = found.select((differs * pl.col("norm_benchmark")).max()).item()
     return (
         isinstance(unseen, float)
-        and isinstance(least, float)
+        and isinstance(largest, float)
         and not own.get_column("beyond").any()
-        and least > _SEEN * unseen
+        and largest > _SEEN * unseen
     )
