@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass, field
 
@@ -31,11 +32,27 @@ class Finding:
     #: Where it parts first, and on which rank; None where it agrees.
     origin: Origin | None
     rank: int | None
-    #: Differences beyond the floor that reach no result (padding).
-    confined: bool
     #: Judged records, and those beyond their floor.
     records: int
     beyond: int
+    #: Records beyond their floor that reach no result (padding); they are not among those above.
+    unused: int = 0
+
+    @property
+    def confined(self) -> bool:
+        """Whether all that is beyond its floor reaches no result."""
+        return self.unused > 0
+
+    @property
+    def held(self) -> pl.DataFrame:
+        """The records that are held against their floor: not those that reach no result."""
+        rows = _records(self.stage)
+        return rows.filter(~pl.col("beyond")) if self.confined else rows
+
+    @property
+    def beyond_floor(self) -> pl.DataFrame:
+        """The records beyond their floor, whether they reach a result or not."""
+        return _records(self.stage).filter(pl.col("beyond"))
 
 
 @dataclass
@@ -94,7 +111,8 @@ def _judge(stage: judged.Stage, key_data: dict[str, Difference]) -> Finding:
     produced = [Outcome(d.name, d.error, floor) for d in own if d.error is not None]
     outcomes = produced + confined.gradients(rows)
     judgeable = rows.filter(pl.col("judged") & pl.col("error").is_not_null())
-    beyond = rows.filter(pl.col("judged") & pl.col("beyond") & (pl.col("slot") != "parameters"))
+    measured = judgeable.height + len(produced)
+    beyond = _records(stage).filter(pl.col("beyond")).height
     first, rank = _first(stage, produced)
     hidden = first is not None and _attends(first) and confined.is_confined(rows, outcomes)
     if hidden:
@@ -105,10 +123,15 @@ def _judge(stage: judged.Stage, key_data: dict[str, Difference]) -> Finding:
         outcomes,
         first,
         rank,
-        hidden,
-        judgeable.height + len(produced),
-        0 if hidden else beyond.height,
+        measured - beyond if hidden else measured,
+        0 if hidden else beyond,
+        beyond if hidden else 0,
     )
+
+
+def _records(stage: judged.Stage) -> pl.DataFrame:
+    """What a stage is judged by; parameters are the gate's."""
+    return stage.rows.filter(pl.col("judged") & (pl.col("slot") != "parameters"))
 
 
 def _attends(first: Origin) -> bool:
@@ -163,8 +186,13 @@ def _confined_elsewhere(finding: Finding, others: list[Finding]) -> Finding:
             continue
         theirs = same.get_column("error").max()
         if isinstance(theirs, float) and 0.5 < error / theirs < 2.0:
-            return Finding(
-                finding.stage, finding.key_data, [], None, None, True, finding.records, 0
+            return dataclasses.replace(
+                finding,
+                origin=None,
+                rank=None,
+                records=finding.records - finding.beyond,
+                beyond=0,
+                unused=finding.beyond,
             )
     return finding
 

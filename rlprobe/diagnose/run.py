@@ -112,10 +112,13 @@ def _aligned(
     results: Results, gate: Gate, step: Step, strip: list[StageResult], later: int
 ) -> Diagnosis:
     largest = _largest(step)
+    unused = sum(finding.unused for finding in step.findings.values())
     caveats = sum(item.state == CAVEAT for item in gate.items)
     return Diagnosis(
         verdict="aligned",
-        sentence=sentence.aligned(results.plan, strip, largest, caveats, step.number, later),
+        sentence=sentence.aligned(
+            results.plan, strip, largest, unused, caveats, step.number, later
+        ),
         gate=gate.items,
         first=None,
         cause=None,
@@ -265,10 +268,7 @@ def _largest(step: Step) -> float:
     """The nearest any judged record of a stage without divergence came to its floor."""
     nearest = 0.0
     for finding in step.findings.values():
-        rows = finding.stage.rows.filter(pl.col("judged") & (pl.col("slot") != "parameters"))
-        if finding.confined:
-            rows = rows.filter(~pl.col("beyond"))
-        value = rows.get_column("excess").max()
+        value = finding.held.get_column("excess").max()
         if isinstance(value, float) and math.isfinite(value):
             nearest = max(nearest, value)
     return nearest
@@ -323,7 +323,7 @@ def _largest_error(results: Results, pair: str) -> float | None:
 
 
 def _of_stage(finding: Finding) -> Values:
-    rows = finding.stage.rows.filter(pl.col("judged") & pl.col("error").is_not_null())
+    rows = finding.held.filter(pl.col("error").is_not_null())
     numbers = rows.filter(pl.col("floor") > 0)
     return {
         "median_floor": _plain(numbers.get_column("floor").median()),

@@ -7,7 +7,13 @@ from rlprobe.diagnose.inputs import BENCHMARK, TARGET, Plan
 
 
 def aligned(
-    plan: Plan, stages: list[StageResult], largest: float, caveats: int, step: int, later: int
+    plan: Plan,
+    stages: list[StageResult],
+    largest: float,
+    unused: int,
+    caveats: int,
+    step: int,
+    later: int,
 ) -> str:
     """The target agrees.
 
@@ -15,6 +21,7 @@ def aligned(
         plan: the alignment.
         stages: what was found of each stage.
         largest: the nearest any record came to its floor.
+        unused: records that differ only where no result looks, and are not among those of stages.
         caveats: how many there are.
         step: the captured step that was judged, from 0.
         later: captured steps after it, which were not.
@@ -25,6 +32,8 @@ def aligned(
         f"{plan.name}: {_sides(plan)} agree. {records:,} records of {len(judged)} stages lie "
         f"within their noise floor, the nearest at {largest:.2g} of it"
     )
+    if unused:
+        text += f"; {unused:,} more differ only at positions that no result depends on (padding)"
     text = f"{text}; {_caveats(caveats)}." if caveats else f"{text}."
     if later:
         steps = "one later step gives" if later == 1 else f"{later} later steps give"

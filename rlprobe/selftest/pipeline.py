@@ -76,7 +76,7 @@ class Judged:
 
     @property
     def ratio(self) -> float | None:
-        """Its error in multiples of its floor; the largest of any record where none parts."""
+        """Its error in multiples of its floor; the largest of all judged where none parts."""
         first = self.diagnosis.noise.get("first")
         if first is not None:
             return _number(first["ratio"])

@@ -25,7 +25,7 @@ class Found:
     stage: str | None = None
     module: str | None = None
     cause: str | None = None
-    #: The origin record's error over its floor; the largest of all where nothing parts.
+    #: The origin record's error over its floor; the largest of all judged where nothing parts.
     ratio: float | None = None
 
     @classmethod

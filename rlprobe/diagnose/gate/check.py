@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlprobe.diagnose.diagnosis import SHUT, GateItem
-from rlprobe.diagnose.gate import batch, extent, samples, settings, staleness, weights
+from rlprobe.diagnose.gate import batch, extent, samples, settings, staleness, unused, weights
 from rlprobe.diagnose.gate.evidence import Evidence, Shut
 
 
@@ -35,7 +35,16 @@ def check(evidence: Evidence) -> Gate:
     given, no_batch = batch.check(evidence)
     asked, no_settings = settings.check(evidence)
     enough = extent.check(evidence)
+    hidden = unused.check(evidence.step)
     return Gate(
-        items=[*tokens, weight, *([moved] if moved is not None else []), *given, *asked, *enough],
+        items=[
+            *tokens,
+            weight,
+            *([moved] if moved is not None else []),
+            *given,
+            *asked,
+            *enough,
+            *([hidden] if hidden is not None else []),
+        ],
         shut=no_tokens or no_weights or stale or no_batch or no_settings,
     )

@@ -182,7 +182,9 @@ class Model:
                 plain = mixed.back
                 mixed.back = lambda g: tuple(harm(part) for part in plain(g))
             out = identity(self.linear(f"{path}.o_proj", mixed))
-            out.chances = mixed.chances  # type: ignore[attr-defined]
+            # of the record alone: nothing computes with it
+            shown = self.fault(f"probabilities {path}", lambda c: c)
+            out.chances = shown(mixed.chances)  # type: ignore[attr-defined]
             return out
 
         inputs = {"hidden_states": x, "attention_mask": mask,

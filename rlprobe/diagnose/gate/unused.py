@@ -1,0 +1,43 @@
+"""Records that were not judged because they differ only where no result looks.
+
+A caveat and no open item: that those positions are padding follows from the results, which agree;
+nobody has looked at the positions themselves (:mod:`rlprobe.diagnose.confined`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import polars as pl
+
+from rlprobe.diagnose.analysis import Finding, Step
+from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.gate.evidence import caveat, listed
+
+ITEM = "unused positions"
+
+
+def check(step: Step) -> GateItem | None:
+    """Item ``unused positions``; None where all that differs could be judged."""
+    found = [finding for finding in step.findings.values() if finding.confined]
+    if not found:
+        return None
+    stages = "one stage" if len(found) == 1 else f"{len(found)} stages"
+    return caveat(
+        ITEM,
+        f"{sum(f.unused for f in found):,} records of {stages} differ by up to {_size(found)} at "
+        "positions that no log-prob, value, loss or gradient depends on (padding), since all of "
+        f"these agree: {listed([f'{f.stage.name} ({f.unused:,})' for f in found], 6)}",
+        "these records were not judged; two attention kernels may fill rows of padding "
+        "differently. To have them judged, use one kernel on both sides, or no padding",
+    )
+
+
+def _size(found: list[Finding]) -> str:
+    """The largest difference, and how many times its floor the furthest record is."""
+    rows = pl.concat([f.beyond_floor.select("error", "excess") for f in found])
+    error, excess = (rows.get_column(name).max() for name in ("error", "excess"))
+    said = f"{error:.2g}" if isinstance(error, float) else "more than their floor"
+    if isinstance(excess, float) and math.isfinite(excess):
+        said += f" ({excess:,.0f} times their floor)"
+    return said

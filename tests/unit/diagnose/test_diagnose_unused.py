@@ -1,0 +1,70 @@
+"""Records that differ only at positions no result depends on: what is said of them, and counted."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rlprobe.cli import main
+from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.selftest.pipeline import Judged
+from tests.unit.diagnose.conftest import Align
+from tests.unit.diagnose.transformer import LAYERS, ROWS, STAGES, Device
+
+#: Attention's probabilities of every block, of the records alone: nothing computes with them.
+SHOWN: dict[str, Any] = {
+    f"probabilities model.layers.{layer}.self_attn": lambda c: c[..., ::-1]
+    for layer in range(LAYERS)
+}
+#: One record for each block and micro-batch of two rows in every stage.
+HIDDEN = LAYERS * (ROWS // 2) * len(STAGES)
+
+
+def caveats(gate: list[GateItem]) -> dict[str, GateItem]:
+    return {item.item: item for item in gate if item.state == "caveat"}
+
+
+def test_they_are_a_caveat_with_their_number_and_stages(align: Align) -> None:
+    found = align(Device(split=True, faults=SHOWN)).diagnose()
+    assert found.verdict == "aligned", found.sentence
+    item = caveats(found.gate)["unused positions"]
+    assert f"{HIDDEN} records of 3 stages differ by up to" in item.evidence
+    assert all(f"{stage} ({HIDDEN // 3})" in item.evidence for stage in STAGES)
+    assert "use one kernel on both sides" in item.action
+    assert f"; {HIDDEN} more differ only at positions that no result depends on" in found.sentence
+    assert found.sentence.endswith("; one caveat.")
+
+
+def test_without_them_nothing_is_said_of_them(align: Align) -> None:
+    found = align(Device(split=True)).diagnose()
+    assert not caveats(found.gate)
+    assert "no result depends" not in found.sentence
+
+
+def test_they_are_not_among_the_records_within_their_floor(align: Align) -> None:
+    clean = align(Device(split=True)).diagnose()
+    found = align(Device(split=True, faults=SHOWN), name="b").diagnose()
+    counted = [sum(stage.records for stage in d.stages) for d in (clean, found)]
+    assert counted[0] - counted[1] == HIDDEN
+    assert f" {counted[1]:,} records of 3 stages lie within" in found.sentence
+
+
+def test_a_stages_ratio_is_of_the_records_that_were_judged(align: Align) -> None:
+    """The sentence, the file and the self-test's scoreboard give one number."""
+    alignment = align(Device(split=True, faults=SHOWN))
+    found = alignment.diagnose()
+    ratio = Judged(found, alignment.results, 0.0).ratio
+    said = re.search(r"the nearest at ([\d.e+-]+) of it", found.sentence)
+    assert ratio == max(stage["largest_ratio"] for stage in found.noise["stages"].values()) < 1
+    assert said is not None and said[1] == f"{ratio:.2g}"
+
+
+def test_the_page_shows_them_as_any_caveat(align: Align) -> None:
+    alignment = align(Device(split=True, faults=SHOWN))
+    assert main(["diagnose", str(alignment.results)]) == 0
+    assert main(["report", str(alignment.results)]) == 0
+    page = (alignment.results / "report.html").read_text(encoding="utf-8")
+    row = re.search(r"<tr><td><b>unused positions</b>.*?</tr>", page, re.DOTALL)
+    assert row is not None
+    assert '<span class="tag caveat">' in row[0]
+    assert f"{HIDDEN} records of 3 stages" in row[0] and "To do: " in row[0]
