@@ -7,7 +7,15 @@ import re
 from collections.abc import Iterable
 
 from rlprobe.selftest.results import Result, Scores
-from rlprobe.selftest.score import FAILED, Found, Right, Tally, false_alarms, upper_bound
+from rlprobe.selftest.score import (
+    ALIGNED,
+    FAILED,
+    Found,
+    Right,
+    Tally,
+    false_alarms,
+    upper_bound,
+)
 
 _HEAD = ("fault", "verdict", "stage", "module", "cause", "ratio", "twice the floor", "tensors", "s")
 _BENIGN = ("benign change", "verdict", "nearest", "further runs", "tensors", "s")
@@ -23,7 +31,7 @@ def render(results: list[Result], scores: Scores, seconds: float) -> str:
     if benign:
         parts += [_table(_BENIGN, map(_unharmful, benign)), ""]
     parts += [*_totals(scores, seconds)]
-    misses = [line for r in faults for line in _misses(r)]
+    misses = [line for r in [*faults, *benign] for line in _misses(r)]
     if misses:
         parts += ["", "not as declared:", *(f"  {line}" for line in misses)]
     return "\n".join(parts)
@@ -73,7 +81,7 @@ def _unharmful(result: Result) -> tuple[str, ...]:
     further = f"{false_alarms(seeds)} of {len(seeds)} alarm" if seeds else "-"
     return (
         result.case.name,
-        _mark(result.full.verdict == "aligned", result.full.verdict),
+        _mark(result.full.verdict == ALIGNED, result.full.verdict),
         _number(result.full.ratio),
         further,
         "-" if result.tensors is None else result.tensors.verdict,
@@ -155,26 +163,47 @@ def _line(tally: Tally) -> str:
 
 
 def _misses(result: Result) -> list[str]:
+    """A line for each of a case's runs that was not found as declared, or failed."""
     passes: list[tuple[str, Found | None]] = [
         ("", result.full),
         (" at twice the floor", result.weakened.found if result.weakened else None),
         (" with tensors", result.tensors),
+        *((f" with seed {seed}", found) for seed, found in sorted(result.seeds.items())),
     ]
+    told = _alarm if result.is_benign else _miss
     lines = []
     for name, found in passes:
         if found is None:
             continue
-        right = result.right(found)
         if found.verdict == FAILED:
             lines.append(f"{result.case.name}{name}: {_last(result.error) or 'the run failed'}")
-        elif not (right.verdict and right.stage and right.module and right.cause):
-            declared = result.case.declared
-            lines.append(
-                f"{result.case.name}{name}: declared {declared.verdict}, {declared.stage}, "
-                f"{declared.module}, {' or '.join(declared.cause)}; found {found.verdict}, "
-                f"{found.stage}, {found.module}, {found.cause}"
-            )
+        elif said := told(result, found):
+            lines.append(f"{result.case.name}{name}: {said}")
     return lines
+
+
+def _miss(result: Result, found: Found) -> str:
+    """What is not as declared of a fault; empty where all is."""
+    right = result.right(found)
+    if right.verdict and right.stage and right.module and right.cause:
+        return ""
+    declared = result.case.declared
+    return (
+        f"declared {declared.verdict}, {declared.stage}, {declared.module}, "
+        f"{' or '.join(declared.cause)}; found {_told(found)}"
+    )
+
+
+def _alarm(result: Result, found: Found) -> str:
+    """What a benign change alarmed with; empty where it did not."""
+    if found.verdict == ALIGNED:
+        return ""
+    declared, ratio = result.case.declared.verdict, _number(found.ratio)
+    return f"declared {declared}; found {_told(found)}, ratio {ratio}"
+
+
+def _told(found: Found) -> str:
+    return f"{found.verdict}, {found.stage}, {found.module}, {found.cause}"
 
 
 def _last(error: str) -> str:

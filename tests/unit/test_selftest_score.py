@@ -45,16 +45,17 @@ def _result(found: Found, declared: Declaration | None = None, **further: Any) -
     return Result(Case(declared or _declared(), Path("faults.py")), found, 1.0, **further)
 
 
-def _benign(*verdicts: str) -> Result:
+def _benign(*verdicts: str | Found, **further: Any) -> Result:
     @benign()
     def harmless(site: Any) -> Any:
         yield
 
     declared = declaration(harmless)
     assert declared is not None
-    first, *others = verdicts
-    seeds = {seed: Found(verdict) for seed, verdict in enumerate(others)}
-    return Result(Case(declared, Path("benign.py")), Found(first), 1.0, seeds=seeds)
+    first, *others = (v if isinstance(v, Found) else Found(v) for v in verdicts)
+    return Result(
+        Case(declared, Path("benign.py")), first, 1.0, seeds=dict(enumerate(others)), **further
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,3 +170,32 @@ def test_the_scoreboard_shows_misses_and_the_bound() -> None:
     text = render(results, Scores.of(results), 12.0)
     assert "0 of 60 benign runs; the rate is below 4.9 % at 95 %" in text
     assert f"declared diverged, actor_update, {MODULE}, mask or layout; found diverged" in text
+
+
+def test_a_benign_change_that_alarmed_is_told_with_what_it_alarmed_of() -> None:
+    """Stage, module, cause and ratio, of whichever of its runs it was."""
+    alarm = _found(cause="routing", ratio=43612.6)
+    results = [_benign(alarm), _benign("aligned", "aligned", alarm), _benign("aligned")]
+    results.append(_benign("aligned", tensors=_found(verdict="not_comparable", ratio=None)))
+    text = render(results, Scores.of(results), 1.0)
+    said = f"declared aligned; found diverged, actor_update, {MODULE}, routing, ratio 4.36e+04"
+    assert text.partition("not as declared:\n")[2].splitlines() == [
+        f"  harmless: {said}",
+        f"  harmless with seed 1: {said}",
+        f"  harmless with tensors: declared aligned; found not_comparable, actor_update, {MODULE}, "
+        "layout, ratio -",
+    ]
+    row = results[1].as_dict()["seeds"][1]
+    assert (row["found"]["module"], row["found"]["cause"]) == (MODULE, "routing")
+    assert (row["found"]["stage"], row["ratio"]) == ("actor_update", 43612.6)
+
+
+def test_a_benign_change_that_failed_is_told_with_its_reason() -> None:
+    results = [_benign(FAILED, error="target: verl ended with exit status 1"), _benign("aligned")]
+    text = render(results, Scores.of(results), 1.0)
+    assert "not as declared:\n  harmless: target: verl ended with exit status 1" in text
+
+
+def test_a_benign_change_that_is_aligned_is_not_among_what_is_not_as_declared() -> None:
+    results = [_benign("aligned", "aligned", tensors=Found("aligned"))]
+    assert "not as declared" not in render(results, Scores.of(results), 1.0)
