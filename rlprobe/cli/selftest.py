@@ -78,7 +78,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from rlprobe.errors import UsageError
-    from rlprobe.selftest import catalogue, session
+    from rlprobe.selftest import catalogue, session, told
     from rlprobe.selftest.results import Scores
     from rlprobe.selftest.scoreboard import render
 
@@ -94,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
         ray=not (args.quick or args.no_ray),
         jobs=args.jobs,
     )
+    if not args.verbose:
+        told.briefly()
     began = time.monotonic()
     results = session.run(cases, options)
     scores = Scores.of(results)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import os
 import shutil
 import threading
@@ -37,6 +38,8 @@ from rlprobe.runs.spec import BENCHMARK, REPEAT, TARGET, RunSpec
 from rlprobe.selftest import alignments, stamp
 from rlprobe.selftest.catalogue import Case
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -58,6 +61,13 @@ class Trial:
         if self.strength != 1.0:
             parts.append(f"strength{self.strength:.4e}".replace("+", ""))
         return ".".join(parts)
+
+    @property
+    def alignment(self) -> str:
+        """What is collected for it and for others like it, in words."""
+        needs = [f"{key} {value}" for key, value in sorted(self.case.declared.needs.items())]
+        further = [*(["tensors kept"] if self.tensors else []), f"seed {self.seed}"]
+        return ", ".join([*needs, *further])
 
 
 @dataclass(frozen=True)
@@ -206,6 +216,8 @@ class Pipeline:
         key = runs[REPEAT].key
         directory = self._directory / "repeats" / f"{key[:16]}-{stamp.code()[:16]}"
         with self._lock(key):
+            if not all(self._is_stored(runs[role]) for role in (BENCHMARK, REPEAT)):
+                _log.info("%s: collecting a new alignment (%s)", trial.name, trial.alignment)
             collected = launch(runs[BENCHMARK], self._store, start=start)
             _check_lengths(trial, collected.parent)
             launch(runs[REPEAT], self._store, start=start)
@@ -216,6 +228,9 @@ class Pipeline:
                 self._compare(jobs, REPEAT, unfinished)
                 unfinished.rename(directory)
         return directory
+
+    def _is_stored(self, run: RunSpec) -> bool:
+        return (self._store / "runs" / run.key / "manifest.json").exists()
 
     def _lock(self, key: str) -> threading.Lock:
         with self._guard:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlprobe.errors import RlprobeError
 from rlprobe.runs.launch import Started
-from rlprobe.selftest import weaken
+from rlprobe.selftest import told, weaken
 from rlprobe.selftest.catalogue import Case
 from rlprobe.selftest.pipeline import Judged, Pipeline, Trial
 from rlprobe.selftest.results import Result, Weaker
@@ -21,7 +21,7 @@ from rlprobe.selftest.score import FAILED, Found
 from rlprobe.selftest.scoreboard import line
 from rlprobe.selftest.warm import Warm
 
-_log = logging.getLogger("rlprobe")
+_log = logging.getLogger(__name__)
 
 #: The first of the seeds that further benign runs use.
 FIRST_SEED = 101
@@ -77,11 +77,12 @@ def run(cases: Sequence[Case], options: Options) -> list[Result]:
 
     A case whose pipeline fails is a result too: its verdict is ``failed``.
     """
-    starts = _PerThread(options.directory / "logs")
+    logs = options.directory / "logs"
+    starts = _PerThread(logs)
     seeds = _spread(cases, options.passes.seeds)
     try:
         pipeline = Pipeline(options.directory, starts, None if options.ray else starts)
-        work = _Work(pipeline, options.passes, seeds, len(cases))
+        work = _Work(pipeline, options.passes, seeds, len(cases), logs)
         return _all(cases, work, options.jobs)
     finally:
         starts.close()
@@ -118,12 +119,18 @@ class _Work:
     """All passes over one case."""
 
     def __init__(
-        self, pipeline: Pipeline, passes: Passes, seeds: dict[str, list[int]], total: int
+        self,
+        pipeline: Pipeline,
+        passes: Passes,
+        seeds: dict[str, list[int]],
+        total: int,
+        logs: Path,
     ) -> None:
         self._pipeline = pipeline
         self._passes = passes
         self._seeds = seeds
         self._total = total
+        self._logs = logs
         self._done = 0
 
     def __call__(self, case: Case) -> Result:
@@ -142,11 +149,12 @@ class _Work:
         return result
 
     def _judge(self, trial: Trial) -> tuple[Judged | None, str]:
-        try:
-            return self._pipeline.judge(trial), ""
-        except RlprobeError as error:
-            _log.warning("%s: %s", trial.name, error)
-            return None, str(error)
+        with told.kept(self._logs / f"{trial.name}.log"):
+            try:
+                return self._pipeline.judge(trial), ""
+            except RlprobeError as error:
+                _log.warning("%s: %s", trial.name, error)
+                return None, str(error)
 
     def _weakened(self, result: Result, full: Judged | None) -> Weaker:
         """Weaken a fault, if it was located at full strength; a miss there is a miss here."""

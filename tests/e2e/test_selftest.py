@@ -67,6 +67,9 @@ def test_the_quick_subset_finds_all_and_alarms_at_nothing(work: Path) -> None:
     assert [row["found"]["verdict"] for row in rows] == ["diverged"] * 3 + ["aligned"]
     assert all(row["found"]["module"] == row["expected"]["module"] for row in rows)
     assert "0 of 1 benign runs" in done.stdout
+    said = [line for line in done.stdout.splitlines() if line.startswith("rlprobe: ")]
+    assert len(said) == 1 + len(rows), "what is collected, and a line per case"
+    assert "records compared" in (work / "quick" / "logs" / f"{rows[0]['name']}.log").read_text()
 
 
 def test_faults_of_ones_own_are_run_as_documented(work: Path) -> None:
@@ -103,7 +106,7 @@ def test_faults_of_ones_own_are_run_as_documented(work: Path) -> None:
 def test_what_is_in_the_store_is_not_run_again(work: Path) -> None:
     """After a change of the diagnosis only comparing and judging are repeated."""
     before = sorted(path.name for path in (work / "quick" / "store" / "runs").iterdir())
-    done = _rlprobe("--quick", "--directory", work / "quick", "--json", work / "again.json")
+    done = _rlprobe("--quick", "--directory", work / "quick", "--json", work / "again.json", "-v")
     assert done.returncode == 0, done.stdout
     assert sorted(path.name for path in (work / "quick" / "store" / "runs").iterdir()) == before
     assert done.stdout.count("already in the store") == 2 * 4 + 4
