@@ -167,10 +167,10 @@ def _cell(result: StageResult, found: Diagnosis) -> Cell:
         text += f", {result.beyond:,} beyond the floor"
     elif result.state == "aligned":
         stage = (found.noise.get("stages") or {}).get(result.stage) or {}
-        if stage.get("confined_to_unused_positions"):
-            text += "; differences only where no result looks (padding)"
-        elif isinstance(stage.get("largest_ratio"), int | float):
+        if isinstance(stage.get("largest_ratio"), int | float):
             text += f", the nearest at {stage['largest_ratio']:.2g} of its floor"
+        if stage.get("confined_to_unused_positions"):
+            text += "; others differ only where no result looks (padding)"
     return Cell(result.stage, result.state, WORDS[result.state].lower(), text)
 
 
@@ -183,6 +183,8 @@ def _charts(step: Step, marked: str | None) -> list[Chart]:
             equal = finding.stage.rows.filter(pl.col("judged") & (pl.col("error") == 0)).height
             caption = f"{finding.records:,} records, {finding.beyond:,} beyond the band"
             caption += f", {equal:,} equal" if equal else ""
+            if finding.confined:
+                caption += f"; {finding.unused:,} more beyond it only where no result looks"
             charts.append(Chart(name, svg, caption))
     return charts
 
