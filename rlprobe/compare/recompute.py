@@ -33,9 +33,10 @@ def repeated(frame: pl.DataFrame) -> pl.Series:
     ends = forwards.filter(pl.col("module") == outermost).select("order", end="order").sort("order")
     calls = forwards.group_by(*_MODULE, "call").agg(pl.col("order").max()).sort("order")
     own = backwards.select(*_MODULE, "order", backward="order").sort("order")
-    calls = calls.join_asof(own, on="order", by=list(_MODULE), strategy="forward").join_asof(
-        ends.sort("order"), on="order", strategy="forward"
-    )
+    # Sorted above; within groups polars cannot see that, and would warn.
+    calls = calls.join_asof(
+        own, on="order", by=list(_MODULE), strategy="forward", check_sortedness=False
+    ).join_asof(ends, on="order", strategy="forward")
     again = calls.filter(
         (pl.col("module") != outermost)
         & pl.col("backward").is_not_null()

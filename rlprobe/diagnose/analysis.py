@@ -83,7 +83,7 @@ def analyse(results: Results, step: int) -> Step:
         passes = {stage.name: stage.before_update for stage in loaded}
         found.key_data = _key_data(benchmark, target, step, passes)
     findings = [_judge(stage, found.key_data) for stage in loaded]
-    findings = [_confined_elsewhere(finding, findings) for finding in findings]
+    findings = [confined_elsewhere(finding, findings) for finding in findings]
     found.findings = {finding.stage.name: finding for finding in findings}
     return found
 
@@ -172,29 +172,29 @@ def _first(stage: judged.Stage, produced: list[Outcome]) -> tuple[Origin | None,
     return first, rank
 
 
-def _confined_elsewhere(finding: Finding, others: list[Finding]) -> Finding:
-    """A stage without results of its own follows another where the same record differs likewise."""
+def confined_elsewhere(finding: Finding, others: list[Finding]) -> Finding:
+    """A stage without results of its own follows others where the same records differ likewise."""
     if finding.origin is None or finding.outcomes:
         return finding
-    name = finding.origin.row["name"]
-    error = finding.origin.row.get("error")
-    for other in others:
-        if not other.confined or error is None:
-            continue
-        same = other.stage.rows.filter((pl.col("name") == name) & pl.col("beyond"))
-        if same.is_empty():
-            continue
-        theirs = same.get_column("error").max()
-        if isinstance(theirs, float) and 0.5 < error / theirs < 2.0:
-            return dataclasses.replace(
-                finding,
-                origin=None,
-                rank=None,
-                records=finding.records - finding.beyond,
-                beyond=0,
-                unused=finding.beyond,
-            )
-    return finding
+    keys = ["name", "status"]
+    elsewhere = [other.beyond_floor.select(*keys, "error") for other in others if other.confined]
+    if not elsewhere:
+        return finding
+    known = pl.concat(elsewhere).group_by(keys).agg(theirs=pl.col("error").max())
+    # All of them: a fault may come after padding that is filled differently.
+    alike = finding.beyond_floor.join(known, on=keys, how="left").select(
+        (pl.col("error") / pl.col("theirs")).is_between(0.5, 2.0).fill_null(False).all()
+    )
+    if not alike.item():
+        return finding
+    return dataclasses.replace(
+        finding,
+        origin=None,
+        rank=None,
+        records=finding.records - finding.beyond,
+        beyond=0,
+        unused=finding.beyond,
+    )
 
 
 def first_of(step: Step) -> Finding | None:

@@ -157,7 +157,7 @@ def _coverage(results: Results, step: Step) -> GateItem:
         return caveat(
             COVERAGE,
             text,
-            "use the same implementation of the experts on both sides to see inside"
+            "use the same implementation of these blocks on both sides to see inside"
             if blocks
             else "records without partner were not judged",
         )

@@ -5,16 +5,22 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import polars as pl
+import pytest
+
 from rlprobe.cli import main
+from rlprobe.diagnose.analysis import Finding, confined_elsewhere
+from rlprobe.diagnose.confined import Outcome
 from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.judged import Process, Stage
+from rlprobe.diagnose.origin import MODULE, Origin
 from rlprobe.selftest.pipeline import Judged
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.transformer import LAYERS, ROWS, STAGES, Device
 
 #: Attention's probabilities of every block, of the records alone: nothing computes with them.
 SHOWN: dict[str, Any] = {
-    f"probabilities model.layers.{layer}.self_attn": lambda c: c[..., ::-1]
-    for layer in range(LAYERS)
+    f"probabilities model.layers.{layer}.self_attn": lambda c: 0.5 * c for layer in range(LAYERS)
 }
 #: One record for each block and micro-batch of two rows in every stage.
 HIDDEN = LAYERS * (ROWS // 2) * len(STAGES)
@@ -71,3 +77,49 @@ def test_the_page_shows_them_as_any_caveat(align: Align) -> None:
     cells = re.findall(r"records judged, the nearest at [\d.]+ of its floor; others differ", page)
     captions = re.findall(rf"; {HIDDEN // 3} more beyond it only where", page)
     assert len(cells) == len(captions) == len(STAGES)
+
+
+def finding(stage: str, errors: dict[str, float | None], *, confined: bool) -> Finding:
+    """A stage whose records all are beyond their floor; without results unless it is confined."""
+    rows = pl.DataFrame(
+        {
+            "name": list(errors),
+            "status": [
+                "matched" if error is not None else "nonfinite" for error in errors.values()
+            ],
+            "error": pl.Series(list(errors.values()), dtype=pl.Float64),
+            "slot": "output",
+            "judged": True,
+            "beyond": True,
+        }
+    )
+    first = Origin(MODULE, "attn", "Attention", rows.row(0, named=True), "")
+    return Finding(
+        Stage(stage, 0, [Process(0, rows, [])]),
+        [],
+        [Outcome("old_log_probs", 0.0, 1e-6)] if confined else [],
+        None if confined else first,
+        None if confined else 0,
+        rows.height,
+        0 if confined else rows.height,
+        rows.height if confined else 0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("errors", "follows"),
+    [
+        ({"probabilities": 0.5}, True),
+        ({"probabilities": 0.05}, False),
+        ({"probabilities": 0.5, "attn.output": 0.3}, False),  # a fault after the padding
+        ({"probabilities": 0.5, "norm.output": None}, False),  # a NaN after it
+    ],
+)
+def test_a_stage_without_results_follows_another_only_in_all_its_records(
+    errors: dict[str, float | None], follows: bool
+) -> None:
+    other = finding("actor_compute_log_prob", {"probabilities": 0.6}, confined=True)
+    mine = finding("reference_compute_log_prob", errors, confined=False)
+    found = confined_elsewhere(mine, [other, mine])
+    assert (found.origin is None) is follows and found.confined is follows
+    assert (found.unused, found.beyond) == ((1, 0) if follows else (0, len(errors)))
