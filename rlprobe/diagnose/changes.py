@@ -8,7 +8,10 @@ what is dense into all, so the median over the buckets' differences sees only wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from rlprobe.compare.noise import SKETCH_RESOLUTION
@@ -18,14 +21,19 @@ from rlprobe.store import records
 from rlprobe.store.read import Run
 
 CHANGE = "change"
+#: rank, name -> sketches of the benchmark's and the target's whole tensor.
+Joined = Mapping[tuple[int, str], tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]]
 #: Median of |x| of a standard normal variable.
 _MEDIAN = 0.6744897501960817
 
 
-def with_dense(rows: pl.DataFrame, results: Results, stage: str, step: int) -> pl.DataFrame:
+def with_dense(
+    rows: pl.DataFrame, results: Results, stage: str, step: int, joined: Joined | None = None
+) -> pl.DataFrame:
     """Add ``dense_error``: relative L2 of a change's difference without its few largest parts.
 
-    Null for other records, and where a side has no sketch.
+    Null for other records, and where a side has no sketch. ``joined`` has the sketches of what was
+    joined of several shards, by rank and name.
 
     Raises:
         StoreError: a record table is damaged.
@@ -43,6 +51,8 @@ def with_dense(rows: pl.DataFrame, results: Results, stage: str, step: int) -> p
         .join(left, left_on=["rank", "name_benchmark"], right_on=["rank", "name"])
         .join(right, left_on=["rank", "name_target"], right_on=["rank", "name"], suffix="_target")
     )
+    if joined:
+        both = _with_joined(both, rows, joined)
     if both.is_empty():
         return nothing
     b, t = (np.array(both.get_column(name).to_list()) for name in ("sketch", "sketch_target"))
@@ -60,6 +70,20 @@ def with_dense(rows: pl.DataFrame, results: Results, stage: str, step: int) -> p
         how="left",
         maintain_order="left",
     )
+
+
+def _with_joined(both: pl.DataFrame, rows: pl.DataFrame, joined: Joined) -> pl.DataFrame:
+    """``both`` with the sketches of wholes in place of single shards'."""
+    mine = rows.filter((pl.col("slot") == CHANGE) & (pl.col("status") == "matched"))
+    added = [
+        row | dict(zip(("sketch", "sketch_target"), map(list, pair), strict=True))
+        for row in mine.select("rank", "name", "norm_benchmark").iter_rows(named=True)
+        if (pair := joined.get((row["rank"], row["name"]))) is not None
+    ]
+    columns = ["rank", "name", "norm_benchmark", "sketch", "sketch_target"]
+    wholes = pl.DataFrame(added, schema=both.select(columns).schema)
+    rest = both.select(columns).join(wholes, on=["rank", "name"], how="anti")
+    return pl.concat([rest, wholes.select(columns)])
 
 
 def raise_excess(rows: pl.DataFrame) -> pl.DataFrame:

@@ -16,6 +16,7 @@ from rlprobe.diagnose import (
     positions,
     propagated,
     recomposed,
+    shards,
     ties,
 )
 from rlprobe.diagnose.execution import Call
@@ -24,7 +25,8 @@ from rlprobe.errors import DumpError
 
 #: Columns of records.parquet that judging needs.
 COLUMNS = [
-    "step", "rank", "order", "name", "module", "op", "call", "direction", "slot", "index",
+    "step", "rank", "rank_benchmark", "rank_target", "order", "name", "module", "op", "call",
+    "direction", "slot", "index",
     "status", "reason",
     *(f"{name}_{side}" for name in ("name", "dtype", "shape", "max", "min", "mean", "norm", "value",
                                     "digest")
@@ -129,10 +131,12 @@ def load(results: Results, stage: str, step: int, products: float = 0.0) -> Stag
         if frame is not None:
             repeats[pair] = frame
     precise = _control(results, HIGH_PRECISION, stage, step)
+    whole = shards.joined(rows, results, stage, step)
+    rows = whole.rows
     # Here rather than in compare: a better bound needs no comparison made again.
     inherited = propagated.inherited(results, stage, step, rows)
     rows = noise.annotate(rows, products=products, inherited=inherited)
-    rows = changes.with_dense(rows, results, stage, step)
+    rows = changes.with_dense(rows, results, stage, step, whole.sketches)
     rows = floors.with_floor(rows, repeats, precise)
     found = []
     for (rank,), part in rows.group_by("rank", maintain_order=True):
@@ -141,8 +145,8 @@ def load(results: Results, stage: str, step: int, products: float = 0.0) -> Stag
         ordered, blocks = recomposed.allow(ordered, calls)
         found.append(Process(int(str(rank)), ordered, calls, near_ties, blocks))
     found.sort(key=lambda process: process.rank)
-    whole = pl.concat([process.rows for process in found])
-    misplaced = positions.difference(results, stage, step, whole)
+    everything = pl.concat([process.rows for process in found])
+    misplaced = positions.difference(results, stage, step, everything)
     if misplaced is not None:
         found = [
             dataclasses.replace(p, rows=positions.only_what_has_no_place(p.rows)) for p in found

@@ -18,6 +18,7 @@ from rlprobe.diagnose.inputs import BENCHMARK, TARGET, Results
 
 REORDERED = "rows stand in another order"
 SPLIT = "micro-batches are split differently"
+SPREAD = "samples are spread over another number of ranks"
 SHUFFLED = "micro-batches hold other samples than on the benchmark"
 #: Key data that an update is given with each micro-batch.
 _OF_STAGE = {
@@ -37,10 +38,6 @@ def difference(results: Results, stage: str, step: int, rows: pl.DataFrame) -> s
         step: captured step, from 0.
         rows: the stage's rows in execution order.
     """
-    if _split(rows):
-        return SPLIT
-    if _shuffled(results, stage, step):
-        return SHUFFLED
     orders = []
     for role in (BENCHMARK, TARGET):
         run = results.run(role)
@@ -53,9 +50,23 @@ def difference(results: Results, stage: str, step: int, rows: pl.DataFrame) -> s
                 for sample in entry["samples"]
             ]
         )
+    if all(orders) and _groups(orders[0]) != _groups(orders[1]):
+        return SPREAD
+    if _split(rows):
+        return SPLIT
+    if _shuffled(results, stage, step):
+        return SHUFFLED
     # Other samples altogether are the gate's business.
     same_set = sorted(s for _, s in orders[0]) == sorted(s for _, s in orders[1])
     return REORDERED if same_set and orders[0] != orders[1] else None
+
+
+def _groups(order: list[tuple[int, str]]) -> int:
+    """How many parts a batch is divided into: ranks of one model hold the same samples."""
+    ranks: dict[int, list[str]] = {}
+    for rank, sample in order:
+        ranks.setdefault(rank, []).append(sample)
+    return len({tuple(samples) for samples in ranks.values()})
 
 
 def _shuffled(results: Results, stage: str, step: int) -> bool:

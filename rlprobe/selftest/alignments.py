@@ -41,6 +41,7 @@ _OVERRIDES = (
 #: What ``needs`` may say, and what each key accepts.
 ACCEPTED: dict[str, str] = {
     "world_size": "a whole number from 1",
+    "target_world_size": "a whole number from 1",
     "steps": "a whole number from 1",
     "algorithm": " or ".join(_ESTIMATORS),
     "temperature": "a number above 0",
@@ -114,6 +115,7 @@ def alignment(
         "benchmark": device,
         "target": {
             **device,
+            "world_size": needs.get("target_world_size", device["world_size"]),
             "environment": {**OTHER_KERNELS, **needs.get("environment", {})},
             "fault": fault,
         },
@@ -137,7 +139,7 @@ def check(needs: Mapping[str, Any]) -> None:
     for key in needs:
         if key not in ACCEPTED:
             raise ConfigError(f"needs: {key!r} is unknown; accepted: {', '.join(ACCEPTED)}")
-    for key in ("world_size", "steps"):
+    for key in ("world_size", "target_world_size", "steps"):
         value = needs.get(key, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             refuse(key)

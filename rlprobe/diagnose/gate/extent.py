@@ -18,7 +18,7 @@ OBSERVER = (
 )
 
 
-_SPLIT = (positions.SPLIT, positions.SHUFFLED)
+_SPLIT = (positions.SPREAD, positions.SPLIT, positions.SHUFFLED)
 
 
 def check(evidence: Evidence) -> list[GateItem]:
@@ -127,14 +127,16 @@ def _coverage(results: Results, step: Step) -> GateItem:
         return shut(
             COVERAGE,
             f"{listed(split, 6)}, and nothing was captured that does not depend on it",
-            "use the same micro-batch sizes on both sides, or capture an update stage or key data",
+            "use the same micro-batch sizes and data-parallel ranks on both sides, or capture an "
+            "update stage or key data",
         )
     if split:
         return caveat(
             COVERAGE,
             f"{listed(split, 6)}: activations have no partner there, and "
             "gradients, changes and key data were judged alone",
-            "use the same micro-batch sizes on both sides to see where a difference begins",
+            "use the same micro-batch sizes and data-parallel ranks on both sides to see where a "
+            "difference begins",
         )
     blocks = sorted(
         {

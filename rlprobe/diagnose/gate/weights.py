@@ -138,11 +138,11 @@ def _parameter(
             return None
         return _how(b, t)
     sketches, norms = [_whole(rows) for rows in (b, t)], [_norm(rows) for rows in (b, t)]
-    if sketches[0] is not None and sketches[1] is not None and norms[0]:
-        distance = float(np.linalg.norm(sketches[0] - sketches[1])) / norms[0]
-        # Another dtype rounds every weight once.
+    if sketches[0] is not None and sketches[1] is not None and norms[0] is not None:
+        distance = float(np.linalg.norm(sketches[0] - sketches[1]))
+        # Another dtype rounds every weight once. Zeros (biases at the start) are exact.
         tolerance = _SKETCH_TOLERANCE if dtypes else 2.0**-8
-        return None if distance <= tolerance else _how(b, t)
+        return None if distance <= tolerance * norms[0] else _how(b, t)
     result.by_norm += 1
     if norms[0] is None or norms[1] is None:
         return {"what": "has neither digest nor norm on both sides"}

@@ -1,0 +1,82 @@
+"""Is a benchmark of one rank compared with a target of two, as far as can be?
+
+Through the self-test's pipeline: real replays in one process (see test_inprocess).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rlprobe.diagnose.diagnosis import CAVEAT, Diagnosis
+from rlprobe.selftest import catalogue
+from rlprobe.selftest.pipeline import Pipeline, Trial
+from rlprobe.selftest.warm import Warm
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+CASES = """
+from rlprobe.selftest import benign, fault
+
+@benign(needs={"target_world_size": 2})
+def spread(site):
+    yield
+
+@fault(stage="critic_update", cause="optimizer", needs={"target_world_size": 2})
+def faster(site):
+    for group in site.optimizer.param_groups:
+        group["lr"] *= 1.02
+    yield
+    for group in site.optimizer.param_groups:
+        group["lr"] /= 1.02
+
+@fault(stage="actor_compute_log_prob", cause="unknown", needs={"target_world_size": 2})
+def louder(site):
+    head = site.model.get_submodule("lm_head")
+    hook = head.register_forward_hook(lambda m, args, out: out * 1.001)
+    yield
+    hook.remove()
+"""
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Diagnosis]]:
+    directory = tmp_path_factory.mktemp("spread")
+    (directory / "cases").mkdir()
+    (directory / "cases" / "mine.py").write_text(CASES)
+    with Warm(directory / "logs") as warm:
+        pipeline = Pipeline(directory, warm, warm)
+
+        def run(name: str) -> Diagnosis:
+            case = catalogue.cases([directory / "cases"], [name])[0]
+            return pipeline.judge(Trial(case)).diagnosis
+
+        yield run
+
+
+def test_gradients_and_changes_are_judged_as_wholes(judge: Callable[[str], Diagnosis]) -> None:
+    found = judge("spread")
+    assert found.verdict == "aligned", found.sentence
+    judged = {stage.stage: stage.records for stage in found.stages}
+    # each of 27 parameters' gradient before and after clipping and its change; 28 of the critic
+    assert judged["actor_update"] >= 3 * 27 and judged["critic_update"] >= 3 * 28
+    assert judged["actor_compute_log_prob"] > 0, "key data joined by sample"
+    said = {item.item: item for item in found.gate}
+    assert said["coverage"].state == CAVEAT
+    assert "spread over another number of ranks" in said["coverage"].evidence
+    assert "by norm only" not in said["weights"].evidence
+
+
+def test_a_learning_rate_is_seen_in_the_wholes(judge: Callable[[str], Diagnosis]) -> None:
+    found = judge("faster")
+    assert found.first is not None, found.sentence
+    assert (found.verdict, found.first.stage) == ("diverged", "critic_update")
+    assert found.cause is not None and found.cause.class_ == "optimizer"
+
+
+def test_a_forward_fault_is_seen_in_its_stages_key_data(judge: Callable[[str], Diagnosis]) -> None:
+    found = judge("louder")
+    assert found.first is not None, found.sentence
+    assert (found.verdict, found.first.stage) == ("diverged", "actor_compute_log_prob")
+    assert found.first.module is None
