@@ -29,6 +29,8 @@ _ROWS = 512
 _SHORT = 3
 #: Fewer values than this show no law of all.
 _FEW = 16
+#: Least part of a column that others do not hold, squared and relative, for a slope on it.
+_INDEPENDENT = 1e-4
 #: A row counts as different from this share of the largest difference of any row.
 _DIFFERENT = 0.1
 
@@ -39,6 +41,8 @@ class Fit:
 
     coefficient: float
     explained: float
+    #: Standard error of the coefficient; None where only a first-order law was fitted.
+    error: float | None = None
 
 
 def fit(parts: Iterable[Pair]) -> Fit | None:
@@ -152,13 +156,19 @@ def temperature(
     With logits z, inverse temperature beta, and log p = beta z_y - log Z, the entropy is
     H = log Z - beta E[z], so g = log p + H = beta (z_y - E[z]). And d log p / d log beta = g:
     log p moves by the integral of g over log beta, by the trapezoid rule (g_b + g_t) / 2 times
-    log(beta_t / beta_b). No logits are needed, and a first-order change is fitted exactly.
+    log(beta_t / beta_b). No logits are needed, and a first-order change is fitted exactly. The
+    share that this explains tells whether it is a temperature.
+
+    The value does not rest on that rule: log p_t = r log p_b + F with r = beta_t / beta_b, for any
+    r, where F depends on the token's distribution and not on the label. A label that was drawn from
+    the distribution makes g independent of it, so r - 1 is the slope of log p_t - log p_b on g
+    beside a constant and powers of the entropies, which take up most of F.
 
     Args:
         log_probs: tokens by sample, in nats.
         entropies: of the same tokens, on both sides; the benchmark's alone where the target's are
-            not of this computation, which leaves a first-order fit; None where unknown: the mean
-            stands for each, which explains less.
+            not of this computation; None where unknown: the mean stands for each, which explains
+            less and leaves a first-order value.
 
     Returns:
         the ratio as ``coefficient``; None where nothing can be fitted.
@@ -177,4 +187,42 @@ def temperature(
             for middle, (b, _), (own, theirs) in zip(middles, log_probs, entropies, strict=True)
         ]
     found = fit([(gain, t - b) for gain, (b, t) in zip(gains, log_probs, strict=True)])
-    return None if found is None else Fit(math.exp(-found.coefficient), found.explained)
+    if found is None:
+        return None
+    value = None if entropies is None else _inverse_temperature(log_probs, entropies)
+    if value is None:
+        return Fit(math.exp(-found.coefficient), found.explained)
+    ratio, error = value
+    return Fit(1.0 / ratio, found.explained, error / ratio**2)
+
+
+def _inverse_temperature(
+    log_probs: Sequence[Pair], entropies: Sequence[tuple[Array, Array | None]]
+) -> tuple[float, float] | None:
+    """beta_t / beta_b and its standard error; None where too few tokens say."""
+    b, t = (np.concatenate([pair[side] for pair in log_probs]) for side in (0, 1))
+    own = np.concatenate([ours for ours, _ in entropies])
+    columns = [b + own, np.ones_like(b), own, own**2]
+    theirs = [other for _, other in entropies if other is not None]
+    if len(theirs) == len(entropies):
+        columns.append(np.concatenate(theirs))
+    table = np.stack(columns, axis=1)
+    usable = np.isfinite(table).all(axis=1) & np.isfinite(t)
+    table, moved = table[usable], (t - b)[usable]
+    if len(table) <= _FEW + table.shape[1]:
+        return None
+    scale = np.linalg.norm(table, axis=0)
+    if not (scale > 0).all():
+        return None
+    # the first column's part that the others do not hold, and what of the difference follows it
+    first, rest = table[:, 0] / scale[0], table[:, 1:] / scale[1:]
+    first = first - rest @ np.linalg.lstsq(rest, first, rcond=None)[0]
+    moved = moved - rest @ np.linalg.lstsq(rest, moved, rcond=None)[0]
+    square = float(first @ first)
+    if square < _INDEPENDENT:
+        return None
+    slope = float(first @ moved) / square
+    left = moved - slope * first
+    error = math.sqrt(float(left @ left) / (len(moved) - table.shape[1]) / square)
+    ratio = 1.0 + slope / scale[0]
+    return (ratio, error / float(scale[0])) if ratio > 0 else None

@@ -35,8 +35,12 @@ def test_a_temperature_is_measured_from_log_probs_and_entropies(temperature: flo
     assert found.coefficient == pytest.approx(temperature, rel=0.01)
     ours = fits.temperature([(lb, lt)], [(hb, None)])
     assert ours is not None and ours.explained > 0.85
+    # beyond first order, although only the benchmark's entropies are known
+    assert ours.coefficient == pytest.approx(temperature, rel=0.02) and ours.error is not None
+    assert abs(ours.coefficient - temperature) < 4 * ours.error + 1e-3 * abs(1 - temperature)
+    assert ours.coefficient - 1 == pytest.approx(temperature - 1, rel=0.04)
     without = fits.temperature([(lb, lt)], None)
-    assert without is not None and without.explained > 0.45
+    assert without is not None and without.explained > 0.45 and without.error is None
 
 
 def test_other_labels_are_no_temperature() -> None:
