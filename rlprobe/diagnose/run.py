@@ -11,7 +11,7 @@ import polars as pl
 
 from rlprobe import stages
 from rlprobe.compare import noise
-from rlprobe.diagnose import analysis, judged, sentence, tokens
+from rlprobe.diagnose import analysis, judged, multiples, sentence, tokens
 from rlprobe.diagnose.analysis import Finding, Step
 from rlprobe.diagnose.cause import classify
 from rlprobe.diagnose.cause.classify import of_gate
@@ -137,6 +137,7 @@ def _diverged(
     benchmark: Run,
     target: Run,
 ) -> Diagnosis:
+    parted = multiples.measured(results, step.number, parted)
     cause = classify(step, parted, _world_size(target), _profile(results, step, parted))
     first = _first(results, step, parted, benchmark)
     assert parted.origin is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlprobe.diagnose import origin as kinds
 from rlprobe.diagnose.analysis import OUTCOME, Finding, Step
-from rlprobe.diagnose.cause import gradients, modules, results
+from rlprobe.diagnose.cause import clipped, gradients, modules, results
 from rlprobe.diagnose.cause.shape import Shape, of
 from rlprobe.diagnose.diagnosis import Cause
 from rlprobe.diagnose.gate.evidence import Shut
@@ -94,7 +94,9 @@ def _numbers(scene: Scene) -> Found | None:
             0.95,
             [f"the {row.get('reason')} is not finite at {row['name']}; everything before it is"],
         )
-    return None
+    inside = scene.origin.kind in (kinds.MODULE, kinds.GLUE) and not _is_mask(row)
+    cut = clipped.said(row) if inside and not scene.shape.scaled else None
+    return None if cut is None else ("saturation", 0.85, [cut])
 
 
 def _is_mask(row: dict[str, Any]) -> bool:
@@ -105,7 +107,7 @@ def _by_kind(scene: Scene) -> Found:
     kind = scene.origin.kind
     if kind in (kinds.MODULE, kinds.GLUE, kinds.STAGE_INPUT):
         if scene.row.get("direction") == "backward":
-            return gradients.backward(scene.shape, scene.row)
+            return gradients.backward(scene.finding, scene.shape, scene.row)
         return modules.forward(scene.finding, scene.origin, scene.shape, scene.profile)
     if kind == OUTCOME:
         return results.outcome(scene.step, scene.finding, scene.origin)

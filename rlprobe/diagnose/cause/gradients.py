@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
 from rlprobe.diagnose import execution
 from rlprobe.diagnose import origin as kinds
 from rlprobe.diagnose.analysis import Finding
-from rlprobe.diagnose.cause.shape import Shape, of
+from rlprobe.diagnose.cause import repeated
+from rlprobe.diagnose.cause.shape import Shape, of, times
 from rlprobe.diagnose.origin import Origin
 
 Found = tuple[str, float, list[str]]
 
 
-def backward(shape: Shape, row: dict[str, object]) -> Found:
+def backward(finding: Finding, shape: Shape, row: dict[str, Any]) -> Found:
     """The cause where a gradient of activations parts first, within a module."""
-    if shape.scaled and shape.factor is not None:
+    if shape.factor is not None and repeated.factors(finding, row) is not None:
         return (
             "constant_factor",
             0.85,
-            [f"the gradient is {shape.factor:.6g} times the benchmark's"],
+            [f"the gradient is {times(shape.factor)} times the benchmark's"],
         )
     if shape.permuted:
         return "layout", 0.7, ["the gradient has the benchmark's values in other places"]
@@ -43,7 +46,7 @@ def accumulated(finding: Finding, origin: Origin, shape: Shape, world_size: int)
         & pl.col("beyond")
         & (pl.col("passage") == origin.row["passage"])
     )
-    factor = common_factor(rows)
+    common = common_factor(rows)
     if origin.kind == kinds.CLIPPING:
         apart = _rank_factors(finding, origin) if world_size > 1 else None
         if apart is not None:
@@ -51,15 +54,11 @@ def accumulated(finding: Finding, origin: Origin, shape: Shape, world_size: int)
                 f"gradients after clipping are {apart[0]:.6g} to {apart[1]:.6g} times the "
                 "benchmark's, by rank: the norm they are clipped by is not the one of all ranks"
             ]  # fmt: skip
-        said = (
-            f"gradients after clipping are {factor:.6g} times the benchmark's"
-            if factor
-            else ("gradients part in the clipping")
-        )
-        return "hyperparameter", 0.6, [said]
+        return "hyperparameter", 0.6, [_clipped(rows, common)]
     if origin.kind == kinds.WEIGHT_GRADIENT:
-        return backward(shape, origin.row)
-    if factor is not None:
+        return backward(finding, shape, origin.row)
+    if common is not None and common.count >= _MOST * common.total:
+        factor, every = common.factor, common.of_what("gradients that differ")
         whole = [n for n in (world_size, 1 / world_size, math.sqrt(world_size))
                  if world_size > 1 and abs(factor / n - 1.0) < 0.02]  # fmt: skip
         if whole:
@@ -67,11 +66,11 @@ def accumulated(finding: Finding, origin: Origin, shape: Shape, world_size: int)
                 "reduction",
                 0.9,
                 [
-                    f"all gradients are {factor:.4g} times the benchmark's, and the world has "
+                    f"{every} are {factor:.4g} times the benchmark's, and the world has "
                     f"{world_size} processes: a sum where a mean is due, or no reduction at all"
                 ],
             )
-        return "constant_factor", 0.8, [f"all gradients are {factor:.6g} times the benchmark's"]
+        return "constant_factor", 0.8, [f"{every} are {times(factor)} times the benchmark's"]
     if world_size > 1 and origin.kind == kinds.ACCUMULATION and not origin.row["passage"]:
         return (
             "reduction",
@@ -122,13 +121,31 @@ def _rank_factors(finding: Finding, origin: Origin) -> tuple[float, float] | Non
     return (low, high) if high - low > 0.1 * off + 1e-6 else None
 
 
-def common_factor(rows: pl.DataFrame) -> float | None:
-    """The factor that all rows' norms differ by; None where they don't share one."""
-    ratios = [
-        t / b
-        for b, t in rows.select("norm_benchmark", "norm_target").iter_rows()
-        if b and t is not None and math.isfinite(t / b)
-    ]
+@dataclass(frozen=True)
+class Common:
+    """A factor that most records differ by."""
+
+    factor: float
+    #: Records that differ by it, and all.
+    count: int
+    total: int
+
+    def of_what(self, what: str) -> str:
+        """How many it is true of, in words."""
+        if self.count == self.total:
+            return f"all {self.total} {what}" if self.total > 1 else f"the {what}"
+        return f"{self.count} of {self.total} {what}"
+
+
+#: Ratios of norms are of one factor where they differ by this share of its effect at most.
+_ONE = 0.05
+#: Share of the gradients that must differ by one factor to be called a multiple.
+_MOST = 0.75
+
+
+def common_factor(rows: pl.DataFrame) -> Common | None:
+    """The factor that at least half of the rows' norms differ by; None where there is none."""
+    ratios = _ratios(rows)
     if not ratios:
         return None
     middle = statistics.median(ratios)
@@ -138,7 +155,35 @@ def common_factor(rows: pl.DataFrame) -> float | None:
     shapes = [of(row) for row in rows.iter_rows(named=True)]
     measured = [s for s in shapes if s.error > 0]
     scaled = sum(s.scaled for s in measured)
-    return middle if scaled * 2 >= len(measured) else None
+    near = _ONE * min(abs(middle - 1.0), middle) + 2e-6
+    count = sum(abs(r - middle) <= near for r in ratios)
+    return Common(middle, count, len(ratios)) if scaled * 2 >= len(measured) else None
+
+
+def _ratios(rows: pl.DataFrame) -> list[float]:
+    return [
+        t / b
+        for b, t in rows.select("norm_benchmark", "norm_target").iter_rows()
+        if b and t is not None and math.isfinite(t / b)
+    ]
+
+
+def _clipped(rows: pl.DataFrame, common: Common | None) -> str:
+    """Evidence of a clipping that makes other gradients of the same ones."""
+    ratios = _ratios(rows)
+    if common is not None and common.count == common.total:
+        return (
+            f"{common.of_what('gradients that differ')} after clipping are {times(common.factor)} "
+            "times the benchmark's: clipped at another norm, or by another one"
+        )
+    if not ratios:
+        return "gradients part in the clipping"
+    most = "" if common is None else f", {common.count} of them {times(common.factor)} times"
+    return (
+        f"the {len(ratios)} gradients after clipping that differ are {times(min(ratios))} to "
+        f"{times(max(ratios))} times the benchmark's{most}: not by one factor, as where all are "
+        "clipped by one norm"
+    )
 
 
 def _growth(finding: Finding) -> float | None:
@@ -168,10 +213,10 @@ def optimizer(finding: Finding) -> Found:
     missing = beyond.filter((pl.col("norm_target") == 0) & (pl.col("norm_benchmark") > 0))
     if missing.height:
         said.append(f"{missing.height} did not change at all on the target")
-    factor = common_factor(beyond)
-    if factor is not None:
+    common = common_factor(beyond)
+    if common is not None:
         said.append(
-            f"all changes are {factor:.6g} times the benchmark's: another learning rate, or "
-            "another correction of the first steps"
+            f"{common.of_what('changes that differ')} are {times(common.factor)} times the "
+            "benchmark's: another learning rate, or another correction of the first steps"
         )
     return "optimizer", 0.9, said

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
+from typing import Any
 
+import polars as pl
+
+from rlprobe.diagnose import execution
 from rlprobe.diagnose.analysis import Finding
-from rlprobe.diagnose.cause import attention
-from rlprobe.diagnose.cause.shape import LARGEST_ROUNDING, Shape
+from rlprobe.diagnose.cause import attention, repeated, routers
+from rlprobe.diagnose.cause.shape import LARGEST_ROUNDING, Shape, times
 from rlprobe.diagnose.origin import Origin
 from rlprobe.diagnose.tokens import Profile
 
@@ -18,9 +23,12 @@ _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _ACTIVATION = re.compile(r"act|silu|gelu|relu|swish", re.IGNORECASE)
 _ROUTER = re.compile(r"router|gate$|topk|moe|expert", re.IGNORECASE)
 _LINEAR = re.compile(r"linear|matmul|mm$|conv|embedding", re.IGNORECASE)
-#: A smaller epsilon enlarges a norm's output by sqrt(1 + eps / mean square) at most: by less than
-#: this for the largest epsilon in use, 1e-5, and a mean square of 5e-4.
-_ENLARGED = 1.01
+#: The largest epsilon in use. Without it a norm's output is sqrt(1 + eps / mean square) as large.
+_EPSILON = 1e-5
+#: Tokens are not all as large as the mean of their squares says; most are smaller than the largest.
+_SMALLER = 10.0
+#: Mean square that is assumed where the input is not known.
+_MEAN_SQUARE = 5e-3
 _INTEGER = re.compile(r"torch\.(u?int|long|short|bool)")
 
 
@@ -41,14 +49,10 @@ def forward(
         return "rounding_order", 0.6, [f"{operator}'s tables: {shape.said_rounding()}"]
     if _ROTARY.search(operator):
         return "position", 0.8, [f"{operator} turns positions into angles, and its output differs"]
-    if _INTEGER.match(str(row.get("dtype_benchmark"))) and _ROUTER.search(what):
-        return "routing", 0.8, [f"{operator} chose other experts: its integer output differs"]
-    if _ROUTER.search(what) and str(row.get("index")) != "0":
-        return (
-            "routing",
-            0.7,
-            [f"{operator} chooses and weighs experts; its scores agree and its choice does not"],
-        )
+    if _ROUTER.search(what):
+        found = routers.cause(finding, origin, operator)
+        if found is not None:
+            return found
     if shape.permuted:
         rows = "rows of samples" if row["slot"] == "input" else "elements"
         return "layout", 0.8, [
@@ -56,14 +60,14 @@ def forward(
             f"numbers in other places ({rows}, heads or channels permuted)"
         ]  # fmt: skip
     if _NORM.search(what):
-        return _norm(shape, operator)
-    if shape.scaled and shape.factor is not None:
+        return _norm(finding, row, shape, operator)
+    if shape.factor is not None and repeated.factors(finding, row) is not None:
         return (
             "constant_factor",
             0.85,
             [
-                f"the output is {shape.factor:.6g} times the benchmark's: its norm and its error "
-                "say the same"
+                f"the {row['slot']} is {times(shape.factor)} times the benchmark's: its norm and "
+                "its error say the same"
             ],
         )
     if shape.rounded_to is not None:
@@ -73,7 +77,7 @@ def forward(
     if _ACTIVATION.search(what):
         return "hyperparameter", 0.4, [f"{operator}: another function or another approximation"]
     if _ROUTER.search(what):
-        return "routing", 0.5, [f"{operator} chooses experts, and its output differs"]
+        return routers.output(finding, origin, operator)
     if shape.offset is not None and abs(shape.offset) > 0.5 * shape.error:
         return (
             "unknown",
@@ -98,7 +102,7 @@ def _named_input(index: str, row: dict[str, object]) -> Found | None:
     return None
 
 
-def _norm(shape: Shape, operator: str) -> Found:
+def _norm(finding: Finding, row: dict[str, Any], shape: Shape, operator: str) -> Found:
     if shape.rounded_to is not None:
         return (
             "rounding_order",
@@ -108,17 +112,45 @@ def _norm(shape: Shape, operator: str) -> Found:
                 "at another place (a cast before the weight is multiplied, say)"
             ],
         )
-    if shape.scaled and shape.factor is not None and shape.factor > _ENLARGED:
+    most = _enlarged(_mean_square(finding, row))
+    factor = shape.factor
+    if factor is not None and factor > most and repeated.factors(finding, row) is not None:
         return "constant_factor", 0.8, [
-            f"the output is {shape.factor:.6g} times the benchmark's, more than a smaller epsilon "
-            "can enlarge it"
+            f"the output is {times(factor)} times the benchmark's, and a smaller epsilon can make "
+            f"it {times(most)} times as large at most"
         ]  # fmt: skip
-    factor = f"{shape.factor:.6g}" if shape.factor is not None else "?"
+    size = f"{times(factor)} times" if factor is not None else "not known as a multiple of"
     return (
         "hyperparameter",
         0.7,
         [
-            f"{operator} rescales each token, and its output's norm is {factor} of the "
-            "benchmark's: another epsilon, or another mean square"
+            f"{operator} rescales each token, and its output's norm is {size} the benchmark's: "
+            "another epsilon, or another mean square"
         ],
     )
+
+
+def _mean_square(finding: Finding, row: dict[str, Any]) -> float | None:
+    """Mean square of the input that a norm's output was made of; None where it is not known."""
+    table = finding.stage.rows
+    if "call_id" not in row:
+        return None
+    inputs = table.filter(
+        (pl.col("call_id") == row["call_id"])
+        & (pl.col("rank") == row.get("rank"))
+        & (pl.col("phase") == execution.FORWARD)
+        & (pl.col("slot") == "input")
+        & pl.col("shape_benchmark").list.len().ge(2)
+        & (pl.col("norm_benchmark") > 0)
+    )
+    if inputs.is_empty():
+        return None
+    first = inputs.row(0, named=True)
+    size = float(math.prod(first["shape_benchmark"]))
+    return float(first["norm_benchmark"]) ** 2 / size
+
+
+def _enlarged(mean_square: float | None) -> float:
+    """What a norm's output is at most where an epsilon in use is left out, over that with it."""
+    smallest = _MEAN_SQUARE if mean_square is None else mean_square
+    return math.sqrt(1.0 + _EPSILON / (smallest / _SMALLER))

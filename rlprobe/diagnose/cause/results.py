@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 
 from rlprobe.diagnose import execution, fits, given
 from rlprobe.diagnose.analysis import Finding, Step
-from rlprobe.diagnose.cause.shape import Shape, lacks, of
+from rlprobe.diagnose.cause import repeated
+from rlprobe.diagnose.cause.shape import Shape, lacks, of, times
 from rlprobe.diagnose.origin import Origin
 
 Found = tuple[str, float, list[str]]
@@ -72,8 +75,8 @@ def _log_probs(step: Step, finding: Finding, name: str, differ: set[str]) -> Fou
             0.9 if entropy in differ else 0.7,
             [
                 f"logits agree, and {name} differ as they do where the target's temperature is "
-                f"{fitted.coefficient:.4g} times the benchmark's (a fit that explains "
-                f"{fitted.explained:.1%} of the difference)"
+                f"{_said(fitted)} times the benchmark's (a temperature explains "
+                f"{fitted.explained:.1%} of the difference to first order)"
             ],
         )
     unlike = "" if fitted is None else f"; no temperature explains it ({fitted.explained:.0%})"
@@ -120,6 +123,15 @@ def _log_probs(step: Step, finding: Finding, name: str, differ: set[str]) -> Fou
     )
 
 
+def _said(fitted: fits.Fit) -> str:
+    """The fitted ratio, with what it is good to."""
+    if fitted.error is None:
+        return f"about {times(fitted.coefficient)} (a first-order estimate)"
+    if abs(fitted.coefficient - 1.0) < 1e-3:
+        return times(fitted.coefficient)
+    return f"{fitted.coefficient:.4g} (standard error {fitted.error:.1g})"
+
+
 def _temperature(step: Step, name: str, entropy: str | None) -> tuple[fits.Fit | None, float]:
     """A temperature that explains the log-probs, and the share that it must explain."""
     log_probs = step.key_data.get(name)
@@ -141,7 +153,7 @@ def _temperature(step: Step, name: str, entropy: str | None) -> tuple[fits.Fit |
     return fits.temperature([(b, t) for _, b, t in log_probs.pairs], None), _NONE
 
 
-def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, object]) -> Found:
+def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, Any]) -> Found:
     """The loss, or the first gradient that it sends back, parts."""
     for item in given.wrong(step.key_data, finding.stage.name):
         if item.is_mask:
@@ -152,17 +164,23 @@ def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, object]) -> 
         return "loss", 0.8, [f"the loss has a part on one side only: {', '.join(lone)}"]
     ratio = _off_policy(finding.stage.rows)
     if ratio is not None:
-        return "sampling_semantics", 0.6, [ratio]
+        found = _whose_log_probs(step, finding, *ratio)
+        if found is not None:
+            return found
     first = _first_gradient(finding.stage.rows)
     if first is not None:
         shape = of(first)
-    if shape.scaled and shape.factor is not None:
+    judged = row if first is None else first
+    if shape.factor is not None and repeated.factors(finding, judged) is not None:
         return (
             "constant_factor",
             0.8,
-            [f"the gradient that the loss sends back is {shape.factor:.6g} times the benchmark's"],
+            [
+                f"the gradient that the loss sends back is {times(shape.factor)} times the "
+                "benchmark's"
+            ],
         )
-    if shape.rounded_to is not None and shape.once and _loss_parts(finding.stage.rows):
+    if shape.once and repeated.rounds(finding, judged) and _loss_parts(finding.stage.rows):
         return "rounding_order", 0.5, [shape.said_rounding()]
     if first is not None and lacks(shape, first):
         return (
@@ -194,7 +212,11 @@ def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, object]) -> 
                 "a shifted mask"
             ],
         )
-    return "loss", 0.8, ["the loss makes other gradients of the same outputs, by no common factor"]
+    said = "the loss makes other gradients of the same outputs, by no common factor"
+    apart = None if first is None else repeated.sizes(finding, first)
+    if apart is not None:
+        said += f": {times(apart[0])} to {times(apart[1])} times as large, by micro-batch"
+    return "loss", 0.8, [said]
 
 
 #: Extremes that moved by less than this share of the error are as they were.
@@ -235,8 +257,50 @@ def _lone_parts(rows: pl.DataFrame) -> list[str]:
     )
 
 
-def _off_policy(rows: pl.DataFrame) -> str | None:
-    """A log-prob ratio that is 1 on the benchmark and not on the target."""
+def _whose_log_probs(step: Step, finding: Finding, ratio: str, size: float) -> Found | None:
+    """Whether another ratio of log-probs comes from the update's own or from those it was given.
+
+    None where both agree: then something else is made of them.
+
+    Args:
+        step: for what the update was given.
+        finding: the update.
+        ratio: what is said of it.
+        size: by how much its mean differs, in nats.
+    """
+    own = next((o for o in finding.outcomes if o.name == _OWN_LOG_PROBS), None)
+    if own is not None and own.excess > 1:
+        return "sampling_semantics", 0.6, [
+            f"{ratio}: the update computes other log-probs from the same logits (temperature, "
+            f"labels), which differ by {own.error:.2g}"
+        ]  # fmt: skip
+    old = step.key_data.get(_GIVEN_LOG_PROBS)
+    moved = 0.0 if old is None else old.error or 0.0
+    if old is not None and old.max_abs >= size and moved > (0.0 if own is None else own.error):
+        said = "" if own is None else (
+            f", although the update's own log-probs agree (they differ by {own.error:.2g})"
+        )  # fmt: skip
+        return "data", 0.6, [
+            f"{ratio}{said}: the old log-probs that it was given differ by {moved:.3g}. The "
+            "difference came in with them, from the stage that computed them"
+        ]  # fmt: skip
+    if own is None:
+        if old is None:
+            said = "the update computes other log-probs or was given others; neither are known"
+            return "sampling_semantics", 0.4, [f"{ratio}: {said}"]
+        return "sampling_semantics", 0.5, [
+            f"{ratio}, and the old log-probs that the update was given agree: it computes others "
+            "from the same logits (temperature, labels)"
+        ]  # fmt: skip
+    return None
+
+
+#: Log-probs that an update of the policy computes, and those that it is given.
+_OWN_LOG_PROBS, _GIVEN_LOG_PROBS = "update_log_probs", "given_old_log_probs"
+
+
+def _off_policy(rows: pl.DataFrame) -> tuple[str, float] | None:
+    """A log-prob ratio that is 1 on the benchmark and not on the target: in words, and its size."""
     losses = rows.filter(
         pl.col("judged")
         & (pl.col("phase") == execution.LOSS)
@@ -248,14 +312,11 @@ def _off_policy(rows: pl.DataFrame) -> str | None:
     ]
     for name, b, t in losses.select("index", *values).iter_rows():
         if b is not None and t is not None and abs(b) < _OFF_POLICY < abs(t):
-            return (
-                f"{name} is {b:.2g} on the benchmark and {t:.2g} on the target: the update "
-                "computes other log-probs from the same logits (temperature, labels)"
-            )
+            return f"{name} is {b:.2g} on the benchmark and {t:.2g} on the target", abs(t - b)
     return None
 
 
-def _first_gradient(rows: pl.DataFrame) -> dict[str, object] | None:
+def _first_gradient(rows: pl.DataFrame) -> dict[str, Any] | None:
     gradients = rows.filter(
         pl.col("judged")
         & (pl.col("phase") == execution.BACKWARD)

@@ -3,6 +3,11 @@
 From one record: with t the target's tensor and b the benchmark's, e = ||t - b|| / ||b|| and
 f = ||t|| / ||b||. Rounding is unbiased: |f - 1| is far below e. A pure factor has e = |f - 1|. And
 moved elements leave all four statistics alone while e is of order one.
+
+e = |f - 1| alone says little where f is far from 1: with f = 0.16 and e = 0.89, t may well stand at
+45 degrees to b. So a factor is judged by what the best multiple of b leaves of t, relative to the
+smaller of what changed and what remains: e**2 = 1 + f**2 - 2 f cos gives it where the error is of
+whole tensors, both sides' sketches where they are known (:mod:`rlprobe.diagnose.multiples`).
 """
 
 from __future__ import annotations
@@ -16,6 +21,11 @@ from rlprobe.compare.roundoff import UNIT
 #: Relative L2 error of rounding once to a format with unit round-off u: errors are uniform within
 #: half a unit of the last place, and significands are spread over an octave.
 _ONCE = 0.42
+#: What a multiple may leave, relative to the smaller of the difference and of what remains: where
+#: sketches say, and where error and norms do.
+_LEFT, _LEFT_BY_NORMS = 0.1, 0.2
+#: And as a share of the floor, which is four standard deviations of round-off.
+_NOISE = 1.0 / 3.0
 #: Error over that of a single rounding: of several in a row at most, and of exactly one.
 _SEVERAL, _SINGLE = (0.5, 2.5), (0.7, 1.5)
 #: An extreme that is rounded moves by less than this share of the unit once in fifty times.
@@ -68,8 +78,7 @@ def of(row: dict[str, Any]) -> Shape:
     rounded_to, once = None, False
     if factor is not None and error > 0:
         bias = abs(factor - 1.0)
-        # ||t - b|| >= | ||t|| - ||b|| |, with equality for multiples; sketches are 9 % uncertain.
-        scaled = exact and bias > 0 and error <= bias * (1.0 + max(uncertainty, 0.02))
+        scaled = exact and bias > 0 and _leaves_nothing(row, error, factor, uncertainty)
         scaled = scaled and _extremes_scale(row, factor)
         permuted = exact and error > 0.3 and _same_statistics(row)
         offset = abs(_offset(row) or 0.0)
@@ -78,9 +87,26 @@ def of(row: dict[str, Any]) -> Shape:
     return Shape(error, factor, scaled, permuted, rounded_to, once, _offset(row))
 
 
+def _leaves_nothing(row: dict[str, Any], error: float, factor: float, uncertainty: float) -> bool:
+    """Whether the best multiple of the benchmark leaves no more of the target than round-off."""
+    noise = _NOISE * float(row.get("floor") or 0.0)
+    known = row.get("residual")
+    if known is not None:
+        return bool(known <= math.hypot(_LEFT * min(error, factor), noise))
+    # ||t - b|| >= | ||t|| - ||b|| |, with equality for multiples; sketches are 9 % uncertain.
+    low = error / (1.0 + uncertainty)
+    lacks_cos = max(low**2 - (factor - 1.0) ** 2, 0.0) / (2.0 * factor) if factor else 1.0
+    left = factor * math.sqrt(lacks_cos * max(2.0 - lacks_cos, 0.0))
+    return left <= math.hypot(_LEFT_BY_NORMS * min(low, factor), noise) and lacks_cos < 1.0
+
+
 def _extremes_scale(row: dict[str, Any], factor: float) -> bool:
-    """Whether the extremes differ by the same factor, within a fifth of it and round-off."""
-    allowed = 0.2 * abs(factor - 1.0) + 2e-6
+    """Whether the extremes differ by the same factor, within a fifth of it and round-off.
+
+    A fifth of the difference, or of what remains where that is less.
+    """
+    rounding = 2.0 * UNIT.get(str(row.get("dtype_benchmark")), 0.0)
+    allowed = 0.2 * min(abs(factor - 1.0), factor) + 2e-6 + rounding
     for name in ("max", "min"):
         b, t = row.get(f"{name}_benchmark"), row.get(f"{name}_target")
         if b is None or t is None:
@@ -88,6 +114,14 @@ def _extremes_scale(row: dict[str, Any], factor: float) -> bool:
         if not abs(t - factor * b) <= allowed * abs(b):
             return False
     return True
+
+
+def times(factor: float) -> str:
+    """A factor in words, with its digits where it is next to 1."""
+    off = factor - 1.0
+    if not 0 < abs(off) < 1e-3:
+        return f"{factor:.6g}"
+    return f"{factor:.8g} (1 {'+' if off > 0 else '-'} {abs(off):.2g})"
 
 
 def _same_statistics(row: dict[str, Any]) -> bool:

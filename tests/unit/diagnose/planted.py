@@ -53,6 +53,11 @@ def windowed(mask: Array) -> Array:
     return np.where(far, np.float32(-3.4e38), mask)
 
 
+def of_samples(gradient: Array) -> Array:
+    """The mean over a sample's tokens instead of each token's own."""
+    return np.broadcast_to(gradient.mean(-1, keepdims=True), gradient.shape).astype(np.float32)
+
+
 def swapped_heads(x: Array) -> Array:
     half = x.shape[-1] // 2
     return np.concatenate([x[..., half:], x[..., :half]], -1)
@@ -92,6 +97,12 @@ FORWARD = [
             ("position",), f"{LAYER}.self_attn"),
     Planted("another activation", {f"output {LAYER}.mlp.act_fn": lambda y: y + 0.05 * y**2},
             ("hyperparameter",), f"{LAYER}.mlp.act_fn"),
+    Planted("an activation that is clipped", {f"output {LAYER}.mlp.act_fn":
+                                                  lambda y: np.minimum(y, np.float32(0.2))},
+            ("saturation",), f"{LAYER}.mlp.act_fn"),
+    Planted("a norm larger by three parts in 100,000",
+            {f"output {LAYER}.input_layernorm": lambda y: y * np.float32(1.00003)},
+            ("constant_factor",), f"{LAYER}.input_layernorm"),
     Planted("positions from 1", {"positions": lambda p: p + 1},
             ("position",), "model"),
     Planted("rotary angles", {"output model.rotary_emb": lambda y: y[::-1]},
@@ -120,6 +131,11 @@ UPDATE = [
     Planted("loss of other tokens", {"loss gradient": lambda g: np.roll(g, 1, -1)},
             ("label_or_mask_shift", "loss"), None, ACTOR_UPDATE,
             only=ACTOR_UPDATE),
+    Planted("loss of each sample's mean", {"loss gradient": of_samples},
+            ("loss",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
+    Planted("loss of each sample's mean, a little",
+            {"loss gradient": lambda g: g + np.float32(1e-4) * (of_samples(g) - g)},
+            ("loss",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
     Planted("backward of a product",
             {f"backward {LAYER}.mlp.down_proj": lambda g: g * np.float32(1.1)},
             ("constant_factor",), f"{LAYER}.mlp.down_proj", ACTOR_UPDATE, only=ACTOR_UPDATE),

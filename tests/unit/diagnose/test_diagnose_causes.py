@@ -196,11 +196,14 @@ def _with_rows(rows: list[dict[str, Any]]) -> Any:
 
 
 def of_module(measured: dict[str, Any], module: str, operator: str) -> tuple[str, float, list[str]]:
-    measured |= {"slot": "output", "index": "0", "op": operator}
+    measured |= {
+        "slot": "output", "index": "0", "op": operator, "module": module, "rank": 0, "passage": 0,
+        "phase": execution.FORWARD, "call_id": 3, "judged": True, "beyond": True,
+    }  # fmt: skip
     for name in ("max", "min", "norm"):
         measured[f"{name}_diff"] = measured[f"{name}_target"] - measured[f"{name}_benchmark"]
     started = origin.Origin(origin.MODULE, module, operator, measured, "")
-    return modules.forward(_with_rows([]), started, of(measured))
+    return modules.forward(_with_rows([measured]), started, of(measured))
 
 
 def test_a_norm_twice_as_large_has_no_other_epsilon() -> None:

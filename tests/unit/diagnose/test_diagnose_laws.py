@@ -1,0 +1,268 @@
+"""Laws that one record's numbers may follow, and what is said of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from rlprobe.diagnose import execution, origin
+from rlprobe.diagnose.cause import clipped, gradients, modules, repeated, results
+from rlprobe.diagnose.cause.shape import of
+from rlprobe.diagnose.confined import Outcome
+from rlprobe.diagnose.keydata import Difference
+
+RANDOM = np.random.default_rng(0)
+INPUT = RANDOM.standard_normal((40, 64)) * 3.0
+
+
+def record(b: np.ndarray, t: np.ndarray, **fields: Any) -> dict[str, Any]:
+    """A record that differs, as a comparison of two sketches leaves it."""
+    found: dict[str, Any] = {
+        "error": float(np.linalg.norm(t - b) / np.linalg.norm(b)), "error_kind": "sketch",
+        "error_uncertainty": 0.09, "dtype_benchmark": "torch.float32", "floor": 1e-5,
+        "shape_benchmark": list(b.shape), "mean_diff": float(t.mean() - b.mean()), "rank": 0,
+        "passage": 0, "phase": execution.FORWARD, "slot": "output", "index": "0", "op": "Op",
+        "module": "m", "name": "m.output", "call_id": 7, "judged": True, "beyond": True,
+        "status": "matched", "value_benchmark": None, "value_target": None,
+    }  # fmt: skip
+    for side, values in (("benchmark", b), ("target", t)):
+        found |= {
+            f"norm_{side}": float(np.linalg.norm(values)), f"mean_{side}": float(values.mean()),
+            f"max_{side}": float(values.max()), f"min_{side}": float(values.min()),
+        }  # fmt: skip
+    for name in ("max", "min", "norm"):
+        found[f"{name}_diff"] = found[f"{name}_target"] - found[f"{name}_benchmark"]
+    return found | fields
+
+
+def finding(rows: list[dict[str, Any]], outcomes: list[Outcome] | None = None) -> Any:
+    table = pl.DataFrame(rows, infer_schema_length=None)
+    stage = SimpleNamespace(rows=table, name="actor_update")
+    return SimpleNamespace(stage=stage, outcomes=outcomes or [], key_data=[])
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1.0 + np.exp(-x))
+
+
+# a cut at a value
+
+
+@pytest.mark.parametrize("high", [0.5, 1.5, 5.0])
+def test_an_activation_that_is_cut_off_is_clipped(high: float) -> None:
+    whole = silu(INPUT)
+    said = clipped.said(record(whole, np.minimum(whole, high)))
+    assert said is not None and f"target's maximum is {high:.6g}" in said
+    other = clipped.said(record(np.minimum(whole, high), whole))
+    assert other is not None and f"benchmark's maximum is {high:.6g}" in other
+    below = clipped.said(record(-whole, np.maximum(-whole, -high)))
+    assert below is not None and f"minimum is -{high:.6g}" in below
+    both = clipped.said(record(INPUT, np.clip(INPUT, -high, high)))
+    assert both is not None and "both sides" in both and f"{high:.6g}" in both
+
+
+@pytest.mark.parametrize("strength", [1.0, 1e-3])
+def test_another_function_or_a_part_that_is_left_out_is_not_clipped(strength: float) -> None:
+    whole = silu(INPUT)
+    gelu = INPUT / (1.0 + np.exp(-1.702 * INPUT))
+    top = whole == whole.max()
+    left_out = np.where((RANDOM.random(whole.shape) < 0.3) | top, 0.0, whole)
+    relu = np.maximum(INPUT, 0.0)
+    few = np.where(top, 0.9 * whole.max(), np.where(RANDOM.random(whole.shape) < 0.2, 0.0, whole))
+    for other in (gelu, left_out, np.maximum(whole, 0.0) * 0.9, np.tanh(whole / 4) * 4, few):
+        assert clipped.said(record(whole, whole + strength * (other - whole))) is None
+    dropped = np.where(RANDOM.random(relu.shape) < 0.3, 0.0, np.where(relu == relu.max(), 0, relu))
+    assert clipped.said(record(relu, dropped)) is None
+    assert clipped.said(record(INPUT, INPUT * 0.5)) is None
+    assert clipped.said(record(INPUT, INPUT * 0.0)) is None
+
+
+# a factor
+
+
+def unlike(times: float, cosine: float, b: np.ndarray = INPUT) -> np.ndarray:
+    """A tensor of another size at an angle."""
+    other = RANDOM.standard_normal(b.shape)
+    other -= b * np.sum(other * b) / np.sum(b * b)
+    other *= np.linalg.norm(b) / np.linalg.norm(other)
+    return times * (cosine * b + np.sqrt(1.0 - cosine**2) * other)
+
+
+def test_a_small_factor_is_judged_by_what_remains() -> None:
+    """With f = 0.16 and e = 0.89, e is next to |f - 1| = 0.84 and the cosine is 0.7."""
+    tailed = INPUT**3
+    wrong = record(tailed, unlike(0.16, 0.7, tailed))
+    assert wrong["error"] < 0.84 * 1.1 and not of(wrong).scaled
+    wrong = record(INPUT, unlike(0.16, 0.7))  # extremes look alike
+    assert not of(wrong | {"residual": 0.16 * 0.7}).scaled
+    assert not of(wrong | {"error_kind": "tensor", "error_uncertainty": 0.0}).scaled
+    right = record(INPUT, 0.16 * INPUT)
+    assert of(right | {"residual": 1e-6}).scaled
+    for error in (0.84, 0.84 * 1.15, 0.84 * 0.85):  # as sketches are uncertain
+        assert of(right | {"error": error}).scaled
+    assert of(right | {"error_kind": "tensor", "error_uncertainty": 0.0}).scaled
+
+
+def test_sketches_tell_a_factor_from_what_is_nearly_one() -> None:
+    """A part of the size of the floor, in a direction with a large share along the benchmark."""
+    size = 2e-5
+    moved = INPUT * (1 - size) + 0.3 * size * (unlike(1.0, 0.0))
+    nearly = record(INPUT, moved)
+    assert of(nearly).scaled, "error and norms alone cannot tell"
+    assert not of(nearly | {"residual": 0.3 * size}).scaled
+    assert of(record(INPUT, INPUT * (1 - size), residual=3e-6)).scaled
+
+
+def micro_batches(*factors: float) -> list[dict[str, Any]]:
+    return [
+        record(
+            INPUT, f * INPUT, passage=i, phase=execution.BACKWARD, slot="input", module="lm_head"
+        )
+        for i, f in enumerate(factors)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("factors", "found"),
+    [((2.0,), "constant_factor"), ((0.16, 0.16, 0.16), "constant_factor"),
+     ((0.16, 0.3, 0.04), "loss"), ((1.001, 1.0002), "loss"),
+     ((1.00003, 1.000031), "constant_factor")],
+)  # fmt: skip
+def test_a_factor_is_the_same_in_all_micro_batches(factors: tuple[float, ...], found: str) -> None:
+    rows = micro_batches(*factors)
+    step = SimpleNamespace(key_data={})
+    cause = results.loss(step, finding(rows), of(rows[0]), rows[0])  # type: ignore[arg-type]
+    assert cause[0] == found, cause
+    assert ("by micro-batch" in cause[2][0]) == (found == "loss")
+    assert (repeated.factors(finding(rows), rows[0]) is None) == (found == "loss")
+    started = gradients.backward(finding(rows), of(rows[0]), rows[0])[0]
+    assert started == ("unknown" if found == "loss" else "constant_factor")
+
+
+def test_a_rounding_of_the_loss_rounds_in_all_micro_batches() -> None:
+    rounded = INPUT * (1.0 + RANDOM.choice([-1, 1], INPUT.shape) * 0.42 * 2.0**-8)
+    same = {"phase": execution.BACKWARD, "slot": "input", "module": "lm_head", "floor": 1e-6}
+    loss = record(INPUT, rounded, phase=execution.LOSS, slot="loss", index="pg_loss")
+    rows = [record(INPUT, rounded, **same), record(INPUT, INPUT * 1.0008, passage=1, **same)]
+    step: Any = SimpleNamespace(key_data={})
+    assert results.loss(step, finding([loss, rows[0]]), of(rows[0]), loss)[0] == "rounding_order"
+    assert results.loss(step, finding([loss, *rows]), of(rows[0]), loss)[0] == "loss"
+
+
+# a norm
+
+
+@pytest.mark.parametrize(
+    ("size", "times", "found"),
+    [(5.0, 1.00002, "constant_factor"), (0.01, 1.00002, "hyperparameter"),
+     (5.0, 0.99998, "hyperparameter"), (0.01, 1.6, "constant_factor")],
+)  # fmt: skip
+def test_what_leaving_out_an_epsilon_can_enlarge_follows_from_the_input(
+    size: float, times: float, found: str
+) -> None:
+    inside = record(size * INPUT / 3, size * INPUT / 3, slot="input", beyond=False)
+    out = record(INPUT, times * INPUT, op="RMSNorm", module="model.norm")
+    started = origin.Origin(origin.MODULE, "model.norm", "RMSNorm", out, "")
+    cause = modules.forward(finding([inside, out]), started, of(out))
+    assert cause[0] == found, cause
+    assert f"1 {'+' if times > 1 else '-'} 2e-05" in cause[2][0] or times == 1.6
+
+
+# a router
+
+
+def routed(*outputs: tuple[str, bool]) -> tuple[str, float, list[str]]:
+    """A router with these outputs: dtype, and whether it differs."""
+    rows = [
+        record(
+            INPUT, INPUT + RANDOM.standard_normal(INPUT.shape), index=str(i), beyond=beyond,
+            dtype_benchmark=dtype, module="mlp.gate", op="TopKRouter",
+        )
+        for i, (dtype, beyond) in enumerate(outputs)
+    ]  # fmt: skip
+    first = next(row for row in rows if row["beyond"])
+    started = origin.Origin(origin.MODULE, "mlp.gate", "TopKRouter", first, "")
+    return modules.forward(finding(rows), started, of(first))
+
+
+def test_a_routers_choice_is_told_from_its_weights_by_what_they_are() -> None:
+    number, whole = "torch.float32", "torch.int64"
+    cause, _, said = routed((number, False), (number, True), (whole, False))
+    assert cause == "routing" and "weighs experts otherwise: its output 1" in said[0]
+    assert "0 (scores or weights) and 2 (the choice, whole numbers) agree" in said[0]
+    cause, _, said = routed((number, False), (number, True), (whole, True))
+    assert (
+        "chose other experts" in said[0] and "2 (the choice, whole numbers) differ too" in said[0]
+    )
+    cause, _, said = routed((number, False), (whole, True))
+    assert "chose other experts: its output 1" in said[0]
+
+
+def test_experts_whose_output_agrees_are_not_said_to_differ() -> None:
+    inside = record(INPUT, unlike(1.1, 0.9), slot="input", module="experts.act_fn", op="SiLU")
+    whole = {"module": "experts", "op": "Experts", "call_id": 3}
+    choice = record(
+        INPUT, INPUT, slot="input", dtype_benchmark="torch.int64", beyond=False, **whole
+    )
+    own = record(INPUT, INPUT, beyond=False, **whole)
+    for differs, found in ((False, "layout"), (True, "routing")):
+        rows = [choice, inside, own | {"beyond": differs}]
+        started = origin.Origin(origin.GLUE, "experts", "Experts", inside, "")
+        cause = modules.forward(finding(rows), started, of(inside))
+        assert cause[0] == found
+        assert ("its own output agrees" in cause[2][0]) == (not differs)
+
+
+# an update that was given other log-probs
+
+
+def key_data(name: str, error: float) -> Difference:
+    return Difference(name, 0, error, error, error, 8, 0, 0, "s", 0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("own", "old", "found"),
+    [(0.0, 0.01, "data"), (1e-3, 0.01, "data"), (0.05, 0.0, "sampling_semantics"),
+     (None, None, "sampling_semantics"), (None, 0.0, "sampling_semantics"),
+     (None, 0.01, "data"), (0.0, 0.0, "loss"), (0.0, 1e-6, "loss")],
+)  # fmt: skip
+def test_another_ratio_comes_from_the_log_probs_that_differ(
+    own: float | None, old: float | None, found: str
+) -> None:
+    ratio = record(INPUT, INPUT, phase=execution.LOSS, slot="loss", index="ppo_kl", beyond=True)
+    ratio |= {"max_benchmark": 0.0, "max_target": -7e-3}
+    gradient = record(INPUT, unlike(1.3, 0.8), phase=execution.BACKWARD, slot="input")
+    rows = [ratio, gradient]
+    step: Any = SimpleNamespace(key_data={})
+    if old is not None:
+        step.key_data["given_old_log_probs"] = key_data("given_old_log_probs", old)
+        step.key_data["old_log_probs"] = key_data("old_log_probs", old)
+    outcomes = [] if own is None else [Outcome("update_log_probs", own, 0.03)]
+    cause = results.loss(step, finding(rows, outcomes), of(gradient), gradient)
+    assert cause[0] == found, cause
+
+
+# clipping
+
+
+def test_gradients_that_are_clipped_one_by_one_have_no_common_factor() -> None:
+    def said(*factors: float) -> str:
+        rows = [
+            record(
+                INPUT, f * INPUT, slot="grad_clipped", phase=execution.GRADIENTS, module=f"m{i}"
+            )
+            for i, f in enumerate(factors)
+        ]  # fmt: skip
+        started = origin.Origin(origin.CLIPPING, None, None, rows[0], "")
+        return gradients.accumulated(finding(rows), started, of(rows[0]), 1)[2][0]
+
+    assert "all 4 gradients that differ after clipping are 2 times" in said(2, 2, 2, 2)
+    apart = said(1.8, 10.6, 10.6, 10.6, 3.0, 7.5)
+    assert "the 6 gradients after clipping that differ are 1.8 to 10.6 times" in apart
+    assert "not by one factor" in apart
+    most = said(1.8, 10.6, 10.6, 10.6, 10.6)
+    assert "1.8 to 10.6 times" in most and "4 of them 10.6 times" in most
