@@ -66,8 +66,8 @@ def forward(
             "constant_factor",
             0.85,
             [
-                f"the {row['slot']} is {times(shape.factor)} times the benchmark's: its norm and "
-                "its error say the same"
+                f"the {row['slot']} is {times(shape.factor)} times the benchmark's, and nothing "
+                "else differs"
             ],
         )
     if shape.rounded_to is not None:

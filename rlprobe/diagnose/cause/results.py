@@ -202,14 +202,16 @@ def loss(step: Step, finding: Finding, shape: Shape, row: dict[str, Any]) -> Fou
                 "with a shifted mask"
             ],
         )
+    # other labels would show in the update's own log-probs, which agree where they are known
+    own = any(outcome.name == _OWN_LOG_PROBS for outcome in finding.outcomes)
+    others = "a shifted mask" if own else "other labels, or a shifted mask"
     if 1.0 < shape.error < 1.7 and shape.factor is not None and 0.8 < shape.factor < 1.25:
         return (
             "label_or_mask_shift",
             0.5,
             [
                 f"the gradient that the loss sends back is as large as the benchmark's and "
-                f"unrelated to it (error {shape.error:.2g}, near the root of 2): other labels, or "
-                "a shifted mask"
+                f"unrelated to it (error {shape.error:.2g}, near the root of 2): {others}"
             ],
         )
     said = "the loss makes other gradients of the same outputs, by no common factor"

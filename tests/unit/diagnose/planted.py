@@ -53,6 +53,11 @@ def windowed(mask: Array) -> Array:
     return np.where(far, np.float32(-3.4e38), mask)
 
 
+def channels(width: int, size: float) -> Array:
+    """Factors next to 1: near enough to one factor for norms, extremes and a sketch's error."""
+    return (1.0 - size * np.where(np.arange(width) % 2, 0.82, 1.18)).astype(np.float32)
+
+
 def of_samples(gradient: Array) -> Array:
     """The mean over a sample's tokens instead of each token's own."""
     return np.broadcast_to(gradient.mean(-1, keepdims=True), gradient.shape).astype(np.float32)
@@ -79,6 +84,9 @@ FORWARD = [
     Planted("saturated in fp16", {f"output {LAYER}.mlp.act_fn":
                                      lambda y: np.where(y > 0.5, 65504, y)},
             ("saturation",), f"{LAYER}.mlp.act_fn"),
+    Planted("channels smaller by some parts in 100,000",
+            {f"output {LAYER}.mlp.up_proj": lambda y: y * channels(y.shape[-1], 1e-4)},
+            ("unknown",), f"{LAYER}.mlp.up_proj"),
     Planted("a bias too many", {"output lm_head": lambda y: y + np.float32(0.05)},
             ("unknown",), "lm_head"),
     Planted("a product in bf16", {f"output {LAYER}.self_attn.v_proj": bfloat16},

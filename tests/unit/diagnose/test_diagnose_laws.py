@@ -246,6 +246,16 @@ def test_another_ratio_comes_from_the_log_probs_that_differ(
     assert cause[0] == found, cause
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_labels_are_not_blamed_where_the_updates_own_log_probs_agree(known: bool) -> None:
+    gradient = record(INPUT, unlike(1.0, 0.0), phase=execution.BACKWARD, slot="input")
+    outcomes = [Outcome("update_log_probs", 1e-7, 1e-5)] if known else []
+    step: Any = SimpleNamespace(key_data={})
+    cause = results.loss(step, finding([gradient], outcomes), of(gradient), gradient)
+    assert cause[0] == "label_or_mask_shift"
+    assert ("other labels" in cause[2][0]) == (not known)
+
+
 # clipping
 
 
