@@ -17,6 +17,7 @@ from rlprobe.diagnose import (
     propagated,
     recomposed,
     shards,
+    sketched,
     ties,
 )
 from rlprobe.diagnose.execution import Call
@@ -26,8 +27,7 @@ from rlprobe.errors import DumpError
 #: Columns of records.parquet that judging needs.
 COLUMNS = [
     "step", "rank", "rank_benchmark", "rank_target", "order", "name", "module", "op", "call",
-    "direction", "slot", "index",
-    "status", "reason",
+    "direction", "slot", "index", "status", "reason",
     *(f"{name}_{side}" for name in ("name", "dtype", "shape", "max", "min", "mean", "norm", "value",
                                     "digest")
       for side in ("benchmark", "target")),
@@ -58,6 +58,8 @@ class Stage:
     processes: list[Process]
     #: Why records of micro-batches cannot be judged by position; None where they can.
     misplaced: str | None = None
+    #: Sketches of rows that stand for several shards.
+    joined: sketched.Joined = field(default_factory=dict, repr=False)
 
     @property
     def rows(self) -> pl.DataFrame:
@@ -151,7 +153,7 @@ def load(results: Results, stage: str, step: int, products: float = 0.0) -> Stag
         found = [
             dataclasses.replace(p, rows=positions.only_what_has_no_place(p.rows)) for p in found
         ]
-    return Stage(stage, step, found, misplaced)
+    return Stage(stage, step, found, misplaced, whole.sketches)
 
 
 def _control(results: Results, pair: str, stage: str, step: int) -> pl.DataFrame | None:

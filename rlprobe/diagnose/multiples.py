@@ -35,7 +35,7 @@ def measured(results: Results, step: int, finding: Finding) -> Finding:
         ["rank", "name"], keep="first", maintain_order=True
     )
     slots = differing.get_column("slot").unique().to_list()
-    found = sketched.both(results, stage.name, step, names, slots)
+    found = sketched.both(results, stage.name, step, names, slots, stage.joined)
     if found is None:
         return finding
     rows, b, t = found

@@ -14,21 +14,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from rlprobe.compare.measures import SKETCH_FLOOR
+from rlprobe.diagnose import sketched
 from rlprobe.diagnose.inputs import BENCHMARK, TARGET, Results
-from rlprobe.errors import StoreError
 from rlprobe.sketch import K
-from rlprobe.store import records
 from rlprobe.store.read import Run
 
 UPDATES = ("grad_reduced", "grad_clipped", "change")
 _SIDES = ("benchmark", "target")
 #: Parameter -> rank -> its shard's shape, place, and the shape of the whole.
 _Places = dict[str, dict[int, dict[str, Any]]]
-_Sketch = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -36,8 +33,7 @@ class Joined:
     """Rows of a comparison, and the sketches of what was joined in them."""
 
     rows: pl.DataFrame
-    #: rank, name -> sketches of the benchmark's and the target's whole tensor.
-    sketches: dict[tuple[int, str], tuple[_Sketch, _Sketch]] = field(default_factory=dict)
+    sketches: sketched.Joined = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,7 @@ class _Whole:
     largest: float
     smallest: float
     mean: float
-    sketch: _Sketch | None
+    sketch: sketched.Vector | None
 
 
 def joined(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joined:
@@ -140,10 +136,10 @@ def _shards(part: pl.DataFrame, side: str) -> Iterable[dict[str, Any]]:
 def _whole(
     shards: Iterable[dict[str, Any]],
     places: dict[int, dict[str, Any]],
-    sketches: dict[tuple[int, str], _Sketch],
+    sketches: dict[tuple[int, str], sketched.Vector],
 ) -> _Whole | None:
     """The whole that shards make up; None where one is missing or its place is unknown."""
-    parts: dict[Any, tuple[int, dict[str, Any], _Sketch | None]] = {}
+    parts: dict[Any, tuple[int, dict[str, Any], sketched.Vector | None]] = {}
     shape: list[int] = []
     for shard in shards:
         place = places.get(shard["rank"])
@@ -198,20 +194,9 @@ def _row(row: dict[str, Any], benchmark: _Whole | None, target: _Whole | None) -
     }  # fmt: skip
 
 
-def _sketches(run: Run, stage: str, step: int) -> dict[tuple[int, str], _Sketch]:
+def _sketches(run: Run, stage: str, step: int) -> dict[tuple[int, str], sketched.Vector]:
     """Sketches of gradients and changes by rank and record name."""
-    try:
-        path = run.records(stage)
-    except StoreError:
-        return {}  # not captured: the gate says so
-    found = (
-        records.scan(path)
-        .filter(pl.col("slot").is_in(UPDATES) & (pl.col("step") == step))
-        .select("rank", "name", pl.col("sketch").cast(pl.List(pl.Float64)))
-        .filter(pl.col("sketch").is_not_null())
-    )
-    try:
-        table = found.collect()
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise StoreError(f"{path} is not a readable record table: {error}") from error
+    table = sketched.of(run, stage, step, list(UPDATES))
+    if table is None:
+        return {}
     return {(rank, name): np.asarray(values) for rank, name, values in table.iter_rows()}
