@@ -72,7 +72,7 @@ def both(
 
 def _known(joined: Joined, kind: pl.DataType) -> pl.DataFrame:
     keys = [{"rank": rank, "name": name} for rank, name in joined]
-    schema = pl.Schema({"rank": pl.Int32, "name": pl.String, "sketch": kind, "sketch_target": kind})
+    schema = {"rank": pl.Int32(), "name": pl.String(), "sketch": kind, "sketch_target": kind}
     rows = [
         key | {"sketch": pair[0].tolist(), "sketch_target": pair[1].tolist()}
         for key, pair in zip(keys, joined.values(), strict=True)
