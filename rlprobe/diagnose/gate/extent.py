@@ -91,7 +91,9 @@ def _count(summary: dict[str, Any]) -> float:
 
 
 def _coverage(results: Results, step: Step) -> GateItem:
-    poor, unmatched, split = [], [], []
+    poor, unmatched = [], []
+    #: Why activations have no partner -> in which stages.
+    split: dict[str, list[str]] = {}
     for stage in results.stages():
         summary = results.summary(TARGET, stage)
         if summary is None:
@@ -100,7 +102,7 @@ def _coverage(results: Results, step: Step) -> GateItem:
             poor.append(f"{stage}: nothing was compared")
         finding = step.findings.get(stage)
         if finding is not None and finding.stage.misplaced in _SPLIT:
-            split.append(f"{stage} ({finding.stage.misplaced})")
+            split.setdefault(finding.stage.misplaced, []).append(stage)
             continue
         for side in ("benchmark", "target"):
             share = summary["coverage"][side]
@@ -123,36 +125,29 @@ def _coverage(results: Results, step: Step) -> GateItem:
         )
     if not any((results.summary(TARGET, s) or {}).get("compared") for s in results.stages()):
         return shut(COVERAGE, "nothing was compared", "see the logs of the runs and of compare")
+    apart = "; ".join(f"{why} in {listed(where, 6)}" for why, where in split.items())
     if split and not any(finding.records for finding in step.findings.values()):
         return shut(
             COVERAGE,
-            f"{listed(split, 6)}, and nothing was captured that does not depend on it",
+            f"{apart}, and nothing was captured that does not depend on it",
             "use the same micro-batch sizes and data-parallel ranks on both sides, or capture an "
             "update stage or key data",
         )
     if split:
         return caveat(
             COVERAGE,
-            f"{listed(split, 6)}: activations have no partner there, and "
+            f"{apart}: activations have no partner there, and "
             "gradients, changes and key data were judged alone",
             "use the same micro-batch sizes and data-parallel ranks on both sides to see where a "
             "difference begins",
         )
-    blocks = sorted(
-        {
-            block
-            for finding in step.findings.values()
-            for process in finding.stage.processes
-            for block in process.recomposed
-        }
-    )
+    text += " records were measured"
+    blocks = _recomposed(step)
     if blocks:
         text += (
-            f" records were measured; {listed(blocks, 2)} agree and hold their rows in another "
-            "order or number inside, where nothing was judged"
+            f"; {listed(blocks, 2)} agree and hold their rows in another order or number inside, "
+            "where nothing was judged"
         )
-    else:
-        text += " records were measured"
     if unmatched:
         text += f"; without partner: {listed(unmatched, 4)}"
     if blocks or unmatched:
@@ -164,6 +159,12 @@ def _coverage(results: Results, step: Step) -> GateItem:
             else "records without partner were not judged",
         )
     return opened(COVERAGE, text)
+
+
+def _recomposed(step: Step) -> list[str]:
+    """Blocks inside which rows stand otherwise (:mod:`rlprobe.diagnose.recomposed`)."""
+    processes = [p for finding in step.findings.values() for p in finding.stage.processes]
+    return sorted({block for process in processes for block in process.recomposed})
 
 
 def _capture(evidence: Evidence) -> GateItem:
