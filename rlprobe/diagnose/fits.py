@@ -123,6 +123,24 @@ def constant(pairs: Sequence[Pair]) -> bool:
     return len(d) > _FEW and whole > 0 and len(d) * float(d.mean()) ** 2 > 0.95 * whole
 
 
+def drawn_together(pairs: Sequence[Pair]) -> Fit | None:
+    """The slope of the difference on the values, beside a constant; None where it is none.
+
+    Smoothed labels mix each token's log-prob with the mean over the vocabulary, which varies
+    little: large ones shrink, small ones grow. Values of something else (another label) leave half
+    of the square unexplained, or follow with a slope of -1 where they are nearly constant.
+    """
+    b, d = _joined(pairs)
+    if len(d) <= _FEW:
+        return None
+    found = fit([(b - b.mean(), d - d.mean())])
+    whole = float(d @ d)
+    if found is None or not -0.5 < found.coefficient < 0.0:
+        return None
+    left = (1.0 - found.explained) * float((d - d.mean()) @ (d - d.mean()))
+    return Fit(found.coefficient, 1.0 - left / whole) if left < 0.05 * whole else None
+
+
 def unrelated(pairs: Sequence[Pair]) -> bool:
     """Whether differences have no bias and do not follow the values: noise, as of rounding.
 

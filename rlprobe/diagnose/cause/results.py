@@ -106,6 +106,17 @@ def _log_probs(step: Step, finding: Finding, name: str, differ: set[str]) -> Fou
                 f"otherwise (a vocabulary with padding, say){unlike}"
             ],
         )
+    together = fits.drawn_together(pairs)
+    if known and together is not None:
+        return (
+            "sampling_semantics",
+            0.5,
+            [
+                f"{said}, and {name} are {times(1.0 + together.coefficient)} times the benchmark's "
+                f"and a constant ({together.explained:.1%} of the difference): mixed with the mean "
+                "over the vocabulary, as with smoothed labels"
+            ],
+        )
     if fits.unrelated(pairs) and step.key_data[name].max_abs < _ROUNDED:
         return (
             "rounding_order",

@@ -102,3 +102,20 @@ def test_another_normaliser_shifts_all_alike() -> None:
     assert fits.constant([(b, b - 0.2 + 0.01 * np.sin(b)) for b in LOG_PROBS])
     assert not fits.constant([(b, np.roll(b, 1)) for b in LOG_PROBS])
     assert not fits.constant([(b, b) for b in LOG_PROBS])
+
+
+@pytest.mark.parametrize("share", [1e-4, 0.1])
+def test_smoothed_labels_draw_log_probs_together(share: float) -> None:
+    b = RANDOM.normal(-3.0, 2.0, 200)
+    mean = RANDOM.normal(-6.0, 0.1, 200)
+    found = fits.drawn_together([(b, (1 - share) * b + share * mean)])
+    assert found is not None and found.explained > 0.95
+    assert found.coefficient == pytest.approx(-share, rel=0.05)
+
+
+def test_other_labels_do_not_draw_log_probs_together() -> None:
+    b, other = RANDOM.normal(-3.0, 2.0, (2, 200))
+    assert fits.drawn_together([(b, other)]) is None
+    assert fits.drawn_together([(b, 0.9 * b + 0.1 * other)]) is None
+    assert fits.drawn_together([(b, RANDOM.normal(-1.0, 0.1, 200))]) is None  # nearly constant
+    assert fits.drawn_together([(b, b + 1.0)]) is None  # a shift is another law
