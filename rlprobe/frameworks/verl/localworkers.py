@@ -101,7 +101,9 @@ class Ranks:
         self._values = values
         # gloo meets through a file: a port could be taken between its choice and its use
         self._rendezvous = Path(tempfile.mkdtemp(prefix="rlp-"), "gloo")
-        self._others = [self._fork(rank) for rank in range(1, world_size)]
+        self._others: list[tuple[int, Connection]] = []
+        for rank in range(1, world_size):
+            self._others.append(self._fork(rank))
         self._first = _Rank(0, world_size, self._rendezvous)
         self._random = _RandomStreams()
 
@@ -111,7 +113,9 @@ class Ranks:
         if pid:
             theirs.close()
             return pid, ours
-        ours.close()
+        # Ranks forked before this one end when the last copy of their pipe is closed.
+        for pipe in (ours, *(pipe for _, pipe in self._others)):
+            pipe.close()
         status = 1
         try:
             _serve(_Rank(rank, self.world_size, self._rendezvous), theirs)
@@ -158,8 +162,9 @@ class Ranks:
 
     def close(self) -> None:
         """End the other ranks' processes and wait for them."""
-        for pid, pipe in self._others:
+        for _, pipe in self._others:
             pipe.close()
+        for pid, _ in self._others:
             os.waitpid(pid, 0)
         self._rendezvous.unlink(missing_ok=True)
         self._rendezvous.parent.rmdir()
