@@ -163,6 +163,11 @@ def _first(stage: judged.Stage, produced: list[Outcome]) -> tuple[Origin | None,
     if wrong and not forward:
         worst = max(wrong, key=lambda outcome: outcome.excess)
         reason = f"all forward records agree within noise and {worst.name} does not"
+        if stage.misplaced:
+            reason = (
+                f"{worst.name} differs, joined by sample; activations were not judged "
+                f"({stage.misplaced}), so that no module can be named"
+            )
         row = {"name": worst.name, "error": worst.error, "floor": worst.floor,
                "excess": worst.excess, "slot": "output"}  # fmt: skip
         return Origin(OUTCOME, None, worst.name, row, reason), stage.processes[0].rank

@@ -8,6 +8,8 @@ what is dense into all, so the median over the buckets' differences sees only wh
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import polars as pl
 
@@ -55,6 +57,11 @@ def with_dense(
         how="left",
         maintain_order="left",
     )
+
+
+def dense_bound(row: dict[str, Any]) -> float:
+    """The bound on a change's dense part."""
+    return max(row.get("noise_dense") or 0.0, SKETCH_RESOLUTION)
 
 
 def raise_excess(rows: pl.DataFrame) -> pl.DataFrame:

@@ -227,6 +227,11 @@ def _gradient(row: dict[str, Any], rows: pl.DataFrame) -> Origin:
             row,
             "gradients agree within noise before clipping and not after",
         )
+    before = (
+        "gradients of activations agree within noise"
+        if has_activations(rows)
+        else "activations and their gradients were not judged"
+    )
     alone = _alone(row, rows)
     if alone is not None:
         return Origin(
@@ -234,17 +239,20 @@ def _gradient(row: dict[str, Any], rows: pl.DataFrame) -> Origin:
             alone,
             "gradient",
             row,
-            "gradients of activations agree within noise, and of all parameters' accumulated "
-            f"gradients only those of {alone} do not",
+            f"{before}, and of all parameters' accumulated gradients only those of {alone} differ",
         )
     return Origin(
         REDUCTION,
         None,
         "gradient reduction",
         row,
-        "gradients of activations agree within noise and the parameters' accumulated or reduced "
-        "gradients do not",
+        f"{before}, and the parameters' accumulated or reduced gradients differ",
     )
+
+
+def has_activations(rows: pl.DataFrame) -> bool:
+    """Whether anything was judged that ran before the gradients were complete."""
+    return rows.filter(pl.col("judged") & (pl.col("phase") < execution.GRADIENTS)).height > 0
 
 
 #: Modules with gradients below which one that differs alone says nothing.

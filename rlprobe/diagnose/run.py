@@ -7,11 +7,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import polars as pl
 
 from rlprobe import stages
 from rlprobe.compare import noise
-from rlprobe.diagnose import analysis, judged, multiples, sentence, tokens
+from rlprobe.diagnose import analysis, decisive, judged, multiples, sentence, tokens
 from rlprobe.diagnose.analysis import Finding, Step
 from rlprobe.diagnose.cause import classify
 from rlprobe.diagnose.cause.classify import of_gate
@@ -139,6 +140,7 @@ def _diverged(
 ) -> Diagnosis:
     parted = multiples.measured(results, step.number, parted)
     cause = classify(step, parted, _world_size(target), _profile(results, step, parted))
+    cause = _with_block(results, step, parted, cause)
     first = _first(results, step, parted, benchmark)
     assert parted.origin is not None
     row = parted.origin.row
@@ -149,7 +151,7 @@ def _diverged(
             results.plan,
             first,
             None if begin is None else begin + step.number,
-            row.get("error"),
+            decisive.of(row),
             row.get("excess"),
             cause,
         ),
@@ -213,6 +215,23 @@ def _profile(results: Results, step: Step, parted: Finding) -> tokens.Profile | 
     passes = parted.stage.before_update
     rank = parted.rank or 0
     return tokens.profile(results, parted.stage.name, step.number, rank, row["order"], passes)
+
+
+def _with_block(results: Results, step: Step, parted: Finding, cause: Cause) -> Cause:
+    """The cause with the block that sketches of tokens point at, where no record could."""
+    stage = parted.stage
+    if stage.misplaced is None:
+        return cause
+    floors = stage.rows.filter(pl.col("floor").is_not_null()).select("name", "floor")
+    found = tokens.first_block(results, stage.name, step.number, floors)
+    if found is None:
+        return cause
+    name, error = found
+    said = (
+        f"of the blocks' outputs, joined token by token, {name} is the first to differ, half of "
+        f"its tokens by more than {error:.2g}"
+    )
+    return msgspec.structs.replace(cause, evidence=[*cause.evidence, said])
 
 
 def _first(results: Results, step: Step, parted: Finding, benchmark: Run) -> First:
@@ -293,11 +312,12 @@ def _noise(results: Results, step: Step, parted: Finding | None) -> Values:
         found["r_limit"] = R_LIMIT
     if parted is not None and parted.origin is not None:
         row = parted.origin.row
+        measure = decisive.of(row)
         found["first"] = {
-            key: _plain(row.get(name))
-            for key, name in (("record", "name"), ("slot", "slot"), ("error", "error"),
-                              ("error_kind", "error_kind"), ("floor", "floor"),
-                              ("ratio", "excess"), ("R", "R"))
+            "record": row.get("name"), "slot": row.get("slot"), "measure": measure.name,
+            "error": _plain(measure.error), "error_kind": row.get("error_kind"),
+            "floor": _plain(measure.floor), "ratio": _plain(row.get("excess")),
+            "R": _plain(row.get("R")),
         }  # fmt: skip
     return found
 

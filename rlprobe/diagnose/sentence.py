@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlprobe.diagnose.decisive import DENSE, ELEMENTS, NORM, Measure
 from rlprobe.diagnose.diagnosis import Cause, First, GateItem, StageResult
 from rlprobe.diagnose.inputs import BENCHMARK, TARGET, Plan
 
@@ -41,11 +42,15 @@ def aligned(
     return text
 
 
+#: What of a record is beyond its floor, where it is not its elements one by one.
+_WORDS = {NORM: "norm", DENSE: "part that all elements share"}
+
+
 def diverged(
     plan: Plan,
     first: First,
     trainer_step: int | None,
-    error: float | None,
+    measure: Measure,
     excess: float | None,
     cause: Cause,
 ) -> str:
@@ -55,8 +60,9 @@ def diverged(
     if trainer_step is not None:
         step += f" (trainer's {trainer_step})"
     size = ""
-    if error is not None and excess is not None:
-        size = f", error {error:.2g}, {_times(excess)} its noise floor"
+    if measure.error is not None and excess is not None:
+        what = "error" if measure.name == ELEMENTS else f"error of the {_WORDS[measure.name]}"
+        size = f", {what} {measure.error:.2g}, {_times(excess)} its noise floor"
     why = (
         f" Likely cause: {cause.class_.replace('_', ' ')}."
         if cause.class_ != "unknown"

@@ -53,6 +53,39 @@ def place(
     return worst["sample"], token - response_at if token >= response_at else None
 
 
+def first_block(
+    results: Results, stage: str, step: int, floors: pl.DataFrame
+) -> tuple[str, float] | None:
+    """The first block whose tokens differ beyond its floor, whatever ranks they were on.
+
+    Args:
+        results: what was compared.
+        stage: canonical name.
+        step: captured step, from 0.
+        floors: name and floor of the stage's records.
+
+    Returns:
+        The record's name and the median of its tokens' errors; None where no sketches tell.
+
+    Raises:
+        DumpError: the table is damaged.
+    """
+    tokens = _tokens(results, stage, step, None)
+    if tokens is None:
+        return None
+    blocks = (
+        tokens.group_by("name")
+        .agg(pl.col("order").min(), pl.col("error").median())
+        .join(floors.group_by("name").agg(pl.col("floor").max()), on="name")
+        .filter(pl.col("error") > pl.col("floor"))
+        .sort("order")
+    )
+    if blocks.is_empty():
+        return None
+    name, error = blocks.select("name", "error").row(0)
+    return str(name), float(error)
+
+
 @dataclass(frozen=True)
 class Profile:
     """How a block's error lies along its sequences, over all samples of the micro-batches.
@@ -115,7 +148,8 @@ def profile(
     return Profile(first / between, last / between, change_point(lines))
 
 
-def _tokens(results: Results, stage: str, step: int, rank: int) -> pl.DataFrame | None:
+def _tokens(results: Results, stage: str, step: int, rank: int | None) -> pl.DataFrame | None:
+    """All tokens of a stage, or those of one of the benchmark's processes."""
     path = results.compared(TARGET, stage) / TOKEN_SKETCHES
     if not path.is_file():
         return None
@@ -123,7 +157,8 @@ def _tokens(results: Results, stage: str, step: int, rank: int) -> pl.DataFrame 
         table = pl.read_parquet(path, columns=list(SCHEMA))
     except (OSError, pl.exceptions.PolarsError) as error:
         raise DumpError(f"{path} is not readable: {error}; compare again") from error
-    return table.filter((pl.col("step") == step) & (pl.col("rank_benchmark") == rank))
+    table = table.filter(pl.col("step") == step)
+    return table if rank is None else table.filter(pl.col("rank_benchmark") == rank)
 
 
 def _from(tokens: pl.DataFrame | None, order: int) -> pl.DataFrame | None:

@@ -31,10 +31,17 @@ def faster(site):
     for group in site.optimizer.param_groups:
         group["lr"] /= 1.02
 
-@fault(stage="actor_compute_log_prob", cause="unknown", needs={"target_world_size": 2})
+@fault(stage="actor_compute_log_prob", cause="sampling_semantics", needs={"target_world_size": 2})
 def louder(site):
     head = site.model.get_submodule("lm_head")
     hook = head.register_forward_hook(lambda m, args, out: out * 1.001)
+    yield
+    hook.remove()
+
+@fault(stage="critic_compute_values", cause="unknown", needs={"target_world_size": 2})
+def deeper(site):
+    block = site.model.get_submodule("model.layers.1.mlp")
+    hook = block.register_forward_hook(lambda m, args, out: out * 1.01)
     yield
     hook.remove()
 """
@@ -79,4 +86,19 @@ def test_a_forward_fault_is_seen_in_its_stages_key_data(judge: Callable[[str], D
     found = judge("louder")
     assert found.first is not None, found.sentence
     assert (found.verdict, found.first.stage) == ("diverged", "actor_compute_log_prob")
-    assert found.first.module is None
+    assert found.first.module is None and found.cause is not None
+    # logits that are scaled are a temperature, which the results tell by themselves
+    assert found.cause.class_ == "sampling_semantics"
+    said = " ".join(found.cause.evidence)
+    assert "activations were not judged" in said and "logits agree" not in said
+    assert "temperature is 0.999" in said
+    # token sketches lie by sample: no block differs, as only the head does
+    assert "is the first to differ" not in said
+
+
+def test_sketches_of_tokens_name_the_block(judge: Callable[[str], Diagnosis]) -> None:
+    found = judge("deeper")
+    assert found.first is not None and found.cause is not None, found.sentence
+    assert (found.verdict, found.first.stage) == ("diverged", "critic_compute_values")
+    assert "model.layers.1." in found.cause.evidence[-1], found.cause.evidence
+    assert "is the first to differ" in found.cause.evidence[-1]

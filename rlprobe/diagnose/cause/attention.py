@@ -14,6 +14,7 @@ from typing import Any
 
 import polars as pl
 
+from rlprobe.compare.roundoff import UNIT
 from rlprobe.diagnose import origin as kinds
 from rlprobe.diagnose.analysis import Finding
 from rlprobe.diagnose.cause.shape import Shape, lacks, of
@@ -27,6 +28,8 @@ _TOUCHED = 0.2
 #: Probabilities that differ by less, without bias, are rounded otherwise: half of what one rounding
 #: to bfloat16 makes.
 _SMALL = 8e-4
+#: Means of probabilities that sum to 1 agree to this, and to this share of what they differ by.
+_ROUNDED_SUM, _UNNORMALISED = 2e-7, 0.02
 #: Share of the probabilities' difference that is one of size, for a change of scale.
 _COHERENT = 0.2
 #: The same of a mixture of values: those of other heads are as large on the whole, those of other
@@ -70,6 +73,14 @@ def cause(finding: Finding, origin: Origin, shape: Shape, profile: Profile | Non
         return _unseen(shape, along, said)
     if not chances["beyond"]:
         return _mixed(shape, origin.row, along, said)
+    missing = _unnormalised(chances)
+    if missing is not None:
+        return "unknown", 0.5, [
+            *said,
+            f"attention probabilities sum to {missing:.6g} times the benchmark's, which no mask, "
+            "scale or angle does: something else takes a share (a sink), or they are not "
+            "normalised",
+        ]  # fmt: skip
     if chances["min_benchmark"] == 0 < chances["min_target"]:
         return "mask", 0.9, [*said, "no attention probability is 0 any more: nothing is masked"]
     if chances["max_target"] < 1 == chances["max_benchmark"]:
@@ -104,6 +115,17 @@ def cause(finding: Finding, origin: Origin, shape: Shape, profile: Profile | Non
     return "position", 0.5, [
         *said, "masked tokens stay masked and attention is as sharp as before: other angles"
     ]  # fmt: skip
+
+
+def _unnormalised(chances: dict[str, Any]) -> float | None:
+    """Sum of probabilities over the benchmark's, where they do not sum to 1 any more."""
+    before, after = (chances.get(f"mean_{side}") for side in ("benchmark", "target"))
+    if not isinstance(before, float) or not isinstance(after, float) or before <= 0:
+        return None
+    ratio = after / before
+    allowed = max(_ROUNDED_SUM, _UNNORMALISED * float(chances["error"]))
+    allowed = max(allowed, UNIT.get(str(chances["dtype_benchmark"]), 0.0))
+    return ratio if abs(ratio - 1.0) > allowed else None
 
 
 def _along(finding: Finding, profile: Profile | None, said: list[str]) -> _Along:

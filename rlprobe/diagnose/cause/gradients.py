@@ -21,6 +21,8 @@ Found = tuple[str, float, list[str]]
 
 def backward(finding: Finding, shape: Shape, row: dict[str, Any]) -> Found:
     """The cause where a gradient of activations parts first, within a module."""
+    if shape.factor == 0:
+        return "unknown", 0.5, ["the gradient is 0 on the target: it is not computed, or lost"]
     if shape.factor is not None and repeated.factors(finding, row) is not None:
         return (
             "constant_factor",
@@ -71,6 +73,11 @@ def accumulated(finding: Finding, origin: Origin, shape: Shape, world_size: int)
                 ],
             )
         return "constant_factor", 0.8, [f"{every} are {times(factor)} times the benchmark's"]
+    if origin.kind == kinds.REDUCTION and not kinds.has_activations(finding.stage.rows):
+        return "unknown", 0.3, [
+            "by no common factor; they may have parted in the model, in the loss, or when they "
+            "were summed up or reduced"
+        ]  # fmt: skip
     if world_size > 1 and origin.kind == kinds.ACCUMULATION and not origin.row["passage"]:
         return (
             "reduction",

@@ -45,6 +45,8 @@ def outcome(step: Step, finding: Finding, origin: Origin) -> Found:
     log_probs = sorted(differ & set(_ENTROPY_OF))
     if log_probs:
         return _log_probs(step, finding, log_probs[0], differ)
+    if finding.stage.misplaced:
+        return "unknown", 0.3, ["by no law of the results alone"]
     return "unknown", 0.4, [f"{origin.operator} parts after the last module"]
 
 
@@ -70,16 +72,19 @@ def _log_probs(step: Step, finding: Finding, name: str, differ: set[str]) -> Fou
     known = entropy in measured
     fitted, enough = _temperature(step, name, entropy)
     if fitted is not None and fitted.explained > enough:
+        agree = "" if finding.stage.misplaced else "logits agree, and "
         return (
             "sampling_semantics",
             0.9 if entropy in differ else 0.7,
             [
-                f"logits agree, and {name} differ as they do where the target's temperature is "
+                f"{agree}{name} differ as they do where the target's temperature is "
                 f"{_said(fitted)} times the benchmark's (a temperature explains "
                 f"{fitted.explained:.1%} of the difference to first order)"
             ],
         )
     unlike = "" if fitted is None else f"; no temperature explains it ({fitted.explained:.0%})"
+    if finding.stage.misplaced:  # what follows is said of logits that agree
+        return "unknown", 0.3, [f"by no law of the results alone{unlike}"]
     if known and entropy in differ:
         return (
             "sampling_semantics",

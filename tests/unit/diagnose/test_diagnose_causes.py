@@ -82,6 +82,12 @@ def test_one_module_whose_gradients_alone_differ_is_named(
     found = origin.find(rows, [])
     assert found is not None
     assert (found.kind, found.module) == (origin.REDUCTION, module)
+    # nothing that ran before was judged, so nothing is said of it
+    assert found.reason.startswith("activations and their gradients were not judged")
+    before = rows.with_columns(phase=pl.lit(execution.BACKWARD), beyond=False, slot=pl.lit("input"))
+    found = origin.find(pl.concat([before, rows]), [])
+    assert found is not None
+    assert found.reason.startswith("gradients of activations agree within noise")
 
 
 def test_a_parameters_gradient_comes_after_what_arrives_at_its_module() -> None:
@@ -182,6 +188,27 @@ def test_a_head_that_is_not_written_is_no_mask() -> None:
     here = origin.Origin(origin.GLUE, "attn", "Attention", measured, "")
     found = attention.cause(_Finding(), here, of(measured), Profile(0.4, 0.4, None))  # type: ignore[arg-type]
     assert found[0] == "unknown" and "without a part" in found[2][-1]
+
+
+@pytest.mark.parametrize(
+    ("share", "largest", "cause"),
+    [(0.03, 0.99, "unknown"), (1e-6, 1.0 - 1e-6, "unknown"), (0.0, 0.7, "mask")],
+)
+def test_probabilities_that_do_not_sum_to_1_are_no_masks(
+    share: float, largest: float, cause: str
+) -> None:
+    """A sink takes a share of every token's attention, also of the first one's, which has but 1."""
+    chances = _Finding.stage.rows.with_columns(
+        beyond=True, error=max(share, 1e-5), max_target=largest, mean_benchmark=1 / 9,
+        mean_target=(1 - share) / 9, norm_benchmark=2.0, norm_target=2.0 * (1 - share),
+        dtype_benchmark=pl.lit("torch.float32"),
+    )  # fmt: skip
+    here = origin.Origin(
+        origin.GLUE, "attn", "Attention", {"passage": 0, "phase": 0, "slot": "input"}, ""
+    )
+    found = attention.cause(_with_rows(chances.to_dicts()), here, of(row(GRADIENT[::-1])), None)
+    assert found[0] == cause
+    assert ("a sink" in found[2][-1]) is (cause == "unknown")
 
 
 def _with_rows(rows: list[dict[str, Any]]) -> Any:
