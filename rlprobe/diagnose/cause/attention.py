@@ -74,7 +74,9 @@ def cause(finding: Finding, origin: Origin, shape: Shape, profile: Profile | Non
     if not chances["beyond"]:
         return _mixed(shape, origin.row, along, said)
     missing = _unnormalised(chances)
-    if missing is not None:
+    # Roundings do not sum to 1 either, but leave a probability of 1 what it is: the first token's.
+    lost = bool(along.first) or chances["max_target"] != chances["max_benchmark"]
+    if missing is not None and lost:
         return "unknown", 0.5, [
             *said,
             f"attention probabilities sum to {missing:.6g} times the benchmark's, which no mask, "
