@@ -56,17 +56,18 @@ def measure(run: Run, step: int) -> Mismatch | None:
             continue
         own = _response(row.values, len(other))
         if own is not None:
-            difference = own.astype(np.float64) - other.astype(np.float64)
-            differences.append(difference[np.isfinite(difference)])
-    if not differences or not sum(d.size for d in differences):
+            differences.append(own.astype(np.float64) - other.astype(np.float64))
+    joined = np.concatenate([d[np.isfinite(d)] for d in differences] or [np.empty(0)])
+    if not joined.size:
         return None
-    joined = np.concatenate(differences)
     with np.errstate(over="ignore"):
         k3 = float(np.mean(np.exp(joined) - joined - 1.0))
-    longest = max(d.size for d in differences)
-    table = np.full((len(differences), longest), np.nan)
+    table = np.full((len(differences), max(d.size for d in differences)), np.nan)
     for index, difference in enumerate(differences):
-        table[index, : difference.size] = np.abs(difference)
+        finite = np.isfinite(difference)
+        table[index, : difference.size][finite] = np.abs(difference[finite])
+    # a position at which no sample has a number says nothing
+    table = table[:, np.isfinite(table).any(axis=0)]
     return Mismatch(
         tokens=joined.size,
         samples=len(differences),

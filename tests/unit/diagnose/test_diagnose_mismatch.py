@@ -1,0 +1,74 @@
+"""Is the gap between training and rollout log-probs measured as published?"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from rlprobe.compare.samples.keydata import Row
+from rlprobe.diagnose import mismatch
+from rlprobe.diagnose.mismatch import Mismatch
+from rlprobe.store.read import Run
+
+Rows = dict[str, list[float]]
+
+
+@pytest.fixture
+def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Measures log-probs of samples as a run holds them among its key data."""
+
+    def run(trained: Rows, generated: Rows) -> Mismatch | None:
+        held = {mismatch.TRAINED: trained, mismatch.GENERATED: generated}
+
+        def load(_: Run, name: str, step: int) -> list[Row]:
+            assert step == 3
+            return [
+                Row(sample, np.array(values, np.float32), 0, 0)
+                for sample, values in held[name].items()
+            ]
+
+        monkeypatch.setattr(mismatch.keydata, "load", load)
+        return mismatch.measure(cast("Run", None), 3)
+
+    return run
+
+
+def test_mean_largest_and_both_estimates_of_kl(measure: Any) -> None:
+    found = measure({"a": [-1.0, -2.0], "b": [-0.5]}, {"b": [-0.75], "a": [-1.5, -1.0]})
+    d = np.array([0.5, -1.0, 0.25])
+    assert (found.tokens, found.samples) == (3, 2)
+    assert found.mean_abs == pytest.approx(np.abs(d).mean())
+    assert found.max_abs == pytest.approx(1.0)
+    assert found.k1 == pytest.approx(-d.mean())
+    assert found.k3 == pytest.approx((np.exp(d) - d - 1).mean())
+    assert found.by_position == pytest.approx([(0.5 + 0.25) / 2, 1.0])
+
+
+def test_of_a_whole_sequence_the_responses_part_counts(measure: Any) -> None:
+    """Position i has the log-prob of token i + 1, and the last nothing of meaning."""
+    found = measure({"a": [-9.0, -9.0, -1.0, -2.0, -9.0]}, {"a": [-1.25, -2.0]})
+    assert found.by_position == pytest.approx([0.25, 0.0])
+
+
+def test_equal_log_probs_have_no_gap(measure: Any) -> None:
+    found = measure({"a": [-1.0, -2.0]}, {"a": [-1.0, -2.0]})
+    assert (found.mean_abs, found.max_abs, found.k1, found.k3) == (0.0, 0.0, 0.0, 0.0)
+
+
+def test_what_is_not_finite_is_left_out_where_it_stands(measure: Any) -> None:
+    found = measure({"a": [float("nan"), -2.0], "b": [-1.0, -2.0]}, {"a": [-1, -1], "b": [-1, -1]})
+    assert found.tokens == 3
+    assert found.by_position == pytest.approx([0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("trained", "generated"),
+    [({}, {"a": [-1.0]}), ({"a": [-1.0]}, {}), ({"a": [-1.0]}, {"b": [-1.0]}),
+     ({"a": [-1.0]}, {"a": [-1.0, -2.0]}), ({"a": [float("nan")]}, {"a": [-1.0]})],
+)  # fmt: skip
+def test_without_both_log_probs_of_a_sample_nothing_is_said(
+    measure: Any, trained: Rows, generated: Rows
+) -> None:
+    assert measure(trained, generated) is None
