@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,21 @@ def test_the_default_is_aligned_and_says_where_its_page_is(aligned: Aligned) -> 
     assert f"page: {aligned.results}/report.html" in aligned.output
     assert aligned.diagnosis["sentence"] in aligned.output
     assert (aligned.results / "report.html").stat().st_size > 10_000
+
+
+def test_the_page_measures_training_against_rollout_on_both_sides(aligned: Aligned) -> None:
+    """The engine of the CPU computes what training does, so the gap is round-off."""
+    page = (aligned.results / "report.html").read_text(encoding="utf-8")
+    section = page[page.index('<section id="mismatch">') :]
+    rows = re.findall(
+        r"</span>(\w+)</td><td[^>]*>(\d+)</td>" + r"<td[^>]*>([^<]+)</td>" * 4, section
+    )
+    sides = {side: [float(n) for n in numbers] for side, *numbers in rows}
+    assert set(sides) == {"benchmark", "target"}
+    for tokens, mean, largest, k1, k3 in sides.values():
+        assert tokens == 8 * 16
+        assert 0 <= mean <= largest < 1e-4 and abs(k1) <= mean and 0 <= k3 <= largest**2
+    assert sides["target"] != sides["benchmark"], "the target's kernels are others"
 
 
 def test_the_exit_status_of_verdict_says_aligned(aligned: Aligned) -> None:
