@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from rlprobe.compare.measures import SKETCH_FLOOR
-from rlprobe.diagnose import sketched
+from rlprobe.diagnose import sketched, wholes
 from rlprobe.diagnose.inputs import BENCHMARK, TARGET, Results
 from rlprobe.sketch import K
 from rlprobe.store.read import Run
@@ -82,13 +82,13 @@ def joined(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joine
             continue
         row = first.row(0, named=True)
         name = f"{row['module']}.{row['index']}"
-        wholes = [
+        both = [
             _whole(_shards(part, side), places[i][name], sketches[i])
             for i, side in enumerate(_SIDES)
         ]
-        kept.append(_row(row, *wholes))
-        if wholes[0] is not None and wholes[1] is not None:
-            pair = wholes[0].sketch, wholes[1].sketch
+        kept.append(_row(row, *both))
+        if both[0] is not None and both[1] is not None:
+            pair = both[0].sketch, both[1].sketch
             if pair[0] is not None and pair[1] is not None:
                 whole_sketches[row["rank"], row["name"]] = pair[0], pair[1]
     rest = rows.join(affected.select("rank", "name"), on=["rank", "name"], how="anti")
@@ -139,31 +139,29 @@ def _whole(
     sketches: dict[tuple[int, str], sketched.Vector],
 ) -> _Whole | None:
     """The whole that shards make up; None where one is missing or its place is unknown."""
-    parts: dict[Any, tuple[int, dict[str, Any], sketched.Vector | None]] = {}
-    shape: list[int] = []
+    held: list[wholes.Shard] = []
     for shard in shards:
         place = places.get(shard["rank"])
-        if place is None or (place["offset"] is None and not place["complete"]):
+        if place is None or not wholes.is_placed(place):
             return None
         if any(shard[name] is None for name in ("max", "min", "mean", "norm")):
             return None
-        shape = list(place["shape"])
-        # Replicas hold the same part; one of them counts.
-        key = (tuple(place["local_shape"]), place["offset"])
-        sketch = sketches.get((shard["rank"], shard["name"]))
-        parts.setdefault(key, (math.prod(place["local_shape"]), shard, sketch))
-    count = sum(size for size, _, _ in parts.values())
-    if not parts or count != math.prod(shape) or not count:
+        known = {"sketch": sketches.get((shard["rank"], shard["name"]))}
+        held.append(place | shard | known)
+    parts = wholes.distinct(held)
+    norm = wholes.norm(parts)
+    sizes = [math.prod(part["local_shape"]) for part in parts]
+    shape = list(parts[0]["shape"]) if parts else []
+    count = sum(sizes)
+    if norm is None or not count or count != math.prod(shape):
         return None
-    known = [sketch for _, _, sketch in parts.values()]
-    whole = [sketch for sketch in known if sketch is not None]
     return _Whole(
         shape,
-        math.sqrt(sum(shard["norm"] ** 2 for _, shard, _ in parts.values())),
-        max(shard["max"] for _, shard, _ in parts.values()),
-        min(shard["min"] for _, shard, _ in parts.values()),
-        sum(size * shard["mean"] for size, shard, _ in parts.values()) / count,
-        np.sum(whole, axis=0) if len(whole) == len(known) else None,
+        norm,
+        max(part["max"] for part in parts),
+        min(part["min"] for part in parts),
+        sum(size * part["mean"] for size, part in zip(sizes, parts, strict=True)) / count,
+        wholes.sketch(parts),
     )
 
 

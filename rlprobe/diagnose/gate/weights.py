@@ -6,13 +6,13 @@ sketches where their places are known, else by norms, which cannot see everythin
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import polars as pl
 
 from rlprobe import stages
+from rlprobe.diagnose import wholes
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, listed, opened, shut
 
@@ -137,7 +137,10 @@ def _parameter(
         if digests[0] == digests[1]:
             return None
         return _how(b, t)
-    sketches, norms = [_whole(rows) for rows in (b, t)], [_norm(rows) for rows in (b, t)]
+    sketches, norms = (
+        [wholes.sketch(rows) for rows in (b, t)],
+        [wholes.norm(rows) for rows in (b, t)],
+    )
     if sketches[0] is not None and sketches[1] is not None and norms[0] is not None:
         distance = float(np.linalg.norm(sketches[0] - sketches[1]))
         # Another dtype rounds every weight once. Zeros (biases at the start) are exact.
@@ -150,37 +153,10 @@ def _parameter(
     return None if off <= (_NORM_TOLERANCE if dtypes else 2.0**-8) else _how(b, t)
 
 
-def _copies(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One of each shard: replicas (data parallel) hold the same part."""
-    seen: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for row in rows:
-        # A shard of unknown place is another's replica where its content is the same.
-        place = row["offset"] if row["offset"] is not None else row["digest"]
-        seen.setdefault((tuple(row["local_shape"]), place), row)
-    return list(seen.values())
-
-
-def _whole(rows: list[dict[str, Any]]) -> np.ndarray | None:
-    """Sum of the shards' sketches; None where one has none or its place is unknown."""
-    shards = _copies(rows)
-    placed = all(row["offset"] is not None or row["complete"] for row in shards)
-    if not placed or any(row["sketch"] is None for row in shards):
-        return None
-    parts = [np.asarray(row["sketch"], dtype=np.float64) for row in shards]
-    return np.asarray(np.sum(parts, axis=0))
-
-
-def _norm(rows: list[dict[str, Any]]) -> float | None:
-    shards = _copies(rows)
-    if any(row["norm"] is None for row in shards):
-        return None
-    return math.sqrt(sum(float(row["norm"]) ** 2 for row in shards))
-
-
 def _how(b: list[dict[str, Any]], t: list[dict[str, Any]]) -> dict[str, Any]:
     """How a parameter's values differ."""
-    norms = [_norm(rows) for rows in (b, t)]
-    sketches = [_whole(rows) for rows in (b, t)]
+    norms = [wholes.norm(rows) for rows in (b, t)]
+    sketches = [wholes.sketch(rows) for rows in (b, t)]
     found: dict[str, Any] = {"norms": norms, "what": "differs"}
     if norms[0] and norms[1] is not None:
         found["norm_ratio"] = norms[1] / norms[0]
