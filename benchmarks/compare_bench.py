@@ -16,7 +16,8 @@ from typing import Any
 import polars as pl
 
 from benchmarks import compare_data, processes
-from rlprobe.store import commit, keys, records
+from rlprobe.dumps import records
+from rlprobe.store import commit, keys
 
 STAGE = "actor_update"
 ENTRIES = 100_000

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from rlprobe import stages
-from rlprobe.capture import memory, msprobe_options
+from rlprobe.capture import memory
+from rlprobe.capture.msprobe import options
 from rlprobe.capture.session import CaptureOptions, ReplayOptions, Session
 from rlprobe.errors import ConfigError
 
@@ -84,8 +85,8 @@ OPTIONS: dict[str, Option] = {
     "step_end": Option(0, _count),
     "token_range_start": Option(0, _count),
     "token_range_end": Option(0, _count),
-    "level": Option("L0", _one_of(*msprobe_options.LEVELS)),
-    "task": Option("statistics", _one_of(*msprobe_options.TASKS)),
+    "level": Option("L0", _one_of(*options.LEVELS)),
+    "task": Option("statistics", _one_of(*options.TASKS)),
     "enable_mock_inference": Option(False, _flag),
     "mock_random_seed": Option(None, _seed),
     # the vendor spells the two defaults differently; both are kept
@@ -228,7 +229,7 @@ def load(
         expected_stages=chosen,
     )
     try:
-        msprobe_options.check(session.capture, device)
+        options.check(session.capture, device)
     except ConfigError as error:
         said = str(error).removeprefix("capture.")
         raise ConfigError(f"collector file {path}: {said}") from error

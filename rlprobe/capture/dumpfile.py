@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprobe.capture.files import write_json, write_text
-from rlprobe.capture.stack import Stacks
+from rlprobe.capture.light.stack import Stacks
 
 #: Suffix given to a published file when a later entry of its stage failed.
 PARTIAL = ".partial"

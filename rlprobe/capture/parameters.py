@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from rlprobe.capture import fsdp1
+from rlprobe.capture.light.sketches import sketch, sketch_shard
+from rlprobe.capture.light.statistics import has_values
 from rlprobe.capture.megatron_names import MegatronNames, shard
 from rlprobe.capture.names import parameter_name, unwrap
-from rlprobe.capture.sketches import sketch, sketch_shard
-from rlprobe.capture.statistics import has_values
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from rlprobe.capture import determinism
+from rlprobe.capture.light.sketches import accumulation_floor
 from rlprobe.capture.session import Session
-from rlprobe.capture.sketches import accumulation_floor
 from rlprobe.sketch import K
 
 #: Distributions whose version is recorded where they are installed.

@@ -36,11 +36,11 @@ def make_engine(session: Session) -> Engine:
     """
     options = session.capture
     if options.engine == "light":
-        from rlprobe.capture.light import LightEngine
+        from rlprobe.capture.light.engine import LightEngine
 
         return LightEngine(session)
     if options.engine == "msprobe":
-        from rlprobe.capture.msprobe_engine import MsprobeEngine
+        from rlprobe.capture.msprobe.engine import MsprobeEngine
 
         return MsprobeEngine(session)
     raise ConfigError(f"capture.engine: accepted are light and msprobe, found {options.engine!r}")

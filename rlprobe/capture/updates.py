@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from rlprobe import sketch as sketch_definition
+from rlprobe.capture.light.statistics import Statistics, has_values
 from rlprobe.capture.parameters import Held, held
-from rlprobe.capture.statistics import Statistics, has_values
 from rlprobe.errors import UsageError
 
 #: Kinds of gradient: as accumulated, after the reduction over ranks, after clipping.

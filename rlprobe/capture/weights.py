@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlprobe.capture.light.statistics import has_values
 from rlprobe.capture.parameters import Held, held
-from rlprobe.capture.statistics import has_values
 
 #: Bytes hashed at a time: large weights are copied from the device piece by piece.
 _PIECE = 1 << 26

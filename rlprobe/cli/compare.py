@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprobe.cli.common import write_json
-from rlprobe.compare import rules, sides
+from rlprobe.compare import sides
 from rlprobe.compare.compare import COVERAGE, Options, compare, insufficient
+from rlprobe.compare.match import rules
 from rlprobe.errors import NotComparableError, UsageError
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _SIDES = (
     "a run of the store (its directory, or its key with --store), a dump tree, a stage, step, rank "
@@ -98,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         args.coverage,
         args.jobs,
         args.check_crc,
-        args.noise,
+        _bounds() if args.noise else None,
         None if args.rules is None else rules.load(args.rules),
     )
     if args.train_infer is not None:
@@ -132,10 +137,18 @@ def run(args: argparse.Namespace) -> int:
 def _write_table(stage: Path) -> None:
     import polars as pl
 
-    from rlprobe.compare import msprobe_table, writer
+    from rlprobe.compare import writer
+    from rlprobe.compare.msprobe import table
 
     records = pl.read_parquet(stage / writer.RECORDS)
-    msprobe_table.table(records).write_csv(stage / "table.csv")
+    table.table(records).write_csv(stage / "table.csv")
+
+
+def _bounds() -> Callable[[pl.DataFrame], pl.DataFrame]:
+    # Imported here: most comparisons leave the bounds to diagnose.
+    from rlprobe.judge import noise
+
+    return noise.annotate
 
 
 def _train_infer(args: argparse.Namespace, options: Options) -> int:

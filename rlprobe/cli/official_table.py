@@ -24,8 +24,9 @@ from rlprobe.compare import planner, sides
 from rlprobe.compare.planner import Pairing, StagePlan
 from rlprobe.compare.sides import DumpStage, Process, RunStage, StageSource
 from rlprobe.compare.traininfer import sources
+from rlprobe.dumps import records
 from rlprobe.errors import NotComparableError, RlprobeError, UsageError
-from rlprobe.store import packing, records
+from rlprobe.store import packing
 from rlprobe.store.objects import linked
 
 _log = logging.getLogger(__name__)

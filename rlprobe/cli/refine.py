@@ -45,9 +45,9 @@ def run(args: argparse.Namespace) -> int:
     from rlprobe.diagnose.run import diagnose
     from rlprobe.errors import UsageError
     from rlprobe.refine import refined, suspects
+    from rlprobe.roles import REPEAT, TARGET
     from rlprobe.runs.jobs import Jobs
     from rlprobe.runs.launch import launch
-    from rlprobe.runs.spec import REPEAT, TARGET
     from rlprobe.runs.suspects import refining
     from rlprobe.store.alignments import record_alignment
     from rlprobe.store.read import Run

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprobe.cli.common import write_json
+from rlprobe.roles import ROLES
 
 
 def add_parser(subparsers: Any) -> None:
@@ -21,7 +22,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--role",
         required=True,
-        choices=("benchmark", "target", "repeat", "repeat_target", "high_precision"),
+        choices=ROLES,
     )
     parser.add_argument("--store", type=Path, help="instead of the store the file names")
     parser.add_argument("--log", type=Path, help="the framework's output (default: in the store)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from rlprobe.compare import loading, measures, pairs, planner, writer
+from rlprobe.compare import loading, measures, planner, writer
+from rlprobe.compare.match import pairs
+from rlprobe.compare.match.rules import Rules
 from rlprobe.compare.planner import Pairing, StagePlan
-from rlprobe.compare.rules import Rules
 from rlprobe.compare.sides import Side
 from rlprobe.compare.tables import Table
 from rlprobe.compare.writer import Summary
@@ -46,8 +47,9 @@ class Options:
     jobs: int = 1
     #: Check the CRC-32 of every tensor file that is read.
     check_crc: bool = False
-    #: Also fill in the round-off bound and the ratio to it (diagnose does it in any case).
-    noise: bool = False
+    #: Fills in the round-off bound and the ratio to it; None leaves them null (diagnose does it in
+    #: any case).
+    noise: Callable[[pl.DataFrame], pl.DataFrame] | None = None
     #: How records of different names are matched; None for the packaged rules.
     rules: Rules | None = None
 
@@ -177,13 +179,13 @@ def _side_by_side(benchmark: Table, target: Table, options: Options) -> Iterator
     """Both sides' records as :mod:`.pairs` puts them, slice by slice where rows stand alone."""
     if not pairs.same_names(benchmark, target):
         # Imported here: most pairs have the same names.
-        from rlprobe.compare import matcher, rules
+        from rlprobe.compare.match import matcher, rules
 
         left, right = benchmark.rows(pairs.LOADED), target.rows(pairs.LOADED)
         found = matcher.match(left, right, options.rules or rules.load())
         yield pairs.side_by_side(found.benchmark, found.target, found.matches)
         return
-    whole = options.noise or _both_kept_tensors(benchmark, target)
+    whole = options.noise is not None or _both_kept_tensors(benchmark, target)
     length = max(1, benchmark.height) if whole else _SLICE
     for start in range(0, max(1, benchmark.height), length):
         yield pairs.side_by_side(
@@ -225,11 +227,7 @@ def _table(
             step=pl.lit(pairing.step, pl.Int32), rank=pl.lit(pairing.rank, pl.Int32), **ranks
         )
     )
-    if options.noise:
-        from rlprobe.compare import noise
-
-        table = writer.completed(noise.annotate(table))
-    return table
+    return table if options.noise is None else writer.completed(options.noise(table))
 
 
 def _has_tensors(table: pl.DataFrame) -> bool:

@@ -19,8 +19,8 @@ import polars as pl
 from rlprobe.compare.planner import Pairing, StagePlan
 from rlprobe.compare.sides import DumpStage, Process, StageSource
 from rlprobe.compare.tables import Held, Table
+from rlprobe.dumps import records
 from rlprobe.errors import DumpError
-from rlprobe.store import records
 
 #: Bytes of dump.json from which decoding in another process pays for starting it.
 WORTHWHILE = 16 << 20

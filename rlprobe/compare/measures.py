@@ -44,7 +44,7 @@ _SKETCH_ROWS = 1 << 12
 def measure(table: pl.DataFrame) -> pl.DataFrame:
     """Add status, reason, ``*_diff``, error, error_kind, error_uncertainty and identical.
 
-    ``table`` is :func:`rlprobe.compare.pairs.side_by_side`'s; its sketches are consumed.
+    ``table`` is :func:`rlprobe.compare.match.pairs.side_by_side`'s; its sketches are consumed.
     """
     table = table.with_columns(_number("benchmark"), _number("target")).with_columns(
         *_status(), *(_difference(name) for name in STATISTICS)
@@ -160,7 +160,7 @@ def _exact_integers(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _extremes(text: str) -> dict[str, int] | None:
-    """What :mod:`rlprobe.store.dumpjson` keeps of an integer tensor; None for any other text."""
+    """What :mod:`rlprobe.dumps.dumpjson` keeps of an integer tensor; None for any other text."""
     try:
         found = json.loads(text)
     except ValueError:

@@ -17,11 +17,11 @@ import polars as pl
 
 from rlprobe import stages
 from rlprobe.compare.tables import Held, Stored, Table
+from rlprobe.dumps import records
 from rlprobe.errors import ConfigError, DumpError, StoreError, UsageError
-from rlprobe.store import records
 
 if TYPE_CHECKING:
-    from rlprobe.compare.tensors.source import TensorSource
+    from rlprobe.dumps.tensors.source import TensorSource
 
 MANIFEST, RECORDS, DUMP = "manifest.json", "records", "dump"
 #: Name of a single stage directory that does not say which stage it holds.
@@ -68,7 +68,7 @@ class DumpStage(StageSource):
     def table(self, process: Process) -> Table:
         path = self.paths[process]
         if path.is_file():
-            from rlprobe.store import dumpjson
+            from rlprobe.dumps import dumpjson
 
             frame = records.finish(dumpjson.read(path), process.step, process.rank)
         else:
@@ -77,7 +77,7 @@ class DumpStage(StageSource):
         return Held(frame)
 
     def tensors(self, process: Process, check_crc: bool) -> TensorSource | None:
-        from rlprobe.compare.tensors import source
+        from rlprobe.dumps.tensors import source
 
         path = self.paths[process]
         # Always beside dump.json: the absolute dump_data_dir inside the file is of another place.
@@ -100,8 +100,8 @@ class RunStage(StageSource):
     def tensors(self, process: Process, check_crc: bool) -> TensorSource | None:
         if self.tree is None:
             return None
-        from rlprobe.compare.tensors import source
-        from rlprobe.store.tensors import places
+        from rlprobe.dumps.tensors import source
+        from rlprobe.dumps.tensors.places import places
 
         run = self.path.parents[1]
         found = places(run, f"{self.tree.name}/step{process.step}/rank{process.rank}")

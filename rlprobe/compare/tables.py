@@ -14,7 +14,7 @@ from rlprobe.errors import StoreError
 
 
 class Table(Protocol):
-    """Records of one process in execution order (columns of :mod:`rlprobe.store.schema`)."""
+    """Records of one process in execution order (columns of :mod:`rlprobe.dumps.schema`)."""
 
     @property
     def height(self) -> int:

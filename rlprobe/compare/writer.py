@@ -13,7 +13,7 @@ from typing import Any
 import polars as pl
 
 from rlprobe.compare import measures
-from rlprobe.compare.rules import RECOMPUTE
+from rlprobe.compare.match.rules import RECOMPUTE
 
 FORMAT = 1
 RECORDS, SUMMARY = "records.parquet", "summary.json"

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from rlprobe.causes import CAUSES
 from rlprobe.errors import DumpError
 
 FORMAT = 1
@@ -19,30 +20,6 @@ ALIGNED, DIVERGED, NOT_COMPARABLE = "aligned", "diverged", "not_comparable"
 EXIT_CODES: dict[str, int] = {ALIGNED: 0, DIVERGED: 3, NOT_COMPARABLE: 4}
 
 OPEN, CAVEAT, SHUT = "open", "caveat", "shut"
-
-#: Why two devices part: a closed list.
-CAUSES: tuple[str, ...] = (
-    "rounding_order",
-    "accumulation",
-    "mask",
-    "position",
-    "layout",
-    "weights",
-    "stale_weights",
-    "constant_factor",
-    "hyperparameter",
-    "saturation",
-    "nonfinite",
-    "routing",
-    "sampling_semantics",
-    "label_or_mask_shift",
-    "reduction",
-    "row_order",
-    "optimizer",
-    "loss",
-    "data",
-    "unknown",
-)
 
 Values = dict[str, Any]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rlprobe.diagnose import keydata
+from rlprobe.judge import keydata
 from rlprobe.store.read import Run
 
 #: Published bars for mean |d|, and what they are taken to mean.

@@ -11,9 +11,7 @@ import msgspec
 import polars as pl
 
 from rlprobe import stages
-from rlprobe.compare import noise
-from rlprobe.diagnose import analysis, decisive, judged, multiples, sentence, tokens
-from rlprobe.diagnose.analysis import Finding, Step
+from rlprobe.diagnose import sentence
 from rlprobe.diagnose.cause import classify
 from rlprobe.diagnose.cause.classify import of_gate
 from rlprobe.diagnose.diagnosis import (
@@ -25,20 +23,15 @@ from rlprobe.diagnose.diagnosis import (
     StageResult,
     Values,
 )
-from rlprobe.diagnose.floors import R_LIMIT, REPEAT_FACTOR
 from rlprobe.diagnose.gate import Gate, check
 from rlprobe.diagnose.gate.evidence import Evidence
 from rlprobe.diagnose.gate.extent import coverage
-from rlprobe.diagnose.inputs import (
-    BENCHMARK,
-    HIGH_PRECISION,
-    REPEAT,
-    REPEAT_TARGET,
-    TARGET,
-    Results,
-    require,
-)
 from rlprobe.errors import ReplayError
+from rlprobe.judge import analysis, decisive, judged, multiples, noise, tokens
+from rlprobe.judge.analysis import Finding, Step
+from rlprobe.judge.floors import R_LIMIT, REPEAT_FACTOR
+from rlprobe.judge.inputs import Results, require
+from rlprobe.roles import BENCHMARK, HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET
 from rlprobe.rollouts import hdf5
 from rlprobe.store.read import Run
 

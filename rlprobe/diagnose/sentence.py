@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rlprobe.diagnose.decisive import DENSE, ELEMENTS, NORM, Measure
 from rlprobe.diagnose.diagnosis import Cause, First, GateItem, StageResult
-from rlprobe.diagnose.inputs import BENCHMARK, TARGET, Plan
+from rlprobe.judge.decisive import DENSE, ELEMENTS, NORM, Measure
+from rlprobe.judge.inputs import Plan
+from rlprobe.roles import BENCHMARK, TARGET
 
 
 def aligned(

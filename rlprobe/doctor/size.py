@@ -104,7 +104,7 @@ def batch_of(alignment: Alignment, world_size: int) -> Batch:
 def _settings(alignment: Alignment) -> dict[str, Any]:
     if alignment.framework != "verl":
         return {}
-    from rlprobe.frameworks.verl import plan
+    from rlprobe.frameworks.verl.host import plan
 
     config = plan.from_overrides(list(alignment.overrides))
     data, actor = config.get("data", {}), config.get("actor_rollout_ref", {})

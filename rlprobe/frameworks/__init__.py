@@ -11,15 +11,14 @@ import importlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from rlprobe.errors import ConfigError
+from rlprobe.spec import RunSpec
 
-if TYPE_CHECKING:
-    from rlprobe.runs.spec import RunSpec
-
-#: Framework name -> package with ``launch.FRAMEWORK``.
-NAMES: tuple[str, ...] = ("verl", "slime")
+#: Framework name -> module with ``FRAMEWORK``.
+_LAUNCH = {"verl": "verl.host.launch", "slime": "slime.launch"}
+NAMES: tuple[str, ...] = tuple(_LAUNCH)
 
 
 @dataclass(frozen=True)
@@ -73,5 +72,5 @@ def get(name: str) -> Framework:
     """
     if name not in NAMES:
         raise ConfigError(f"framework {name!r} is unknown; accepted: {', '.join(NAMES)}")
-    framework: Framework = importlib.import_module(f"{__name__}.{name}.launch").FRAMEWORK
+    framework: Framework = importlib.import_module(f"{__name__}.{_LAUNCH[name]}").FRAMEWORK
     return framework

@@ -62,3 +62,9 @@ def wrap_family(cls: type, hooks: dict[str, Around], *, framework: str) -> None:
             wrap_method(sub, name, around)
 
     cls.__init_subclass__ = classmethod(wrap_subclass)  # type: ignore[assignment,arg-type]
+
+
+def plain_class(cls: Any) -> Any:
+    """The class itself where Ray has made an actor class of it already."""
+    metadata = getattr(cls, "__ray_metadata__", None)
+    return cls if metadata is None else metadata.modified_class

@@ -10,18 +10,19 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from rlprobe.compare.tensors import source
-from rlprobe.compare.tensors.dtypes import numbers
-from rlprobe.compare.tensors.tensorfile import TensorFileError
 from rlprobe.diagnose.diagnosis import Cause, Diagnosis
-from rlprobe.diagnose.inputs import BENCHMARK, TARGET, Results
+from rlprobe.dumps.tensors import source
+from rlprobe.dumps.tensors.dtypes import numbers
+from rlprobe.dumps.tensors.places import places
+from rlprobe.dumps.tensors.tensorfile import TensorFileError
 from rlprobe.errors import DumpError
+from rlprobe.files import replace_bytes
+from rlprobe.judge.inputs import Results
 from rlprobe.refine.look import Look, look
 from rlprobe.refine.suspects import Plan
-from rlprobe.runs.spec import Suspects
-from rlprobe.store.durable import replace_bytes
+from rlprobe.roles import BENCHMARK, TARGET
+from rlprobe.spec import Suspects
 from rlprobe.store.read import Run
-from rlprobe.store.tensors import places
 
 NAME = "refined.json"
 FORMAT = 1

@@ -7,14 +7,15 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from rlprobe.diagnose import analysis, execution, keydata
-from rlprobe.diagnose import origin as kinds
-from rlprobe.diagnose.analysis import OUTCOME, Finding
-from rlprobe.diagnose.inputs import BENCHMARK, TARGET, Results, require
 from rlprobe.diagnose.run import first_step
 from rlprobe.errors import DumpError
-from rlprobe.runs.spec import Suspects
-from rlprobe.store.durable import replace_bytes
+from rlprobe.files import replace_bytes
+from rlprobe.judge import analysis, execution, keydata
+from rlprobe.judge import origin as kinds
+from rlprobe.judge.analysis import OUTCOME, Finding
+from rlprobe.judge.inputs import Results, require
+from rlprobe.roles import BENCHMARK, TARGET
+from rlprobe.spec import Suspects
 from rlprobe.store.read import Run
 
 NAME = "suspects.json"

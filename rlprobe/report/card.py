@@ -7,11 +7,11 @@ from typing import Any
 
 import polars as pl
 
-from rlprobe.diagnose.analysis import Finding, Step
 from rlprobe.diagnose.diagnosis import NOT_COMPARABLE, Diagnosis, First
+from rlprobe.dumps import records
 from rlprobe.errors import ReplayError
+from rlprobe.judge.analysis import Finding, Step
 from rlprobe.rollouts import hdf5
-from rlprobe.store import records
 from rlprobe.store.read import Run
 
 #: Longest decoded text shown.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import polars as pl
 from markupsafe import Markup, escape
 
-from rlprobe.compare.roundoff import UNIT
+from rlprobe.judge.roundoff import UNIT
 
 WIDTH, HEIGHT = 520, 250
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 14, 34
@@ -38,7 +38,7 @@ def error_against_depth(rows: pl.DataFrame, marked: str | None = None) -> Markup
     """Relative error of every judged record in execution order, over the noise band.
 
     Args:
-        rows: a stage's rows (:mod:`rlprobe.diagnose.judged`).
+        rows: a stage's rows (:mod:`rlprobe.judge.judged`).
         marked: name of the record that parts first.
 
     Returns:

@@ -10,16 +10,17 @@ import polars as pl
 from markupsafe import Markup
 
 from rlprobe import __version__
-from rlprobe.compare import noise
-from rlprobe.diagnose import analysis, mismatch
-from rlprobe.diagnose.analysis import Step
+from rlprobe.diagnose import mismatch
 from rlprobe.diagnose.diagnosis import Diagnosis, GateItem, StageResult
-from rlprobe.diagnose.inputs import HIGH_PRECISION, REPEAT, TARGET, Results
-from rlprobe.diagnose.keydata import Difference
+from rlprobe.judge import analysis, noise
+from rlprobe.judge.analysis import Step
+from rlprobe.judge.inputs import Results
+from rlprobe.judge.keydata import Difference
 from rlprobe.report import card, chart, heat, side_by_side, tables
 from rlprobe.report.card import Card
 from rlprobe.report.side_by_side import MetricRow, Setting
 from rlprobe.report.tables import StageTable, Trend
+from rlprobe.roles import HIGH_PRECISION, REPEAT, TARGET
 from rlprobe.store.read import Run
 
 WORDS = {

@@ -14,9 +14,10 @@ import polars as pl
 from markupsafe import Markup, escape
 
 from rlprobe.compare.samples.run import TOKEN_SKETCHES
-from rlprobe.diagnose.analysis import Finding
-from rlprobe.diagnose.inputs import TARGET, Results
 from rlprobe.errors import DumpError, ReplayError
+from rlprobe.judge.analysis import Finding
+from rlprobe.judge.inputs import Results
+from rlprobe.roles import TARGET
 from rlprobe.rollouts import hdf5
 from rlprobe.store.read import Run
 

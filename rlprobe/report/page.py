@@ -10,10 +10,12 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from rlprobe.diagnose import analysis, diagnosis
-from rlprobe.diagnose.inputs import BENCHMARK, TARGET, Results, require
+from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.run import first_step
+from rlprobe.judge import analysis
+from rlprobe.judge.inputs import Results, require
 from rlprobe.report.content import Page, gather
+from rlprobe.roles import BENCHMARK, TARGET
 
 NAME = "report.html"
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import polars as pl
 
-from rlprobe.diagnose import judged
-from rlprobe.diagnose.analysis import Step
-from rlprobe.diagnose.inputs import TARGET, Results
+from rlprobe.judge import judged
+from rlprobe.judge.analysis import Step
+from rlprobe.judge.inputs import Results
+from rlprobe.roles import TARGET
 
 #: Records shown per stage: those in order that part, then those nearest to their floor.
 WORST, FIRST = 12, 8

@@ -15,7 +15,7 @@ from pathlib import Path
 from rlprobe.config import BUILTIN
 from rlprobe.runs import containers, devices, nodelocal, raycluster, resources
 from rlprobe.runs.process import MARK
-from rlprobe.runs.spec import RunSpec
+from rlprobe.spec import RunSpec
 
 #: CPU processes count as Ray's GPUs, because frameworks place their workers by GPU or NPU.
 _CPU_AS = "GPU"

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rlprobe.config import Alignment, load
+from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.runs import resources
 from rlprobe.runs.plan import pairs, plan
-from rlprobe.runs.spec import BENCHMARK, TARGET, RunSpec
+from rlprobe.spec import RunSpec
 from rlprobe.stages import GENERATE
 from rlprobe.store.keys import canonical_json
 

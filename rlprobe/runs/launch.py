@@ -20,10 +20,11 @@ from rlprobe.capture import determinism
 from rlprobe.capture.session import ENV, CaptureOptions, ReplayOptions, Session
 from rlprobe.errors import RlprobeError, RunError, StoreError
 from rlprobe.frameworks import proof
+from rlprobe.roles import BENCHMARK
 from rlprobe.runs import entry, process, script
 from rlprobe.runs.follow import Progress
 from rlprobe.runs.plan import FAULT_ENV
-from rlprobe.runs.spec import BENCHMARK, RunSpec, Suspects
+from rlprobe.spec import RunSpec, Suspects
 from rlprobe.store.commit import commit
 
 _log = logging.getLogger("rlprobe")

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 
+from rlprobe import frameworks
 from rlprobe.config import Alignment, DeviceSection
+from rlprobe.roles import BENCHMARK, HIGH_PRECISION, PAIRS, REPEAT, REPEAT_TARGET, TARGET
 from rlprobe.runs import identity
-from rlprobe.runs.spec import (
-    BENCHMARK,
-    HIGH_PRECISION,
-    REPEAT,
-    REPEAT_TARGET,
-    TARGET,
-    Identities,
-    RunSpec,
-)
+from rlprobe.spec import Identities, RunSpec
 
 #: Environment variable that plants a fault in the target, before the file's: ``FILE:NAME``.
 FAULT_ENV = "RLPROBE_FAULT"
-
-#: Each comparison's name and its two sides, the one compared against first.
-PAIRS: dict[str, tuple[str, str]] = {
-    TARGET: (BENCHMARK, TARGET),
-    REPEAT: (BENCHMARK, REPEAT),
-    REPEAT_TARGET: (TARGET, REPEAT_TARGET),
-    HIGH_PRECISION: (BENCHMARK, HIGH_PRECISION),
-}
 
 
 def plan(alignment: Alignment, environ: Mapping[str, str] = os.environ) -> dict[str, RunSpec]:
@@ -53,7 +40,7 @@ def plan(alignment: Alignment, environ: Mapping[str, str] = os.environ) -> dict[
         replay_of: str | None = None,
         imported: str | None = None,
     ) -> RunSpec:
-        return RunSpec(
+        declared = RunSpec(
             role=role,
             framework=alignment.framework,
             framework_version=alignment.framework_version,
@@ -83,6 +70,8 @@ def plan(alignment: Alignment, environ: Mapping[str, str] = os.environ) -> dict[
             replay_of=replay_of,
             imported=imported,
         )
+        executed = frameworks.get(alignment.framework).expected_stages(declared)
+        return dataclasses.replace(declared, executed=executed)
 
     benchmark, target, controls = alignment.benchmark, alignment.target, alignment.controls
     collected = spec(BENCHMARK, benchmark, "benchmark", imported=benchmark.run)

@@ -11,8 +11,9 @@ import dataclasses
 
 from rlprobe.config import Alignment
 from rlprobe.errors import ConfigError
+from rlprobe.roles import BENCHMARK, REPEAT, TARGET
 from rlprobe.runs.plan import plan
-from rlprobe.runs.spec import BENCHMARK, REPEAT, TARGET, RunSpec, Suspects
+from rlprobe.spec import RunSpec, Suspects
 
 #: Comparison of the refining runs: the benchmark's replay against the target's.
 SIDES: tuple[str, str] = (REPEAT, TARGET)

@@ -13,6 +13,6 @@
 ``RLPROBE_FAULT=FILE:NAME`` (or ``target: {fault: FILE:NAME}``) plants one in a run.
 """
 
-from rlprobe.selftest.declare import Declaration, Site, benign, fault
+from rlprobe.faults import Declaration, Site, benign, fault
 
 __all__ = ["Declaration", "Site", "benign", "fault"]

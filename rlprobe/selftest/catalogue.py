@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlprobe.errors import ConfigError, UsageError
+from rlprobe.faults.declare import Declaration
+from rlprobe.faults.plant import load_file
 from rlprobe.selftest import alignments
-from rlprobe.selftest.declare import Declaration
-from rlprobe.selftest.plant import load_file
 
 _HERE = Path(__file__).parent
 #: The project's own.

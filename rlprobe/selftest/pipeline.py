@@ -23,20 +23,22 @@ import polars as pl
 
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
-from rlprobe.diagnose import analysis, diagnosis
+from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.diagnosis import Diagnosis
-from rlprobe.diagnose.inputs import NAME as PLAN
-from rlprobe.diagnose.inputs import Results
 from rlprobe.diagnose.run import diagnose
 from rlprobe.errors import ConfigError
+from rlprobe.judge import analysis
+from rlprobe.judge.inputs import NAME as PLAN
+from rlprobe.judge.inputs import Results
+from rlprobe.roles import BENCHMARK, REPEAT, TARGET
 from rlprobe.rollouts import hdf5
 from rlprobe.rollouts.model import Ragged
 from rlprobe.runs.jobs import Jobs
 from rlprobe.runs.launch import Start, launch
 from rlprobe.runs.plan import pairs, plan
-from rlprobe.runs.spec import BENCHMARK, REPEAT, TARGET, RunSpec
 from rlprobe.selftest import alignments, stamp
 from rlprobe.selftest.catalogue import Case
+from rlprobe.spec import RunSpec
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlprobe.diagnose.diagnosis import Diagnosis
-from rlprobe.selftest.declare import Declaration
+from rlprobe.faults.declare import Declaration
 
 #: Shares that the self-test asks for.
 STAGE_BAR, MODULE_BAR, CAUSE_BAR = 1.0, 0.9, 0.8

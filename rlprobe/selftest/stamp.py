@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import json
@@ -12,27 +13,49 @@ import rlprobe
 from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.errors import DumpError
-from rlprobe.runs.spec import RunSpec
+from rlprobe.spec import RunSpec
 
 _NAME = "judged_from.json"
-#: Packages and modules that make a diagnosis of runs.
-_JUDGING = ("compare", "diagnose", "store", "sketch.py", "stages.py")
+#: What compares and what diagnoses; the code of a diagnosis is these and all that they import.
+_ENTRANCES = ("rlprobe.compare.compare", "rlprobe.diagnose.run")
 
 
 @functools.cache
 def code() -> str:
-    """Digest of the code that compares and diagnoses."""
+    """Digest of the code that compares and diagnoses, and of the data beside it."""
     root = Path(rlprobe.__file__).parent
     digest = hashlib.sha256()
-    for name in _JUDGING:
-        place = root / name
-        files = [place] if place.is_file() else sorted(
-            file for file in place.rglob("*") if file.suffix in (".py", ".yaml")
-        )  # fmt: skip
-        for file in files:
-            digest.update(f"{file.relative_to(root)}\0".encode())
-            digest.update(file.read_bytes() + b"\0")
+    for file in sorted(_reached(root)):
+        digest.update(f"{file.relative_to(root)}\0".encode())
+        digest.update(file.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def _reached(root: Path) -> set[Path]:
+    """The files of the package that the entrances import, directly or not."""
+    reached: set[Path] = set()
+    waiting = list(_ENTRANCES)
+    while waiting:
+        file = _file(root, waiting.pop())
+        if file is None or file in reached:
+            continue
+        reached |= {file, *file.parent.glob("*.yaml")}
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                waiting.append(node.module)
+                waiting.extend(f"{node.module}.{alias.name}" for alias in node.names)
+            elif isinstance(node, ast.Import):
+                waiting.extend(alias.name for alias in node.names)
+    return reached
+
+
+def _file(root: Path, module: str) -> Path | None:
+    """The file of a module of this package; None for anything else."""
+    package, *parts = module.split(".")
+    if package != "rlprobe":
+        return None
+    place = root.joinpath(*parts)
+    return next((f for f in (place.with_suffix(".py"), place / "__init__.py") if f.is_file()), None)
 
 
 def of(runs: Mapping[str, RunSpec]) -> str:

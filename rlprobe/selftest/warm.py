@@ -2,7 +2,7 @@
 
 One server process for each environment, because what decides on kernels
 (``ATEN_CPU_CAPABILITY``, ``MKL_CBWR``, thread counts) must stand before torch starts. The run
-itself happens in a fork of it (:mod:`rlprobe.frameworks.verl.inprocess`).
+itself happens in a fork of it (:mod:`rlprobe.frameworks.verl.local.inprocess`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rlprobe.capture.session import ENV
 from rlprobe.errors import RunError
 from rlprobe.runs.launch import Started
 
-_MODULE = "rlprobe.frameworks.verl.inprocess"
+_MODULE = "rlprobe.frameworks.verl.local.inprocess"
 #: Servers kept: each holds some 700 MB.
 _KEPT = 3
 _END_S = 10.0

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlprobe.errors import StoreError
+from rlprobe.files import replace_bytes
 from rlprobe.store import locks
-from rlprobe.store.durable import replace_bytes
 
 FORMAT = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{0,199}")

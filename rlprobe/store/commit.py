@@ -17,8 +17,9 @@ import polars as pl
 import pydantic
 
 from rlprobe import __version__, stages
+from rlprobe.dumps import records, token_sketches
 from rlprobe.errors import StoreError
-from rlprobe.store import parts, records, tokensketches
+from rlprobe.store import parts
 from rlprobe.store.ingest import Ingested, ingest
 from rlprobe.store.manifest import File, Manifest, Process, Recorded, Stage, TokenSketches
 from rlprobe.store.objects import Objects
@@ -73,7 +74,7 @@ class _Commit:
         for path, stored in ingested.files.items():
             self.tree.add(f"dump/{path}", stored)
         tables, frames = self._records(ingested)
-        sketches = tokensketches.read(self.side, frames)
+        sketches = token_sketches.read(self.side, frames)
         for stage, found in sketches.items():
             self._table(found.table, f"token_sketches/{stage}.parquet")
         if ingested.tensors:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlprobe.errors import StoreError
+from rlprobe.files import sync
 from rlprobe.store import bundle, locks, read
-from rlprobe.store.durable import sync
 from rlprobe.store.manifest import NAME
 from rlprobe.store.objects import Objects, Stored
 

@@ -11,11 +11,11 @@ import pydantic
 from pydantic import Field, field_validator, model_validator
 
 from rlprobe import stages
+from rlprobe.dumps.paths import DIRECTORIES as DIRECTORIES
+from rlprobe.dumps.paths import FILES as FILES
+from rlprobe.dumps.paths import check_path
 from rlprobe.errors import StoreError
 from rlprobe.store.keys import run_key
-from rlprobe.store.paths import DIRECTORIES as DIRECTORIES
-from rlprobe.store.paths import FILES as FILES
-from rlprobe.store.paths import check_path
 
 FORMAT = 1
 NAME = "manifest.json"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from rlprobe.errors import StoreError
-from rlprobe.store.durable import sync, sync_all
+from rlprobe.files import sync, sync_all
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20

@@ -7,7 +7,7 @@ import errno
 import secrets
 from pathlib import Path
 
-from rlprobe.store.durable import sync, sync_tree, write_new
+from rlprobe.files import sync, sync_tree, write_new
 from rlprobe.store.manifest import NAME
 from rlprobe.store.objects import Objects, Stored
 

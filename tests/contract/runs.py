@@ -18,7 +18,7 @@ from rlprobe import frameworks
 from rlprobe.config import load
 from rlprobe.frameworks import Places
 from rlprobe.runs.plan import plan
-from rlprobe.runs.spec import RunSpec
+from rlprobe.spec import RunSpec
 from tests.e2e.server import Server, Variant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +64,7 @@ class Runs:
     def light(self, name: str, config: Path, *overrides: str) -> Variant:
         """As :meth:`collector`, with the light engine in msprobe's place."""
         from rlprobe.capture import collector
-        from rlprobe.frameworks.verl import plan as stages
+        from rlprobe.frameworks.verl.host import plan as stages
 
         words = self.framework.command(self.spec, self._places)[3:]
         asked = collector.load(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlprobe import stages
-from rlprobe.compare.samples.keydata import KeyData
+from rlprobe.dumps.key_data import KeyData
 from rlprobe.rollouts import hdf5
 from tests.contract.conftest import RUN
 from tests.contract.runs import Runs, Tree

@@ -15,7 +15,7 @@ import yaml
 
 from rlprobe.config import load
 from rlprobe.runs.plan import plan
-from rlprobe.runs.spec import RunSpec
+from rlprobe.spec import RunSpec
 from tests.e2e.server import Server
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from rlprobe.capture import determinism
 from rlprobe.capture.session import Session
 from rlprobe.frameworks import Places
 from rlprobe.runs.launch import session_of
-from rlprobe.runs.spec import RunSpec
+from rlprobe.spec import RunSpec
 
 
 @dataclasses.dataclass
@@ -77,7 +77,7 @@ class Server:
             **spec.environment,
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rlprobe.frameworks.verl.inprocess"],
+            [sys.executable, "-m", "rlprobe.frameworks.verl.local.inprocess"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

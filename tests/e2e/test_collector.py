@@ -15,7 +15,7 @@ import yaml
 from rlprobe import frameworks, stages
 from rlprobe.frameworks import Places
 from rlprobe.rollouts import hdf5
-from rlprobe.runs.spec import RunSpec
+from rlprobe.spec import RunSpec
 from tests.e2e import expected
 from tests.e2e.conftest import Aligned
 from tests.e2e.server import Server, Variant

@@ -18,8 +18,8 @@ from rlprobe.config import load
 from rlprobe.rollouts import hdf5
 from rlprobe.runs.launch import launch
 from rlprobe.runs.plan import plan
-from rlprobe.runs.spec import RunSpec
 from rlprobe.selftest.warm import Warm
+from rlprobe.spec import RunSpec
 from rlprobe.stages import GENERATE, TRAINING_STAGES
 from tests.e2e.conftest import Aligned
 

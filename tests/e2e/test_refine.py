@@ -18,11 +18,11 @@ from rlprobe.errors import ConfigError, DumpError
 from rlprobe.refine import refined, suspects
 from rlprobe.runs.launch import launch
 from rlprobe.runs.plan import plan
-from rlprobe.runs.spec import Suspects
 from rlprobe.runs.suspects import refining
 from rlprobe.selftest import catalogue
 from rlprobe.selftest.pipeline import Judged, Pipeline, Trial
 from rlprobe.selftest.warm import Warm
+from rlprobe.spec import Suspects
 from rlprobe.store.read import Run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 #: Also of a kind that sketches cannot name: a constant vector added, below a projection.
 FAULTS = """
 from rlprobe.selftest import fault
-from rlprobe.selftest.patching import output_of
+from rlprobe.faults.patching import output_of
 
 PATH = "model.layers.0.self_attn.v_proj"
 

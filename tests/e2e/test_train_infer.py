@@ -10,7 +10,7 @@ import pytest
 from rlprobe import stages
 from rlprobe.capture.session import CaptureOptions
 from rlprobe.cli import main
-from rlprobe.runs.spec import RunSpec
+from rlprobe.spec import RunSpec
 from tests.e2e.server import Server
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.msprobe]

@@ -12,7 +12,7 @@ import pytest
 from rlprobe import stages
 from rlprobe.capture.session import CaptureOptions, ReplayOptions
 from rlprobe.rollouts import hdf5
-from rlprobe.runs.spec import RunSpec
+from rlprobe.spec import RunSpec
 from tests.e2e.conftest import Aligned
 from tests.e2e.server import Server, Variant
 

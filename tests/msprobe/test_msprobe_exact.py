@@ -18,8 +18,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from rlprobe.compare import msprobe_table, sides
+from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
+from rlprobe.compare.msprobe import table
 from tests.msprobe import dumps, tensors
 
 pytestmark = [pytest.mark.msprobe, pytest.mark.slow]
@@ -102,7 +103,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[An
         both = [sides.resolve(str(root / name / side)) for side in "bt"]
         compare(*both, root / name / "ours", Options(jobs=2))
         records = pl.read_parquet(root / name / "ours" / "*" / "records.parquet")
-        found[name] = (theirs, msprobe_table.table(records))
+        found[name] = (theirs, table.table(records))
     return found
 
 

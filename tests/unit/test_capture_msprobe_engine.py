@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("msprobe")
 
 from rlprobe import sketch  # noqa: E402
-from rlprobe.capture.msprobe_engine import renamed  # noqa: E402
-from rlprobe.capture.msprobe_files import StageFiles  # noqa: E402
+from rlprobe.capture.msprobe.engine import renamed  # noqa: E402
+from rlprobe.capture.msprobe.files import StageFiles  # noqa: E402
 from rlprobe.errors import DumpError  # noqa: E402
 from tests.unit.capture_helpers import UPDATE, dump, leaves, make, rank_dir  # noqa: E402
 

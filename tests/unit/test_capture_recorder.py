@@ -15,8 +15,8 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from rlprobe import sketch  # noqa: E402
+from rlprobe.capture.light.token_sketches import K as TOKEN_K  # noqa: E402
 from rlprobe.capture.recorder import Recorder  # noqa: E402
-from rlprobe.capture.token_sketches import K as TOKEN_K  # noqa: E402
 from rlprobe.errors import ConfigError, RunError, UsageError  # noqa: E402
 from tests.unit.capture_helpers import (  # noqa: E402
     UPDATE,

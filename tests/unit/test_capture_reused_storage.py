@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from rlprobe.capture.statistics import Statistics  # noqa: E402
+from rlprobe.capture.light.statistics import Statistics  # noqa: E402
 
 
 def test_a_tensor_at_a_freed_parameters_address_is_measured_anew() -> None:

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from rlprobe import sketch as definition  # noqa: E402
-from rlprobe.capture import sketches  # noqa: E402
-from rlprobe.capture.sketches import accumulation_floor, sketch, sketch_shard  # noqa: E402
+from rlprobe.capture.light import sketches  # noqa: E402
+from rlprobe.capture.light.sketches import accumulation_floor, sketch, sketch_shard  # noqa: E402
 from rlprobe.errors import DumpError  # noqa: E402
 
 T, H = 128, 256  # 256 is divisible by 64 and not by 61

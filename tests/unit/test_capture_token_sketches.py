@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 import torch
 
 from rlprobe.capture.engine import Place
-from rlprobe.capture.token_sketches import K, TokenSketches, token_sketch
+from rlprobe.capture.light.token_sketches import K, TokenSketches, token_sketch
 from rlprobe.frameworks.verl.wide import Wide
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlprobe.compare import rules
+from rlprobe.compare.match import rules
 from rlprobe.errors import ConfigError
 from tests.msprobe.dumps import call, tensor
 from tests.unit.compare_helpers import Result, compared, compared_data

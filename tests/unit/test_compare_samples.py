@@ -13,8 +13,9 @@ import pytest
 
 from rlprobe import stages
 from rlprobe.cli import main
-from rlprobe.compare.samples import keydata, run, sketches
+from rlprobe.compare.samples import run, sketches
 from rlprobe.compare.samples.run import Samples
+from rlprobe.dumps import key_data
 from rlprobe.errors import DumpError
 from rlprobe.rollouts.digest import sample_digest
 from tests.msprobe import dumps
@@ -195,13 +196,13 @@ def test_offsets_outside_the_array_are_refused(tmp_path: Path, about: Any) -> No
     save(tmp_path, "prompts", (0, 0), np.arange(5), **about)
     save(tmp_path, "responses", (0, 0), np.arange(5), offsets=[0, 5])
     with pytest.raises(DumpError, match="not key data"):
-        keydata.KeyData(tmp_path).micro_batches(0)
+        key_data.KeyData(tmp_path).micro_batches(0)
 
 
 def test_an_array_of_objects_is_refused(tmp_path: Path) -> None:
     save(tmp_path, "prompts", (0, 0), np.array([{}], dtype=object))
     with pytest.raises(DumpError, match="not key data"):
-        keydata.KeyData(tmp_path).micro_batches(0)
+        key_data.KeyData(tmp_path).micro_batches(0)
 
 
 def token_sketches(
@@ -337,7 +338,7 @@ def test_samples_named_beside_values_overrule_the_order_of_the_batch(tmp_path: P
         save(tmp_path, "given_old_log_probs", (0, micro), values,
              samples=[DIGESTS[sample] for sample in samples])  # fmt: skip
     proof = [{"step": 0, "stage": stages.ACTOR_UPDATE, "rank": 0, "samples": DIGESTS}]
-    rows = keydata.KeyData(tmp_path, proof).rows("given_old_log_probs", 0)
+    rows = key_data.KeyData(tmp_path, proof).rows("given_old_log_probs", 0)
     assert [row.sample for row in rows] == [DIGESTS[i] for i in (2, 3, 0, 1)]
     assert [float(row.values[0]) for row in rows] == [2.0, 3.0, 0.0, 1.0]
     assert [len(row.values) for row in rows] == [len(SAMPLES[i][1]) for i in (2, 3, 0, 1)]
@@ -347,4 +348,4 @@ def test_samples_that_are_no_digests_are_damage(tmp_path: Path) -> None:
     padded(tmp_path, (0, 0), [0])
     save(tmp_path, "given_old_log_probs", (0, 0), [[1.0]], samples=[1])
     with pytest.raises(DumpError, match="no list of digests"):
-        keydata.KeyData(tmp_path, []).rows("given_old_log_probs", 0)
+        key_data.KeyData(tmp_path, []).rows("given_old_log_probs", 0)

@@ -13,8 +13,8 @@ from rlprobe.cli import main
 from rlprobe.compare import planner, sides
 from rlprobe.compare.compare import Options, compare, insufficient
 from rlprobe.compare.sides import UNNAMED, Process
+from rlprobe.dumps import records
 from rlprobe.errors import DumpError, NotComparableError, UsageError
-from rlprobe.store import records
 from tests.msprobe import dumps
 from tests.msprobe.dumps import call, tensor
 

@@ -11,8 +11,8 @@ from rlprobe.compare import compare as comparison
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
 from rlprobe.compare.sides import Process
+from rlprobe.dumps import records
 from rlprobe.errors import StoreError
-from rlprobe.store import records
 from tests.msprobe import dumps
 
 STAGE = "actor_update"

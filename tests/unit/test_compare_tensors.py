@@ -15,14 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from rlprobe.compare.tensors import dtypes, source
 from rlprobe.compare.tensors.distance import Distance, distance
-from rlprobe.compare.tensors.tensorfile import (
-    TensorFile,
-    TensorFileError,
-    map_file,
-    read_tensor,
-)
+from rlprobe.dumps.tensors import dtypes, source
+from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError, map_file, read_tensor
 
 G = torch.Generator().manual_seed(3)
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rlprobe.cli import main
 from rlprobe.compare.traininfer import shards
+from rlprobe.dumps import token_sketches
 from rlprobe.rollouts.digest import sample_digest
-from rlprobe.store import tokensketches
 from tests.msprobe import dumps
 from tests.unit.train_infer_dumps import (
     SAMPLES,
@@ -270,7 +270,7 @@ def sketch_table(root: Path, stage: str, rows: list[tuple[Any, ...]], cls: str) 
             for layer in range(12)
             for rank, m, call, row, t, v in rows
         ],
-        schema=tokensketches.SCHEMA,
+        schema=token_sketches.SCHEMA,
         orient="row",
     )
     (root / "token_sketches").mkdir(exist_ok=True)

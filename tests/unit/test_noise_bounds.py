@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from rlprobe.compare import noise, roundoff
-from rlprobe.compare.noise_updates import poisson_quantile
+from rlprobe.judge import noise, roundoff
+from rlprobe.judge.noise_updates import poisson_quantile
 
 FP32, BF16 = "torch.float32", "torch.bfloat16"
 

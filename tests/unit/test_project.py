@@ -6,6 +6,8 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Collection
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -34,52 +36,64 @@ def test_the_code_is_clean(root: Path, command: tuple[str, ...]) -> None:
 
 #: Rooms of the package, from the ground up: a room may import from lower floors only.
 _FLOORS = (
-    {"errors"},
-    {"stages", "sketch"},
-    {"config", "rollouts", "store", "capture"},
+    {"errors", "roles", "causes"},
+    {"stages", "sketch", "files"},
+    {"config", "rollouts", "capture", "faults"},
+    {"dumps"},
+    {"store"},
+    {"spec"},
     {"frameworks", "compare"},
-    {"runs", "diagnose"},
-    {"doctor", "refine", "report", "selftest"},
+    {"runs", "judge"},
+    {"diagnose"},
+    {"refine", "report"},
+    {"doctor", "selftest"},
     {"cli"},
 )
-#: Doors besides: a declared fault is planted where a stage runs.
-_DOORS = {("frameworks", "selftest")}
 
 
-def _imports(file: Path) -> set[str]:
-    """Rooms that a file imports from when it runs."""
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    typing_only = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and id(node) not in typing_only:
-            module = node.module or ""
-            names = [f"{module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        found |= {name.split(".")[1] for name in names if name.startswith("rlprobe.")}
+def _modules(root: Path) -> dict[str, Path]:
+    """Every module of the package by its dotted name."""
+    found = {}
+    for file in sorted((root / "rlprobe").rglob("*.py")):
+        name = ".".join(file.relative_to(root).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = file
     return found
+
+
+def _imports(file: Path, modules: Collection[str]) -> set[str]:
+    """Modules of the package that a file imports: anywhere in it, and for its types as well."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {name if name in modules else name.rpartition(".")[0] for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name in modules}
 
 
 def test_dependencies_point_one_way(root: Path) -> None:
     floor = {room: number for number, rooms in enumerate(_FLOORS) for room in rooms}
+    modules = _modules(root)
+    rooms = {name.split(".")[1] for name in modules if "." in name} - {"__main__"}
+    assert rooms == floor.keys()
     wrong = set()
-    for file in sorted((root / "rlprobe").rglob("*.py")):
-        room = file.relative_to(root / "rlprobe").parts[0].removesuffix(".py")
-        if room not in floor:
-            assert room in ("__init__", "__main__"), f"{file}: which floor is {room} on?"
-            continue
-        for other in _imports(file) & floor.keys() - {room}:
-            if floor[other] >= floor[room] and (room, other) not in _DOORS:
-                wrong.add((str(file.relative_to(root)), other))
+    for name, file in modules.items():
+        room = name.split(".")[1] if "." in name else None
+        for other in _imports(file, modules):
+            below = other.split(".")[1] if "." in other else None
+            if room in floor and below in floor and below != room and floor[below] >= floor[room]:
+                wrong.add((name, other))
     assert wrong == set()
+
+
+def test_no_module_imports_itself_in_a_circle(root: Path) -> None:
+    """Also not through an import inside a function, or one for types alone."""
+    modules = _modules(root)
+    order = TopologicalSorter(
+        {name: _imports(file, modules) - {name} for name, file in modules.items()}
+    )
+    order.prepare()  # raises CycleError, which names the circle
 
 
 def test_engines_know_no_framework(root: Path) -> None:

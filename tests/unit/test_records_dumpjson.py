@@ -12,9 +12,9 @@ from typing import Any
 import polars as pl
 import pytest
 
+from rlprobe.dumps import dumpjson
+from rlprobe.dumps.schema import LEAF_SCHEMA
 from rlprobe.errors import DumpError
-from rlprobe.store import dumpjson
-from rlprobe.store.schema import LEAF_SCHEMA
 from tests.msprobe import dumps
 from tests.msprobe.dumps import call, scalar, tensor
 

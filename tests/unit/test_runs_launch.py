@@ -19,7 +19,7 @@ from rlprobe.errors import HookError, RunError, StoreError
 from rlprobe.frameworks import Places
 from rlprobe.runs import launch as launching
 from rlprobe.runs.plan import plan
-from rlprobe.runs.spec import RunSpec
+from rlprobe.spec import RunSpec
 
 #: Leaves what a captured stage leaves, and counts how often it was run.
 _TRAIN = """

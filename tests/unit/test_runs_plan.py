@@ -11,8 +11,9 @@ import pytest
 
 from rlprobe.config import parse
 from rlprobe.errors import ConfigError
+from rlprobe.roles import ROLES
 from rlprobe.runs.plan import FAULT_ENV, pairs, plan
-from rlprobe.runs.spec import ROLES, RunSpec
+from rlprobe.spec import RunSpec
 
 RAW: dict[str, Any] = {
     "name": "a",

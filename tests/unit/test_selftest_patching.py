@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlprobe.selftest.patching import output_of, swapped
+from rlprobe.faults.patching import output_of, swapped
 
 
 class _Base:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rlprobe.errors import ConfigError
+from rlprobe.faults.declare import declaration
+from rlprobe.faults.plant import load, load_file, planted, reference_of
 from rlprobe.selftest import Site, benign, fault
-from rlprobe.selftest.declare import declaration
-from rlprobe.selftest.plant import load, load_file, planted, reference_of
 
 
 def _site(stage: str) -> Site:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from rlprobe.faults.declare import Declaration, declaration
 from rlprobe.selftest import benign, fault
 from rlprobe.selftest.catalogue import Case
-from rlprobe.selftest.declare import Declaration, declaration
 from rlprobe.selftest.results import FAILED, Result, Scores, Weaker
 from rlprobe.selftest.score import Found, Right, Tally, expected, upper_bound
 from rlprobe.selftest.scoreboard import render

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rlprobe.errors import ConfigError, UsageError
+from rlprobe.faults.patching import swapped
 from rlprobe.selftest import alignments, catalogue
-from rlprobe.selftest.patching import swapped
 from rlprobe.stages import TRAINING_STAGES
 
 

@@ -47,6 +47,19 @@ def test_another_code_judges_again(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert digests[0] == digests[2] != digests[1]
 
 
+def test_what_judges_is_found_by_its_imports() -> None:
+    """So that a room that moves, or a new one, is not forgotten."""
+    root = Path(rlprobe.__file__).parent
+    reached = {str(file.relative_to(root)) for file in stamp._reached(root)}
+    assert {
+        "judge/noise.py",
+        "dumps/records.py",
+        "compare/match/rules.yaml",
+        "stages.py",
+    } <= reached
+    assert not any(file.startswith(("capture/", "report/", "frameworks/")) for file in reached)
+
+
 def test_a_damaged_diagnosis_is_made_again(tmp_path: Path) -> None:
     (tmp_path / diagnosis.NAME).write_text("{", encoding="utf-8")
     stamp.write(tmp_path, stamp.of(runs()))

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from rlprobe.frameworks.verl import assets
+from rlprobe.frameworks.verl.host import assets
 
 
 def digest(directory: Path) -> str:

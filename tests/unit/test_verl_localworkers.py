@@ -8,7 +8,7 @@ import sys
 import pytest
 
 CODE = """
-from rlprobe.frameworks.verl.localworkers import Ranks
+from rlprobe.frameworks.verl.local.workers import Ranks
 
 class Worker:
     def add(self, number):

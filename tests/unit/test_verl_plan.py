@@ -12,9 +12,9 @@ from rlprobe import frameworks, stages
 from rlprobe.config import Alignment
 from rlprobe.errors import ConfigError
 from rlprobe.frameworks import Places
-from rlprobe.frameworks.verl import plan
+from rlprobe.frameworks.verl.host import plan
 from rlprobe.runs.plan import plan as plan_runs
-from rlprobe.runs.spec import RunSpec
+from rlprobe.spec import RunSpec
 
 PPO = (
     stages.GENERATE,

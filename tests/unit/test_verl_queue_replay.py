@@ -16,7 +16,7 @@ from omegaconf import OmegaConf  # noqa: E402
 from tensordict import NonTensorData, NonTensorStack, TensorDict  # noqa: E402
 
 from rlprobe.errors import ReplayError  # noqa: E402
-from rlprobe.frameworks.verl import queue_replay, rollouts, transfer  # noqa: E402
+from rlprobe.frameworks.verl.replay import queue_replay, rollouts, transfer  # noqa: E402
 from rlprobe.rollouts import Ragged, Rollouts, Sample, prompt_identity, vendor  # noqa: E402
 
 CONFIG = OmegaConf.create(

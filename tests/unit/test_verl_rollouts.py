@@ -16,7 +16,7 @@ from tensordict import TensorDict  # noqa: E402
 
 from rlprobe.capture.session import ReplayOptions  # noqa: E402
 from rlprobe.errors import ReplayError  # noqa: E402
-from rlprobe.frameworks.verl import generation, rollouts  # noqa: E402
+from rlprobe.frameworks.verl.replay import generation, rollouts  # noqa: E402
 from rlprobe.rollouts import hdf5  # noqa: E402
 
 CONFIG = OmegaConf.create(

@@ -16,7 +16,7 @@ import numpy as np
 from rlprobe.rollouts import Rollouts, hdf5
 from rlprobe.rollouts.model import Sample
 from rlprobe.runs.jobs import Jobs
-from rlprobe.runs.spec import RunSpec
+from rlprobe.spec import RunSpec
 from rlprobe.stages import GENERATE, MODEL_ROLE, UPDATE_STAGES
 from rlprobe.store.commit import commit
 

@@ -12,7 +12,7 @@ import yaml
 from rlprobe import frameworks
 from rlprobe.config import load
 from rlprobe.runs.jobs import Jobs
-from rlprobe.runs.spec import RunSpec
+from rlprobe.spec import RunSpec
 from tests.workflow.project import Project
 
 _ROOT = Path(__file__).resolve().parents[2]

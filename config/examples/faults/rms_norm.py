@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlprobe.faults.declare import Site
 from rlprobe.selftest import fault
-from rlprobe.selftest.declare import Site
 
 LAYER = "model.layers.1.input_layernorm"
 

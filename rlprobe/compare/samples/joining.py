@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rlprobe.compare.samples.keydata import Row
+from rlprobe.dumps.key_data import Row
 
 #: Columns of key_data.parquet: a row per sample of a key and step.
 SCHEMA: dict[str, Any] = {

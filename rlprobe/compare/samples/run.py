@@ -11,7 +11,7 @@ import polars as pl
 
 from rlprobe import stages
 from rlprobe.compare.samples import joining, sketches
-from rlprobe.compare.samples.keydata import KeyData, MicroBatch, Place, stage_of
+from rlprobe.dumps.key_data import KeyData, MicroBatch, Place, stage_of
 from rlprobe.errors import StoreError
 
 KEY_DATA, TOKEN_SKETCHES = "key_data.parquet", "token_sketches.parquet"

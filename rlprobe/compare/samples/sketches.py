@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rlprobe.compare.samples.keydata import MicroBatch, Place
+from rlprobe.dumps.key_data import MicroBatch, Place
 
 #: Columns of {stage}/token_sketches.parquet, a row per token and record of both sides.
 SCHEMA: dict[str, Any] = {

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from rlprobe.compare.tensors import kernels
-from rlprobe.compare.tensors.dtypes import Array, DType, keys, numbers
-from rlprobe.compare.tensors.tensorfile import TensorFile, TensorFileError
+from rlprobe.dumps.tensors.dtypes import Array, DType, keys, numbers
+from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError
 
 #: Elements per block: 1 MiB of float32 a side.
 BLOCK = 1 << 18

@@ -10,8 +10,8 @@ import polars as pl
 
 from rlprobe.compare import measures
 from rlprobe.compare.tensors.distance import Distance, distance
-from rlprobe.compare.tensors.source import TensorSource
-from rlprobe.compare.tensors.tensorfile import TensorFile, TensorFileError
+from rlprobe.dumps.tensors.source import TensorSource
+from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError
 
 #: Columns added or overwritten for the rows measured.
 RESULT: dict[str, Any] = {

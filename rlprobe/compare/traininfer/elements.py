@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from rlprobe.compare import measures
-from rlprobe.compare.fusing import SEPARATOR
 from rlprobe.compare.tensors import elementwise
 from rlprobe.compare.tensors.distance import distance
-from rlprobe.compare.tensors.dtypes import DTYPES, Array, numbers
-from rlprobe.compare.tensors.tensorfile import TensorFile, TensorFileError
 from rlprobe.compare.traininfer import layout, shards
 from rlprobe.compare.traininfer.passes import Pass
 from rlprobe.compare.traininfer.tokens import Matched, Span
+from rlprobe.dumps.apinames import SEPARATOR
+from rlprobe.dumps.tensors.dtypes import DTYPES, Array, numbers
+from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError
 
 #: Modules whose engine counterpart gives what it adds to the residual stream, and that stream.
 _BLOCK = re.compile(r"(^|\.)layers\.\d+$")

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlprobe.compare.tensors.dtypes import Array
-from rlprobe.compare.tensors.tensorfile import TensorFile
 from rlprobe.compare.traininfer.passes import Grid
 from rlprobe.compare.traininfer.tokens import Span
+from rlprobe.dumps.tensors.dtypes import Array
+from rlprobe.dumps.tensors.tensorfile import TensorFile
 
 
 def rows(tensor: TensorFile, grid: Grid, spans: Sequence[Span], sequence_first: bool) -> Array:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import polars as pl
 
-from rlprobe.compare import matcher, measures, pairs
-from rlprobe.compare.rules import Rules
+from rlprobe.compare import measures
+from rlprobe.compare.match import matcher, pairs
+from rlprobe.compare.match.rules import Rules
 
 
 def matched(benchmark: pl.DataFrame, target: pl.DataFrame, rules: Rules) -> pl.DataFrame:
-    """The measured rows of records with columns :data:`rlprobe.compare.pairs.LOADED`."""
+    """The measured rows of records with columns :data:`rlprobe.compare.match.pairs.LOADED`."""
     found = matcher.match(benchmark, target, rules)
     return measures.measure(pairs.side_by_side(found.benchmark, found.target, found.matches))
 

@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rlprobe.compare import measures, pairs
+from rlprobe.compare import measures
 from rlprobe.compare.compare import Options
-from rlprobe.compare.fusing import SEPARATOR
-from rlprobe.compare.rules import Rules
+from rlprobe.compare.match import pairs
+from rlprobe.compare.match.rules import Rules
 from rlprobe.compare.sides import Process, StageSource
 from rlprobe.compare.tensors import elementwise
 from rlprobe.compare.tensors.distance import distance
-from rlprobe.compare.tensors.source import TensorSource
-from rlprobe.compare.tensors.tensorfile import TensorFile, TensorFileError
 from rlprobe.compare.traininfer import layout, shards
 from rlprobe.compare.traininfer.matching import halves, matched
+from rlprobe.dumps.apinames import SEPARATOR
+from rlprobe.dumps.tensors.source import TensorSource
+from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError
 
 Shape = Sequence[int]
 

@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from rlprobe.compare import matcher
-from rlprobe.compare.rules import Rules
+from rlprobe.compare.match import matcher
+from rlprobe.compare.match.rules import Rules
 from rlprobe.compare.sides import Process
-from rlprobe.compare.tensors.source import TensorSource
-from rlprobe.compare.tensors.tensorfile import TensorFile, TensorFileError
+from rlprobe.dumps.tensors.source import TensorSource
+from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError
 
 Integers = npt.NDArray[np.int64]
 
@@ -50,7 +50,7 @@ class Pass:
     process: Process
     number: int
     grid: Grid
-    #: Its records, columns of :data:`rlprobe.compare.pairs.LOADED`.
+    #: Its records, columns of :data:`rlprobe.compare.match.pairs.LOADED`.
     records: pl.DataFrame
     tensors: TensorSource
 
@@ -61,7 +61,7 @@ def passes(
     """The passes of a process whose token ids were dumped, in order.
 
     Args:
-        records: columns of :data:`rlprobe.compare.pairs.LOADED`, in execution order.
+        records: columns of :data:`rlprobe.compare.match.pairs.LOADED`, in execution order.
         tensors: the process's tensor files.
         rules: rewrite module paths, so that an embedding is known whatever it is called.
 

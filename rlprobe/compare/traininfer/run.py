@@ -13,9 +13,9 @@ from typing import Any
 import polars as pl
 
 from rlprobe.compare import measures, writer
-from rlprobe.compare import rules as packaged
 from rlprobe.compare.compare import Options
-from rlprobe.compare.rules import Rules
+from rlprobe.compare.match import rules as packaged
+from rlprobe.compare.match.rules import Rules
 from rlprobe.compare.samples import run as samples
 from rlprobe.compare.sides import Process, Side
 from rlprobe.compare.tensors import elementwise

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from rlprobe.compare.tensors.dtypes import Array
+from rlprobe.dumps.tensors.dtypes import Array
 
 #: Classes of both engines whose inputs or outputs are divided among ranks.
 _DIVIDED = re.compile(r"ParallelLinear\b")

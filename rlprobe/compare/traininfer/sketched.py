@@ -13,13 +13,13 @@ from pathlib import Path
 import polars as pl
 
 from rlprobe import stages
-from rlprobe.compare.rules import Rules
+from rlprobe.compare.match.rules import Rules
 from rlprobe.compare.samples import run as samples
 from rlprobe.compare.samples import sketches
-from rlprobe.compare.samples.keydata import KeyData
 from rlprobe.compare.traininfer.passes import renamed
+from rlprobe.dumps import apinames
+from rlprobe.dumps.key_data import KeyData
 from rlprobe.errors import StoreError
-from rlprobe.store import apinames
 
 _REQUEST = ["step", "rank", "micro_step"]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from rlprobe.compare import pairs
-from rlprobe.compare.rules import Rules
-from rlprobe.compare.samples.keydata import KeyData
+from rlprobe.compare.match import pairs
+from rlprobe.compare.match.rules import Rules
 from rlprobe.compare.sides import Process, StageSource
-from rlprobe.compare.tensors.tensorfile import TensorFileError
 from rlprobe.compare.traininfer.passes import Pass, passes
 from rlprobe.compare.traininfer.tokens import match, with_starts
+from rlprobe.dumps.key_data import KeyData
+from rlprobe.dumps.tensors.tensorfile import TensorFileError
 from rlprobe.errors import DumpError
 
 

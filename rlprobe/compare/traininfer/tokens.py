@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from rlprobe.compare.samples.keydata import MicroBatch
 from rlprobe.compare.traininfer.passes import Grid, Pass
+from rlprobe.dumps.key_data import MicroBatch
 from rlprobe.rollouts.digest import sample_digest
 
 Integers = npt.NDArray[np.int64]

@@ -14,12 +14,12 @@ from typing import Any
 
 import polars as pl
 
-from rlprobe.compare.roundoff import UNIT
-from rlprobe.diagnose import origin as kinds
-from rlprobe.diagnose.analysis import Finding
 from rlprobe.diagnose.cause.shape import Shape, lacks, of
-from rlprobe.diagnose.origin import Origin
-from rlprobe.diagnose.tokens import Profile
+from rlprobe.judge import origin as kinds
+from rlprobe.judge.analysis import Finding
+from rlprobe.judge.origin import Origin
+from rlprobe.judge.roundoff import UNIT
+from rlprobe.judge.tokens import Profile
 
 Found = tuple[str, float, list[str]]
 

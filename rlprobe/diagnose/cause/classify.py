@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlprobe.diagnose import origin as kinds
-from rlprobe.diagnose.analysis import OUTCOME, Finding, Step
 from rlprobe.diagnose.cause import clipped, gradients, modules, results
 from rlprobe.diagnose.cause.shape import Shape, of
 from rlprobe.diagnose.diagnosis import Cause
 from rlprobe.diagnose.gate.evidence import Shut
-from rlprobe.diagnose.origin import Origin
-from rlprobe.diagnose.tokens import Profile
+from rlprobe.judge import origin as kinds
+from rlprobe.judge.analysis import OUTCOME, Finding, Step
+from rlprobe.judge.origin import Origin
+from rlprobe.judge.tokens import Profile
 
 #: Largest finite numbers; a device that saturates stops there instead of at infinity. Whatever a
 #: record's own format is: a kernel may have computed in a smaller one.

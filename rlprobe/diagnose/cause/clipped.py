@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rlprobe.compare.roundoff import UNIT
+from rlprobe.judge.roundoff import UNIT
 
 #: An extreme that moved by less than this, relative to the record's largest, is where it was.
 _LAST_BITS = 2e-6

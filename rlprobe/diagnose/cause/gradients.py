@@ -9,12 +9,12 @@ from typing import Any
 
 import polars as pl
 
-from rlprobe.diagnose import execution
-from rlprobe.diagnose import origin as kinds
-from rlprobe.diagnose.analysis import Finding
 from rlprobe.diagnose.cause import repeated
 from rlprobe.diagnose.cause.shape import Shape, of, times
-from rlprobe.diagnose.origin import Origin
+from rlprobe.judge import execution
+from rlprobe.judge import origin as kinds
+from rlprobe.judge.analysis import Finding
+from rlprobe.judge.origin import Origin
 
 Found = tuple[str, float, list[str]]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import polars as pl
 
-from rlprobe.diagnose import execution
-from rlprobe.diagnose.analysis import Finding
 from rlprobe.diagnose.cause import attention, repeated, routers
 from rlprobe.diagnose.cause.shape import LARGEST_ROUNDING, Shape, times
-from rlprobe.diagnose.origin import Origin
-from rlprobe.diagnose.tokens import Profile
+from rlprobe.judge import execution
+from rlprobe.judge.analysis import Finding
+from rlprobe.judge.origin import Origin
+from rlprobe.judge.tokens import Profile
 
 Found = tuple[str, float, list[str]]
 

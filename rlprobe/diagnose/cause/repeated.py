@@ -6,9 +6,9 @@ from typing import Any
 
 import polars as pl
 
-from rlprobe.compare.roundoff import UNIT
-from rlprobe.diagnose.analysis import Finding
 from rlprobe.diagnose.cause.shape import Shape, of
+from rlprobe.judge.analysis import Finding
+from rlprobe.judge.roundoff import UNIT
 
 #: What tells a record from others of its micro-batch.
 _SAME = ("rank", "phase", "module", "op", "slot", "index")

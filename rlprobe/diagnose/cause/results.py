@@ -6,11 +6,11 @@ from typing import Any
 
 import polars as pl
 
-from rlprobe.diagnose import execution, fits, given
-from rlprobe.diagnose.analysis import Finding, Step
 from rlprobe.diagnose.cause import repeated
 from rlprobe.diagnose.cause.shape import Shape, lacks, of, times
-from rlprobe.diagnose.origin import Origin
+from rlprobe.judge import execution, fits, given
+from rlprobe.judge.analysis import Finding, Step
+from rlprobe.judge.origin import Origin
 
 Found = tuple[str, float, list[str]]
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import polars as pl
 
-from rlprobe.diagnose import execution
-from rlprobe.diagnose import origin as kinds
-from rlprobe.diagnose.analysis import Finding
-from rlprobe.diagnose.origin import Origin
+from rlprobe.judge import execution
+from rlprobe.judge import origin as kinds
+from rlprobe.judge.analysis import Finding
+from rlprobe.judge.origin import Origin
 
 Found = tuple[str, float, list[str]]
 

@@ -7,7 +7,7 @@ moved elements leave all four statistics alone while e is of order one.
 e = |f - 1| alone says little where f is far from 1: with f = 0.16 and e = 0.89, t may well stand at
 45 degrees to b. So a factor is judged by what the best multiple of b leaves of t, relative to the
 smaller of what changed and what remains: e**2 = 1 + f**2 - 2 f cos gives it where the error is of
-whole tensors, both sides' sketches where they are known (:mod:`rlprobe.diagnose.multiples`).
+whole tensors, both sides' sketches where they are known (:mod:`rlprobe.judge.multiples`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from rlprobe.compare.roundoff import UNIT
+from rlprobe.judge.roundoff import UNIT
 
 #: Relative L2 error of rounding once to a format with unit round-off u: errors are uniform within
 #: half a unit of the last place, and significands are spread over an octave.

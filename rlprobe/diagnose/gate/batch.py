@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rlprobe import stages
-from rlprobe.diagnose import given, keydata
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
-from rlprobe.diagnose.keydata import Difference
+from rlprobe.judge import given, keydata
+from rlprobe.judge.keydata import Difference
 
 REWARDS, ADVANTAGES, INPUTS = "rewards", "advantages", "batch inputs"
 #: Rewards are copied, or computed from text: they agree to the last bits of fp32.

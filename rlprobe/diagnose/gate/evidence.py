@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from rlprobe.diagnose.analysis import Step
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.inputs import Results
+from rlprobe.judge.analysis import Step
+from rlprobe.judge.inputs import Results
 from rlprobe.store.read import Run
 
 

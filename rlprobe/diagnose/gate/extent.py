@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlprobe.diagnose import positions
-from rlprobe.diagnose.analysis import Step
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, listed, opened, shut
-from rlprobe.diagnose.inputs import REPEAT, REPEAT_TARGET, TARGET, Results
+from rlprobe.judge.analysis import Step
+from rlprobe.judge.excuses import positions
+from rlprobe.judge.inputs import Results
+from rlprobe.roles import REPEAT, REPEAT_TARGET, TARGET
 
 STAGES, COVERAGE, CAPTURE, CONTROL = "stages and steps", "coverage", "capture", "repeats"
 #: What msprobe does to what it watches at L0 and mix; `make contract` measures it on real verl.
@@ -162,7 +163,7 @@ def _coverage(results: Results, step: Step) -> GateItem:
 
 
 def _recomposed(step: Step) -> list[str]:
-    """Blocks inside which rows stand otherwise (:mod:`rlprobe.diagnose.recomposed`)."""
+    """Blocks inside which rows stand otherwise (:mod:`rlprobe.judge.excuses.recomposed`)."""
     processes = [p for finding in step.findings.values() for p in finding.stage.processes]
     return sorted({block for process in processes for block in process.recomposed})
 

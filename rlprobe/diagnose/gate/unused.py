@@ -1,7 +1,7 @@
 """Records that were not judged because they differ only where no result looks.
 
 A caveat and no open item: that those positions are padding follows from the results, which agree;
-nobody has looked at the positions themselves (:mod:`rlprobe.diagnose.confined`).
+nobody has looked at the positions themselves (:mod:`rlprobe.judge.excuses.confined`).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import math
 
 import polars as pl
 
-from rlprobe.diagnose.analysis import Finding, Step
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import caveat, listed
+from rlprobe.judge.analysis import Finding, Step
 
 ITEM = "unused positions"
 

@@ -12,9 +12,9 @@ import numpy as np
 import polars as pl
 
 from rlprobe import stages
-from rlprobe.diagnose import wholes
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, listed, opened, shut
+from rlprobe.judge import unshard
 
 ITEM = "weights"
 #: Sketches of equal tensors agree to this, relative to the norm, whatever the sharding.
@@ -138,8 +138,8 @@ def _parameter(
             return None
         return _how(b, t)
     sketches, norms = (
-        [wholes.sketch(rows) for rows in (b, t)],
-        [wholes.norm(rows) for rows in (b, t)],
+        [unshard.sketch(rows) for rows in (b, t)],
+        [unshard.norm(rows) for rows in (b, t)],
     )
     if sketches[0] is not None and sketches[1] is not None and norms[0] is not None:
         distance = float(np.linalg.norm(sketches[0] - sketches[1]))
@@ -155,8 +155,8 @@ def _parameter(
 
 def _how(b: list[dict[str, Any]], t: list[dict[str, Any]]) -> dict[str, Any]:
     """How a parameter's values differ."""
-    norms = [wholes.norm(rows) for rows in (b, t)]
-    sketches = [wholes.sketch(rows) for rows in (b, t)]
+    norms = [unshard.norm(rows) for rows in (b, t)]
+    sketches = [unshard.sketch(rows) for rows in (b, t)]
     found: dict[str, Any] = {"norms": norms, "what": "differs"}
     if norms[0] and norms[1] is not None:
         found["norm_ratio"] = norms[1] / norms[0]

@@ -17,7 +17,7 @@ from typing import Any
 from rlprobe.errors import HookError
 from rlprobe.frameworks.imports import when_imported
 from rlprobe.frameworks.slime import control, prompts_only, versions
-from rlprobe.frameworks.wrap import wrap_family, wrap_method
+from rlprobe.frameworks.wrap import plain_class, wrap_family, wrap_method
 
 ACTOR = "slime.backends.megatron_utils.actor"
 MODEL = "slime.backends.megatron_utils.model"
@@ -115,12 +115,6 @@ def _find(module: ModuleType, name: str) -> Callable[..., Any] | None:
         return getattr(module, name, None)
     owner = getattr(module, owner_name, None)
     return None if owner is None else getattr(plain_class(owner), method, None)
-
-
-def plain_class(cls: Any) -> Any:
-    """The class itself where Ray has made an actor class of it already."""
-    metadata = getattr(cls, "__ray_metadata__", None)
-    return cls if metadata is None else metadata.modified_class
 
 
 def wrap_function(

@@ -20,7 +20,7 @@ from rlprobe.frameworks.slime import manager_paths, plan, precision, versions
 from rlprobe.frameworks.slime.flags import Flags
 
 if TYPE_CHECKING:
-    from rlprobe.runs.spec import RunSpec
+    from rlprobe.spec import RunSpec
 
 #: Flags that a run sets itself; giving them in overrides would contradict the alignment.
 RESERVED: dict[str, str] = {

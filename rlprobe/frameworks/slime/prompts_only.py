@@ -88,8 +88,7 @@ def require(args: Any) -> None:
 
 def patch_manager(module: ModuleType) -> None:
     """Check the arguments, and ask for one token, before any engine starts."""
-    from rlprobe.frameworks.slime.hooks import plain_class
-    from rlprobe.frameworks.wrap import wrap_method
+    from rlprobe.frameworks.wrap import plain_class, wrap_method
 
     wrap_method(plain_class(module.RolloutManager), "__init__", around_manager_init)
 

@@ -17,6 +17,8 @@ from rlprobe import stages
 from rlprobe.capture import configurations, determinism, megatron_layout
 from rlprobe.capture.names import unwrap
 from rlprobe.capture.session import Session
+from rlprobe.faults.declare import Site
+from rlprobe.faults.plant import planted, reference_of
 from rlprobe.frameworks import progress
 from rlprobe.frameworks.slime import (
     batch,
@@ -31,8 +33,6 @@ from rlprobe.frameworks.slime import (
 )
 from rlprobe.frameworks.slime.recorder import SlimeRecorder
 from rlprobe.frameworks.slime.running import Running, argument
-from rlprobe.selftest.declare import Site
-from rlprobe.selftest.plant import planted, reference_of
 
 _STAGE_OF_PREFIX = {
     "ref_": stages.REFERENCE,

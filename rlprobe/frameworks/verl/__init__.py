@@ -13,10 +13,6 @@ from pathlib import Path
 
 _active = False
 
-#: The directory the training command was started in; relative paths of the collector's YAML mean
-#: this one, in whichever process they are read. Workers inherit it with the environment.
-DRIVER_DIRECTORY = "RLPROBE_DRIVER_DIRECTORY"
-
 
 def activate() -> None:
     """Register the hooks in this process (idempotent)."""
@@ -24,8 +20,9 @@ def activate() -> None:
     if _active:
         return
     _active = True
-    os.environ.setdefault(DRIVER_DIRECTORY, str(Path.cwd()))
-    from rlprobe.frameworks.verl import hooks
+    from rlprobe.frameworks.verl import control, hooks
+
+    os.environ.setdefault(control.DRIVER_DIRECTORY, str(Path.cwd()))
 
     hooks.register()
 

@@ -15,6 +15,10 @@ from typing import Any
 from rlprobe.capture.session import ENV, Session
 from rlprobe.frameworks import switch
 
+#: The directory the training command was started in; relative paths of the collector's YAML mean
+#: this one, in whichever process they are read. Workers inherit it with the environment.
+DRIVER_DIRECTORY = "RLPROBE_DRIVER_DIRECTORY"
+
 _NAMESPACE = b"rlprobe"
 _session: Session | None = None
 _resolved = False

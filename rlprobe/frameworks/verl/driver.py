@@ -12,7 +12,10 @@ from typing import Any
 from rlprobe.capture.session import ENV, Session
 from rlprobe.errors import HookError
 from rlprobe.frameworks import proof
-from rlprobe.frameworks.verl import DRIVER_DIRECTORY, control, hooks, inference, plan, versions
+from rlprobe.frameworks.verl import control, installed, versions
+from rlprobe.frameworks.verl.control import DRIVER_DIRECTORY
+from rlprobe.frameworks.verl.engine import inference
+from rlprobe.frameworks.verl.host import plan
 
 _FIELD = "ascend_precision_collector"
 
@@ -37,7 +40,7 @@ def around_trainer_init(
             proof.forget(session)
         control.set_session(session)
     if session is not None:
-        proof.require_version(session, hooks.version())
+        proof.require_version(session, installed.version())
         _require_hooks(config)
         _require_inference(session, config)
         _write_configuration(session, config)
@@ -47,7 +50,7 @@ def around_trainer_init(
 def _require_hooks(config: Any) -> None:
     from omegaconf import OmegaConf
 
-    version = hooks.require_version()
+    version = installed.require_version()
     versions.require_engine_workers(version, OmegaConf.to_container(config, resolve=False))
 
 

@@ -2,7 +2,7 @@
 
 Nothing here imports verl. Without a session every wrapper calls straight through, so a verl that
 lacks a hook point is refused only when something was asked of it: at import when ``RLPROBE_CONFIG``
-is set, else when the trainer is built (see :func:`require_all`).
+is set, else when the trainer is built (see :func:`.installed.require_all`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from importlib import metadata
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -19,11 +17,8 @@ from rlprobe.capture.session import ENV
 from rlprobe.errors import HookError
 from rlprobe.frameworks.engines import hooks as engine_hooks
 from rlprobe.frameworks.imports import when_imported
-from rlprobe.frameworks.verl import versions
+from rlprobe.frameworks.verl import installed
 from rlprobe.frameworks.wrap import wrap_family
-
-#: Hook points that could not be wrapped in this process.
-_missing: list[str] = []
 
 
 def register() -> None:
@@ -34,48 +29,16 @@ def register() -> None:
     engine_hooks.register()
 
 
-def require_all() -> None:
-    """Refuse to go on when a hook point could not be wrapped.
-
-    Raises:
-        HookError: names verl's version and each hook that is missing.
-    """
-    if _missing:
-        raise HookError("; ".join(_missing))
-
-
-def require_version() -> str:
-    """Refuse a verl that lacks a hook point, also in a module not imported yet; its version.
-
-    Raises:
-        HookError: names verl's version and each hook that is missing.
-    """
-    import verl
-
-    root = Path(verl.__file__).parent if verl.__file__ else None
-    versions.require(version(), root)
-    require_all()
-    return version()
-
-
 def _apply(patch: Callable[[ModuleType], None], module: ModuleType) -> None:
     try:
         patch(module)
     except (HookError, AttributeError) as error:
-        _missing.append(
-            f"verl {version()}: hook point in {module.__name__} is not as expected ({error}); "
-            f"this version cannot be captured until rlprobe knows it"
+        installed.missing(
+            f"verl {installed.version()}: hook point in {module.__name__} is not as expected "
+            f"({error}); this version cannot be captured until rlprobe knows it"
         )
         if os.environ.get(ENV):
-            require_all()
-
-
-def version() -> str:
-    """Installed version of verl, for messages and the check of the alignment's."""
-    try:
-        return metadata.version("verl")
-    except metadata.PackageNotFoundError:
-        return "(not installed as a package)"
+            installed.require_all()
 
 
 def _workers(module: ModuleType) -> None:
@@ -128,7 +91,7 @@ def _trainer(class_name: str) -> Callable[[ModuleType], None]:
 
 
 def _queued_trainer(module: ModuleType) -> None:
-    from rlprobe.frameworks.verl import generation
+    from rlprobe.frameworks.verl.replay import generation
 
     _trainer("PPOTrainer")(module)
     wrap_family(module.PPOTrainer, {"step": generation.around_step}, framework="verl")
@@ -154,7 +117,7 @@ def _tracking(module: ModuleType) -> None:
 
 
 def _agent_loop(module: ModuleType) -> None:
-    from rlprobe.frameworks.verl import generation
+    from rlprobe.frameworks.verl.replay import generation
 
     wrap_family(
         module.AgentLoopManager,
@@ -167,20 +130,20 @@ def _agent_loop(module: ModuleType) -> None:
 
 
 def _replicas(module: ModuleType) -> None:
-    from rlprobe.frameworks.verl import engines
+    from rlprobe.frameworks.verl.engine import engines
 
     engines.register_replicas(module)
 
 
 def _rollouts(module: ModuleType) -> None:
-    from rlprobe.frameworks.verl import engines
+    from rlprobe.frameworks.verl.engine import engines
 
     engines.register_adapters(module)
 
 
 def _server(class_name: str) -> Callable[[ModuleType], None]:
     def patch(module: ModuleType) -> None:
-        from rlprobe.frameworks.verl import servers
+        from rlprobe.frameworks.verl.engine import servers
 
         servers.patch(module, class_name)
 

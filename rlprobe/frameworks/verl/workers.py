@@ -18,10 +18,10 @@ from rlprobe import stages
 from rlprobe.capture import determinism, megatron_layout
 from rlprobe.capture.recorder import Recorder, StageScope
 from rlprobe.capture.session import Session
+from rlprobe.faults.declare import Site
+from rlprobe.faults.plant import planted, reference_of
 from rlprobe.frameworks import progress
 from rlprobe.frameworks.verl import batch, control, megatron, wide
-from rlprobe.selftest.declare import Site
-from rlprobe.selftest.plant import planted, reference_of
 
 _recorders: dict[str, Recorder] = {}
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import torch
 
+from rlprobe.faults.patching import swapped
 from rlprobe.selftest import Site, benign
-from rlprobe.selftest.patching import swapped
 
 
 @benign(needs={"precision": "bf16"})

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
+from rlprobe.faults.patching import swapped
 from rlprobe.selftest import Site, benign
-from rlprobe.selftest.patching import swapped
 
 
 @benign(needs={"world_size": 2})

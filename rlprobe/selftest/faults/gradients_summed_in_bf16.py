@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
+from rlprobe.faults.patching import blended
 from rlprobe.selftest import Site, fault
-from rlprobe.selftest.patching import blended
 
 
 @fault(stage="actor_update", cause=("accumulation", "rounding_order"))

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch.distributed as dist
 
+from rlprobe.faults.patching import swapped
 from rlprobe.selftest import Site, fault
-from rlprobe.selftest.patching import swapped
 
 
 @fault(

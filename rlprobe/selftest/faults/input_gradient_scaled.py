@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from rlprobe.faults.patching import gradient_through
 from rlprobe.selftest import Site, fault
-from rlprobe.selftest.patching import gradient_through
 
 PATH = "model.layers.0.mlp.down_proj"
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from rlprobe.faults.patching import blended, output_of
 from rlprobe.selftest import Site, fault
-from rlprobe.selftest.patching import blended, output_of
 
 PATH = "model.layers.0.self_attn.k_proj"
 

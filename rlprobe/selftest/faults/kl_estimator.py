@@ -3,8 +3,8 @@ gradient."""
 
 from collections.abc import Iterator
 
+from rlprobe.faults.patching import blended, swapped
 from rlprobe.selftest import Site, fault
-from rlprobe.selftest.patching import blended, swapped
 
 
 @fault(stage="actor_update", cause="loss")

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from rlprobe.faults.patching import attention_of, blended
 from rlprobe.selftest import Site, fault
-from rlprobe.selftest.patching import attention_of, blended
 
 
 @fault(stage="actor_compute_log_prob", module="model.layers.1.self_attn", cause="layout")

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
+from rlprobe.faults.patching import blended, swapped
 from rlprobe.selftest import Site, fault
-from rlprobe.selftest.patching import blended, swapped
 
 
 @fault(stage="actor_compute_log_prob", cause="label_or_mask_shift")

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from rlprobe.faults.patching import blended, swapped
 from rlprobe.selftest import Site, fault
-from rlprobe.selftest.patching import blended, swapped
 
 
 @fault(stage="actor_update", cause="label_or_mask_shift")

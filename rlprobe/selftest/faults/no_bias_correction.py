@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
+from rlprobe.faults.patching import swapped
 from rlprobe.selftest import Site, fault
-from rlprobe.selftest.patching import swapped
 
 
 @fault(stage="actor_update", cause=("optimizer", "constant_factor"), needs={"algorithm": "grpo"})

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
+from rlprobe.faults.patching import attention_of, blended, swapped
 from rlprobe.selftest import Site, fault
-from rlprobe.selftest.patching import attention_of, blended, swapped
 
 PATH = "model.layers.1.self_attn"
 

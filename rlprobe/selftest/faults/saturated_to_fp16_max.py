@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
+from rlprobe.faults.patching import output_of
 from rlprobe.selftest import Site, fault
-from rlprobe.selftest.patching import output_of
 
 PATH = "model.layers.1.mlp.up_proj"
 

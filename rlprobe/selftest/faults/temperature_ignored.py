@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from rlprobe.faults.patching import swapped
 from rlprobe.selftest import Site, fault
-from rlprobe.selftest.patching import swapped
 
 
 @fault(

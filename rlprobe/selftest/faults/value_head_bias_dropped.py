@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from rlprobe.faults.patching import output_of
 from rlprobe.selftest import Site, fault
-from rlprobe.selftest.patching import output_of
 
 
 @fault(

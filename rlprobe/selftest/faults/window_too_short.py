@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import torch
 
+from rlprobe.faults.patching import attention_of, blended
 from rlprobe.selftest import Site, fault
-from rlprobe.selftest.patching import attention_of, blended
 
 WINDOW = 8
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlprobe.frameworks.verl import assets
+from rlprobe.frameworks.verl.host import assets
 
 PROMPTS = ["one and two", "three", "four or five", "six"]
 HIDDEN, INNER, VOCABULARY, LAYERS, HEADS, GROUPS = 64, 128, 261, 2, 4, 2

@@ -12,8 +12,8 @@ import pytest
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
 from rlprobe.diagnose.diagnosis import Diagnosis
-from rlprobe.diagnose.inputs import PlannedPair, PlannedRun, write
 from rlprobe.diagnose.run import diagnose
+from rlprobe.judge.inputs import PlannedPair, PlannedRun, write
 from rlprobe.store.commit import commit
 from rlprobe.store.keys import run_key
 from tests.unit.diagnose import transformer

@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from rlprobe.diagnose import execution, origin
 from rlprobe.diagnose.cause import attention, gradients, modules, results, shape
 from rlprobe.diagnose.cause.shape import of
-from rlprobe.diagnose.tokens import Profile
+from rlprobe.judge import execution, origin
+from rlprobe.judge.tokens import Profile
 
 RANDOM = np.random.default_rng(0)
 GRADIENT = RANDOM.standard_normal((64, 32))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlprobe.diagnose import decisive
+from rlprobe.judge import decisive
 
 
 def row(**given: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlprobe.diagnose import fits
+from rlprobe.judge import fits
 
 RANDOM = np.random.default_rng(0)
 ROWS = [RANDOM.standard_normal(n) for n in (20, 24, 24, 31)]

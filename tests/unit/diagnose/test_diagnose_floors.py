@@ -7,8 +7,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from rlprobe.diagnose.confined import Outcome, is_confined
-from rlprobe.diagnose.floors import with_floor
+from rlprobe.judge.excuses.confined import Outcome, is_confined
+from rlprobe.judge.floors import with_floor
 
 
 def table(**columns: list[Any]) -> pl.DataFrame:

@@ -9,11 +9,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from rlprobe.diagnose import execution, origin
 from rlprobe.diagnose.cause import clipped, gradients, modules, repeated, results
 from rlprobe.diagnose.cause.shape import of
-from rlprobe.diagnose.confined import Outcome
-from rlprobe.diagnose.keydata import Difference
+from rlprobe.judge import execution, origin
+from rlprobe.judge.excuses.confined import Outcome
+from rlprobe.judge.keydata import Difference
 
 RANDOM = np.random.default_rng(0)
 INPUT = RANDOM.standard_normal((40, 64)) * 3.0

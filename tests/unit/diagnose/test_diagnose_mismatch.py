@@ -7,9 +7,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from rlprobe.compare.samples.keydata import Row
 from rlprobe.diagnose import mismatch
 from rlprobe.diagnose.mismatch import Mismatch
+from rlprobe.dumps.key_data import Row
 from rlprobe.store.read import Run
 
 Rows = dict[str, list[float]]

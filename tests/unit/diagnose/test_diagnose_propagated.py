@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 
 from rlprobe import stages
-from rlprobe.diagnose import propagated
-from rlprobe.diagnose.keydata import Array, Row
+from rlprobe.judge import propagated
+from rlprobe.judge.keydata import Array, Row
 
 SAMPLES, TOKENS, PER_MICRO = 8, 24, 2
 Side = dict[str, Array]

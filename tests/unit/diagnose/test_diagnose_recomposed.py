@@ -7,8 +7,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from rlprobe.diagnose import execution, recomposed
-from rlprobe.diagnose.execution import Call
+from rlprobe.judge import execution
+from rlprobe.judge.excuses import recomposed
+from rlprobe.judge.execution import Call
 
 FLOOR = 1e-5
 EXPERTS = "layers.0.mlp.experts"

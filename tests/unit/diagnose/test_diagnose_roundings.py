@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlprobe.diagnose import roundings
+from rlprobe.judge import roundings
 
 TF32 = 2.0**-11
 

@@ -13,9 +13,9 @@ import pytest
 
 from rlprobe import sketch
 from rlprobe.compare.measures import SKETCH_FLOOR
-from rlprobe.diagnose import shards
-from rlprobe.diagnose.inputs import Results
-from rlprobe.store.schema import SCHEMA
+from rlprobe.dumps.schema import SCHEMA
+from rlprobe.judge import shards
+from rlprobe.judge.inputs import Results
 
 STAGE, NAME = "actor_update", "layer.weight.grad_reduced.0.debug"
 WHOLE = np.random.default_rng(3).standard_normal((6, 5)).astype(np.float32)

@@ -7,7 +7,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from rlprobe.diagnose import execution, ties
+from rlprobe.judge import execution
+from rlprobe.judge.excuses import ties
 
 TOKENS, EXPERTS, KEPT = 94, 4, 2
 #: About ||indices||^2 of evenly spread choices.

@@ -10,8 +10,8 @@ import pytest
 
 from rlprobe.compare.samples.run import TOKEN_SKETCHES
 from rlprobe.compare.samples.sketches import SCHEMA
-from rlprobe.diagnose import tokens
 from rlprobe.errors import DumpError
+from rlprobe.judge import tokens
 
 STAGE = "actor_update"
 #: order, sample, token, error; three tokens of a prompt each.

@@ -9,11 +9,11 @@ import polars as pl
 import pytest
 
 from rlprobe.cli import main
-from rlprobe.diagnose.analysis import Finding, confined_elsewhere
-from rlprobe.diagnose.confined import Outcome
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.judged import Process, Stage
-from rlprobe.diagnose.origin import MODULE, Origin
+from rlprobe.judge.analysis import Finding, confined_elsewhere
+from rlprobe.judge.excuses.confined import Outcome
+from rlprobe.judge.judged import Process, Stage
+from rlprobe.judge.origin import MODULE, Origin
 from rlprobe.selftest.pipeline import Judged
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.transformer import LAYERS, ROWS, STAGES, Device

@@ -85,8 +85,9 @@ def test_a_damaged_table_is_an_error(alignment: Alignment) -> None:
 
 
 def _parts(alignment: Alignment) -> tuple[Any, ...]:
-    from rlprobe.diagnose import analysis
-    from rlprobe.diagnose.inputs import BENCHMARK, Results, require
+    from rlprobe.judge import analysis
+    from rlprobe.judge.inputs import Results, require
+    from rlprobe.roles import BENCHMARK
 
     results = Results.open(alignment.results)
     found = analysis.analyse(results, 0).findings[STAGE]

@@ -19,7 +19,8 @@ pytest.importorskip("torch")
 from rlprobe.capture.session import ENV
 from rlprobe.errors import ConfigError, HookError
 from rlprobe.frameworks.engines import handover
-from rlprobe.frameworks.verl import control, inference, servers
+from rlprobe.frameworks.verl import control
+from rlprobe.frameworks.verl.engine import inference, servers
 from rlprobe.rollouts.digest import sample_digest
 from rlprobe.store import parts
 from tests.unit.capture_helpers import session

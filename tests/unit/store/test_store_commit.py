@@ -10,14 +10,15 @@ import numpy as np
 import polars as pl
 import pytest
 
+from rlprobe.dumps import token_sketches
+from rlprobe.dumps.tensors.places import places
 from rlprobe.errors import DumpError, StoreError
-from rlprobe.store import parts, tokensketches
+from rlprobe.store import parts
 from rlprobe.store.commit import commit
 from rlprobe.store.keys import run_key
 from rlprobe.store.manifest import Manifest
 from rlprobe.store.objects import Objects, digest_file
 from rlprobe.store.read import Run
-from rlprobe.store.tensors import places
 from rlprobe.store.verify import verify
 
 
@@ -230,7 +231,7 @@ def write_token_sketches(place, file="actor_update-step0-rank0.npz", **other):
 def test_token_sketches_are_joined_to_their_records(scratch, committed):
     run = committed(scratch_at=write_token_sketches(scratch()))
     table = run.token_sketches("actor_update")
-    assert dict(table.schema) == tokensketches.SCHEMA
+    assert dict(table.schema) == token_sketches.SCHEMA
     records = pl.read_parquet(run.records("actor_update"))
     (order,) = records.filter(pl.col("name") == NAME)["order"]
     assert table["order"].to_list() == [order] * 4

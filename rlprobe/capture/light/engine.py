@@ -1,0 +1,143 @@
+"""The light engine: L0 statistics without any effect on the run.
+
+Names, schema and numbers are msprobe's at level L0 with task ``statistics``; besides, it has the
+first and the last module (msprobe leaves them out once verl is imported), the gradients of
+keyword inputs, and sketches.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from torch import nn
+
+from rlprobe import stages
+from rlprobe.capture.dumpfile import DumpFiles, mark_partial
+from rlprobe.capture.engine import Place, Tally
+from rlprobe.capture.light.hooks import Tape, attach
+from rlprobe.capture.light.statistics import Statistics
+from rlprobe.capture.light.tensors import Tensors
+from rlprobe.capture.light.token_range import TokenRange
+from rlprobe.capture.light.token_sketches import TokenSketches
+from rlprobe.capture.names import named_modules
+from rlprobe.capture.session import CaptureOptions, Session
+from rlprobe.errors import ConfigError
+
+_log = logging.getLogger("rlprobe")
+
+
+def check(options: CaptureOptions) -> None:
+    """Refuse what only the msprobe engine can do.
+
+    Raises:
+        ConfigError: level, task or summary_mode is not L0 statistics.
+    """
+    wanted = {"level": "L0", "task": "statistics", "summary_mode": "statistics"}
+    for key, only in wanted.items():
+        found = getattr(options, key)
+        if found != only:
+            raise ConfigError(
+                f"capture.{key}: the light engine has {only!r} only, found {found!r}; "
+                "set capture.engine to 'msprobe' for it"
+            )
+
+
+class _StageState:
+    """What a stage keeps between two entries of one step."""
+
+    def __init__(self, place: Place, session: Session) -> None:
+        options = session.capture
+        self.files = DumpFiles(place.directory, "tensor" if options.tensors else "statistics", "L0")
+        self.tokens: TokenSketches | None = None
+        if options.token_sketch:
+            budget = options.token_sketch_mib << 20
+            self.tokens = TokenSketches(Path(session.side), place, budget)
+        self.counts: dict[str, int] = {}
+        self.failed = False
+        self.micro_step = 0
+        self.numbers = Statistics(options.sketch)
+        if options.tensors:
+            self.numbers = Tensors(
+                options.sketch,
+                place.directory,
+                lambda: not options.micro_steps or self.micro_step in options.micro_steps,
+                options.tensor_budget,
+            )
+
+
+class LightEngine:
+    """See :class:`rlprobe.capture.engine.Engine`.
+
+    Raises:
+        ConfigError: the options ask for more than L0 statistics.
+    """
+
+    name = "light"
+
+    def __init__(self, session: Session) -> None:
+        check(session.capture)
+        self._session = session
+        self._states: dict[str, tuple[int, _StageState]] = {}
+
+    def watch(self, place: Place, models: list[nn.Module]) -> LightWatch:
+        known = self._states.get(place.stage)
+        if known is None or known[0] != place.step:
+            known = (place.step, _StageState(place, self._session))
+            self._states[place.stage] = known
+        return LightWatch(place, known[1], models, self._session.capture)
+
+
+class LightWatch:
+    """See :class:`rlprobe.capture.engine.Watch`."""
+
+    def __init__(
+        self, place: Place, state: _StageState, models: list[nn.Module], options: CaptureOptions
+    ) -> None:
+        self._place = place
+        self._state = state
+        files = state.files
+        numbers = state.numbers
+        trains = place.stage in stages.UPDATE_STAGES
+        self._tape = Tape(
+            state.counts, files.construct, files.stacks, numbers, state.tokens, trains
+        )
+        wanted = set(options.modules)
+        attach(self._tape, named_modules(models), lambda path: not wanted or path in wanted)
+        self._tokens = None
+        counted = place.stage == stages.GENERATE and not place.whole
+        if counted and options.token_range is not None:
+            self._tokens = TokenRange(options.token_range, self._switch)
+            self._tape.handles.append(self._tokens.attach(models[0]))
+
+    def _switch(self, on: bool) -> None:
+        self._tape.active = on
+
+    def micro_step(self, index: int) -> None:
+        """Module calls are counted by the hooks; tokens are counted from here."""
+        self._tape.micro_step = self._state.micro_step = index
+        if self._tokens is not None:
+            self._tokens.restart()
+
+    def finish(self) -> Tally:
+        tape = self._tape
+        tape.close()
+        records = tape.statistics.resolve()
+        if isinstance(tape.statistics, Tensors):
+            tape.statistics.name(tape.data)
+            if tape.statistics.left_out:
+                _log.warning(
+                    "%s: the budget of %s bytes is spent: %d tensors kept, %d left out",
+                    self._place.stage, tape.statistics.budget, tape.statistics.kept,
+                    tape.statistics.left_out,
+                )  # fmt: skip
+        if not self._state.failed:
+            self._state.files.publish(tape.data)
+            if self._state.tokens is not None:
+                self._state.tokens.publish()
+        return Tally(records, len(tape.data))
+
+    def abort(self) -> None:
+        self._tape.close()
+        self._state.failed = True
+        mark_partial(self._place.directory)

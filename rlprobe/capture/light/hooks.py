@@ -1,0 +1,334 @@
+"""Module hooks of the light engine: they look, and give back nothing.
+
+A forward hook that returns None leaves the output alone, a tensor hook that returns None leaves
+the gradient alone, and neither adds a node to the graph: outputs, gradients and weights stay bit
+for bit what they are without capture.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlprobe.capture.engine import Nest
+from rlprobe.capture.light.backward import Edge, Graph, ModuleGradients, edge, next_number
+from rlprobe.capture.light.nesting import nest, with_gradient
+from rlprobe.capture.light.recompute import Recomputation
+from rlprobe.capture.light.stack import Stacks, Trace, trace
+from rlprobe.capture.light.statistics import Statistics
+from rlprobe.capture.light.token_sketches import TokenSketches, is_block
+
+
+class _Call:
+    """A module call that has begun and not ended."""
+
+    __slots__ = ("backward", "edges", "entry", "first", "name", "parameters", "trace", "watch")
+
+    def __init__(self, watch: ModuleWatch, name: str, backward: str, where: Trace) -> None:
+        self.watch = watch
+        self.name = name
+        self.backward = backward
+        self.trace = where
+        self.entry: dict[str, Nest] = {}
+        self.parameters: dict[str, Any] = {}
+        #: Edges of the inputs with gradients, taken before the call: an operation in place gives
+        #: the tensor another one.
+        self.edges: list[Edge] = []
+        #: Number of the first node the call may make.
+        self.first = 0
+
+
+class _Quiet:
+    """The tape's lock, and our operations kept out of dispatch modes.
+
+    Selective checkpointing is such a mode: it caches what it sees in the forward and expects the
+    same in the recomputation.
+    """
+
+    def __init__(self) -> None:
+        # Autograd runs hooks in threads of its own where a model spans several devices.
+        self._lock = threading.RLock()
+        self._suspended: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        suspended = None
+        if torch._C._len_torch_dispatch_stack():
+            suspended = torch.utils._python_dispatch._disable_current_modes()
+            suspended.__enter__()
+        self._suspended.append(suspended)
+
+    def __exit__(self, *raised: Any) -> None:
+        suspended = self._suspended.pop()
+        if suspended is not None:
+            suspended.__exit__(*raised)
+        self._lock.release()
+
+
+class Tape:
+    """What the hooks of one stage entry write to.
+
+    Args:
+        counts: calls so far of every record prefix in this step (continued across entries).
+        construct, stacks: the stage's, continued likewise.
+        statistics: where tensors become leaves.
+        tokens: where block outputs are sketched per token; None where that is off.
+        trains: whether the stage has backward passes.
+    """
+
+    def __init__(
+        self,
+        counts: dict[str, int],
+        construct: dict[str, str | None],
+        stacks: Stacks,
+        statistics: Statistics,
+        tokens: TokenSketches | None = None,
+        trains: bool = False,
+    ) -> None:
+        self.recomputation = Recomputation(trains)
+        self.tokens = tokens
+        self.micro_step = 0
+        self.counts = counts
+        self.construct = construct
+        self.stacks = stacks
+        self.statistics = statistics
+        self.data: dict[str, Any] = {}
+        #: False outside the token range of a generation, and after the stage.
+        self.active = True
+        self.handles: list[Any] = []
+        self.gradients: list[ModuleGradients] = []
+        self.hooked_parameters: set[tuple[str, str, int]] = set()
+        self._open: dict[int, list[_Call]] = {}
+        self._graphs: dict[int, Graph] = {}
+        self.quiet = _Quiet()
+
+    @property
+    def open(self) -> list[_Call]:
+        """Calls under way in this thread, outermost first."""
+        return self._open.setdefault(threading.get_ident(), [])
+
+    @property
+    def graph(self) -> Graph:
+        """What this thread's calls have built so far."""
+        return self._graphs.setdefault(threading.get_ident(), Graph())
+
+    def count(self, key: str) -> int:
+        """The index of this use of ``key``, from 0."""
+        index = self.counts.get(key, -1) + 1
+        self.counts[key] = index
+        return index
+
+    def latest(self, prefix: str | None) -> str | None:
+        """The last forward record of a module, for calls whose caller is not on the stack."""
+        if prefix is None or prefix not in self.counts:
+            return None
+        return f"{prefix}.forward.{self.counts[prefix]}"
+
+    def move_to_end(self, name: str, entry: dict[str, Any]) -> None:
+        """Records stand in the order in which they are complete."""
+        self.data.pop(name, None)
+        self.data[name] = entry
+
+    def close(self) -> None:
+        """Take every hook out; hooks of a graph that lives on fall silent."""
+        self.active = False
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+        for watched in self.gradients:
+            watched.settle()
+        self.gradients.clear()
+        self._open.clear()
+        self._graphs.clear()
+        self.statistics.forget()
+
+
+class ModuleWatch:
+    """The hooks of one module.
+
+    Args:
+        tape: where records go.
+        prefix: ``Module.{path}.{class}``.
+        enclosing: prefix of the module that holds this one, or None.
+        module: the module.
+        block: whether its output is sketched per token, where that is wanted.
+    """
+
+    def __init__(
+        self, tape: Tape, prefix: str, enclosing: str | None, module: nn.Module, block: bool
+    ) -> None:
+        self.tape = tape
+        self.prefix = prefix
+        self.enclosing = enclosing
+        self.block = block
+        tape.handles.append(module.register_forward_pre_hook(self.before, with_kwargs=True))
+        # Parameters first among the forward hooks: FSDP2's own, which frees them, comes after.
+        # The output last: other hooks may change it, and the caller gets what they leave.
+        # Always called: an exception in the module must not leave its call open.
+        tape.handles.append(
+            module.register_forward_hook(self.during, prepend=True, always_call=True)
+        )
+        tape.handles.append(
+            module.register_forward_hook(self.after, with_kwargs=True, always_call=True)
+        )
+
+    def before(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        tape = self.tape
+        if not tape.active or tape.recomputation.leaves_out(self.prefix):
+            return
+        with tape.quiet:
+            calls = tape.open
+            parent = calls[-1] if calls else None
+            index = tape.count(self.prefix)
+            name = f"{self.prefix}.forward.{index}"
+            backward = f"{self.prefix}.backward.{index}"
+            where = trace(parent.trace if parent is not None else None)
+            call = _Call(self, name, backward, where)
+            calls.append(call)
+            above = parent.name if parent is not None else tape.latest(self.enclosing)
+            tape.construct[name] = above
+            tape.stacks.add(name, where.sites)
+            leaf = tape.statistics.leaf
+            call.entry["input_args"] = [nest(arg, leaf, 1) for arg in args]
+            call.entry["input_kwargs"] = {k: nest(v, leaf, 1) for k, v in kwargs.items()}
+            if torch.is_grad_enabled():
+                call.edges = [edge(tensor) for tensor in with_gradient((args, kwargs))]
+                call.first = next_number()
+
+    def _position(self) -> int:
+        """Index of this module's latest call among those under way, -1 for none."""
+        calls = self.tape.open
+        return next((i for i in reversed(range(len(calls))) if calls[i].watch is self), -1)
+
+    def during(self, module: nn.Module, args: Any, output: Any) -> None:
+        position = self._position()
+        if position >= 0 and self.tape.active:
+            with self.tape.quiet:
+                self.tape.open[position].parameters = self._parameters(module)
+
+    def after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        tape = self.tape
+        calls = tape.open
+        position = self._position()
+        if position < 0:  # the call began before capture did, or outside the token range
+            return
+        call = calls[position]
+        del calls[position:]  # calls above it ended by an exception that was caught
+        if not tape.active:
+            return
+        with tape.quiet:
+            leaf = tape.statistics.leaf
+            failed = output is None and sys.exc_info()[0] is not None
+            outputs = output if isinstance(output, tuple) else (output,)
+            call.entry["output"] = [nest(item, leaf, 1) for item in outputs]
+            call.entry["parameters"] = call.parameters
+            tape.move_to_end(call.name, call.entry)
+            if self.block and tape.tokens is not None:
+                tape.tokens.add(f"{call.name}.output.0", tape.micro_step, output)
+            if not failed and torch.is_grad_enabled():
+                self._watch_gradients(call, outputs)
+            if not calls:
+                tape.graph.clear()
+
+    def _parameters(self, module: nn.Module) -> dict[str, Any]:
+        leaves: dict[str, Any] = {}
+        # An optimizer may step between two micro-batches, and FSDP2 gathers the new values into
+        # the same tensor without a trace: only where nothing trains are they remembered.
+        lasting = None if torch.is_grad_enabled() else True
+        for key, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            leaves[key] = self.tape.statistics.leaf(parameter, lasting=lasting)
+            if parameter.requires_grad:
+                self._watch_parameter(key, parameter)
+        return leaves
+
+    def _watch_parameter(self, key: str, parameter: nn.Parameter) -> None:
+        # Here rather than when the hooks are set: FSDP2 puts another tensor in a module's
+        # parameters for the time of its forward, and the gradient arrives at that one.
+        tape = self.tape
+        mark = (self.prefix, key, id(parameter))
+        if mark in tape.hooked_parameters or not parameter.is_leaf:
+            return
+        tape.hooked_parameters.add(mark)
+
+        def hook(owner: Tensor) -> None:
+            gradient = owner.grad if owner.grad is not None else getattr(owner, "main_grad", None)
+            if not tape.active or gradient is None:
+                return
+            with tape.quiet:
+                index = tape.count(f"{self.prefix}.{key}.grad")
+                name = f"{self.prefix}.parameters_grad.{index}"
+                entry = tape.data.setdefault(name, {})
+                entry[key] = [tape.statistics.leaf(gradient, lasting=None)]
+
+        tape.handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def _watch_gradients(self, call: _Call, outputs: tuple[Any, ...]) -> None:
+        tape = self.tape
+        tensors = with_gradient(outputs)
+        if not tensors:
+            return
+        name = call.backward
+        above = tape.construct.get(call.name)
+        parent = above.replace(".forward.", ".backward.") if above is not None else None
+
+        def measure(gradient: Tensor) -> dict[str, Any]:
+            with tape.quiet:
+                return tape.statistics.leaf(gradient)
+
+        def report(output_leaves: list[Any], input_leaves: list[Any]) -> None:
+            with tape.quiet:
+                tape.construct[name] = parent
+                tape.move_to_end(name, {"input": output_leaves, "output": input_leaves})
+
+        found: list[tuple[Any, int, int]] = []
+        inner: set[int] = set()
+        if call.edges or len(tensors) > 1:
+            found, inner = tape.graph.consumers(tensors, call.edges, call.first)
+        watched = ModuleGradients(
+            tensors,
+            len(call.edges),
+            found,
+            inner,
+            measure,
+            report,
+            tape.handles.append,
+            lambda: tape.active,
+        )
+        if found:
+            tape.gradients.append(watched)
+
+
+def attach(tape: Tape, modules: Iterator[tuple[str, str, nn.Module]], wanted: Wanted) -> int:
+    """Hook every wanted module; returns how many.
+
+    Args:
+        tape: where records go.
+        modules: ``(prefix, path, module)`` in the order of ``named_modules``.
+        wanted: whether the module at a path is captured.
+    """
+    prefixes: dict[str, str] = {}
+    hooked = 0
+    for prefix, path, module in modules:
+        prefixes[path] = prefix
+        if wanted(path):
+            ModuleWatch(tape, prefix, _enclosing(path, prefixes), module, is_block(path, module))
+            hooked += 1
+    return hooked
+
+
+Wanted = Callable[[str], bool]
+
+
+def _enclosing(path: str, prefixes: dict[str, str]) -> str | None:
+    while "." in path:
+        path = path.rsplit(".", 1)[0]
+        if path in prefixes:
+            return prefixes[path]
+    return None

@@ -1,0 +1,1 @@
+"""msprobe's own engine behind the same interface."""

@@ -1,0 +1,1 @@
+"""Which record of one side is which of the other."""

@@ -1,0 +1,1 @@
+"""msprobe's own comparison table, computed as msprobe does."""

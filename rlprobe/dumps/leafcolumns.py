@@ -1,0 +1,228 @@
+"""Leaves of a dump file (tensors and scalars) as typed columns."""
+
+from __future__ import annotations
+
+import binascii
+import json
+import math
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from rlprobe.dumps import apinames
+from rlprobe.dumps.schema import LEAF_SCHEMA
+
+INPUT, PARAMETERS, OUTPUT, GRAD, DEBUG = "input", "parameters", "output", "grad", "debug"
+MAX_DIMENSIONS = 64
+MAX_DIMENSION = 1 << 62
+MAX_SKETCH_BYTES = 1 << 16
+
+#: A statistic: bool for boolean tensors, a string for what is not finite.
+Number = float | bool | str | None
+
+
+class Leaf(msgspec.Struct, gc=False):
+    """A tensor or scalar as the file has it; ``type`` is None for anything that is no leaf."""
+
+    type: str | None = None
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    Max: Number = None
+    Min: Number = None
+    Mean: Number = None
+    Norm: Number = None
+    requires_grad: bool | None = None
+    data_name: str | None = None
+    md5: str | None = None
+    value: Any = None
+    Sketch: str | None = None
+    Digest: str | None = None
+
+
+#: What stands for a number that is not finite: Python's and JSON's spellings, and the markers that
+#: :mod:`rlprobe.dumps.dumpjson` puts in place of bare tokens.
+NONFINITE = {
+    "N": math.nan,
+    "NaN": math.nan,
+    "nan": math.nan,
+    "Infini": math.inf,
+    "Infinity": math.inf,
+    "inf": math.inf,
+    "-Infini": -math.inf,
+    "-Infinity": -math.inf,
+    "-inf": -math.inf,
+}
+
+
+def columns(
+    ordinal: list[int], slots: list[str], indices: list[Any], leaves: list[Leaf]
+) -> pl.DataFrame:
+    """Columns of some leaves; ``ordinal`` numbers the entries of the file.
+
+    Raises:
+        ValueError: a shape, statistic, file name or sketch is not acceptable.
+    """
+    try:
+        return pl.DataFrame(
+            {
+                "ordinal": pl.Series(ordinal, dtype=pl.UInt32),
+                "slot": pl.Series(slots, dtype=pl.String),
+                "index": pl.Series(
+                    [i if i.__class__ is str else str(i) for i in indices], dtype=pl.String
+                ),
+                "dtype": pl.Series([leaf.dtype or leaf.type for leaf in leaves], dtype=pl.String),
+                "shape": _shapes([leaf.shape for leaf in leaves]),
+                "requires_grad": pl.Series(
+                    [leaf.requires_grad for leaf in leaves], dtype=pl.Boolean
+                ),
+                "max": _numbers([leaf.Max for leaf in leaves]),
+                "min": _numbers([leaf.Min for leaf in leaves]),
+                "mean": _numbers([leaf.Mean for leaf in leaves]),
+                "norm": _numbers([leaf.Norm for leaf in leaves]),
+                "value": pl.Series(
+                    [
+                        _value(leaf) if leaf.dtype is None or leaf.value is not None else None
+                        for leaf in leaves
+                    ],
+                    dtype=pl.String,
+                ),
+                "digest": _digests(leaves),
+                "data_name": _file_names([leaf.data_name for leaf in leaves]),
+                "sketch": _sketches(leaves),
+            }
+        )
+    except OverflowError as error:
+        raise ValueError(str(error)) from error
+
+
+def _numbers(values: list[Number]) -> pl.Series:
+    clean = [v if v.__class__ is float or v is None else number(v, "a statistic") for v in values]
+    return pl.Series(clean, dtype=pl.Float64)
+
+
+def _shapes(values: list[tuple[int, ...] | None]) -> pl.Series:
+    """A dump has few distinct shapes: each is built once."""
+    distinct: dict[tuple[int, ...] | None, int] = {}
+    codes = [distinct.setdefault(shape, len(distinct)) for shape in values]
+    for shape in distinct:
+        if shape and (len(shape) > MAX_DIMENSIONS or min(shape) < 0 or max(shape) >= MAX_DIMENSION):
+            raise ValueError(f"shape {shape!r:.80} is not a tensor's")
+    table = pl.Series([None if s is None else list(s) for s in distinct], dtype=pl.List(pl.Int64))
+    return table.gather(codes)
+
+
+def _file_names(values: list[str | None]) -> pl.Series:
+    column = pl.Series(values, dtype=pl.String)
+    bad = column.filter(column.str.contains(r"[/\\\x00]|^\.\.?$"))
+    if len(bad):
+        raise ValueError(f"data_name {bad[0]!r:.80} is no plain file name; refused")
+    return column
+
+
+def _value(leaf: Leaf) -> str | None:
+    """Text of a scalar, or exact extremes of an integer tensor; null for other tensors."""
+    value = leaf.value
+    if value is None:
+        return "None" if leaf.type is not None and leaf.dtype is None else None
+    if isinstance(value, str):
+        if leaf.type == "float" and value in NONFINITE:
+            return repr(NONFINITE[value])
+        return value
+    return json.dumps(value) if isinstance(value, dict) else repr(value)
+
+
+def _digests(leaves: list[Leaf]) -> pl.Series:
+    """``sha256:…`` as written; msprobe's md5 field as ``crc32:…`` or ``xor:…``."""
+    own = pl.Series("own", [leaf.Digest for leaf in leaves], dtype=pl.String)
+    md5 = pl.Series("md5", [leaf.md5 for leaf in leaves], dtype=pl.String)
+    if own.null_count() == len(own) and md5.null_count() == len(md5):
+        return own
+    theirs = (
+        pl.when(pl.col("md5").str.starts_with("xor:"))
+        .then("md5")
+        .when(pl.col("md5").str.starts_with("0x"))
+        .then("xor:" + pl.col("md5"))
+        # msprobe writes zeros where the tensor was freed before its checksum was taken
+        .when(pl.col("md5") != "00000000")
+        .then("crc32:" + pl.col("md5"))
+    )
+    frame = pl.DataFrame([own, md5])
+    return frame.select(pl.coalesce("own", theirs)).to_series()
+
+
+def _sketches(leaves: list[Leaf]) -> pl.Series:
+    texts = [leaf.Sketch for leaf in leaves]
+    present = [text for text in texts if text is not None]
+    if not present:
+        return pl.Series([None], dtype=pl.List(pl.Float32)).new_from_index(0, len(leaves))
+    import numpy as np  # only where there are sketches: its import is felt in small comparisons
+
+    blobs = [_sketch_bytes(text) for text in present]
+    if len({len(blob) for blob in blobs}) > 1:
+        raise ValueError("sketches of different lengths in one file")
+    table = np.frombuffer(b"".join(blobs), dtype="<f4").reshape(len(blobs), -1)
+    rows = pl.Series(table).cast(pl.List(pl.Float32))
+    if len(present) == len(texts):
+        return rows
+    count = iter(range(len(blobs)))
+    positions = pl.Series([None if text is None else next(count) for text in texts])
+    return rows.gather(positions)
+
+
+def _sketch_bytes(text: str) -> bytes:
+    if not text.startswith("b64:") or len(text) > MAX_SKETCH_BYTES:
+        raise ValueError(f"a sketch does not start with 'b64:' or is too long: {text[:20]!r}")
+    blob = binascii.a2b_base64(text[4:], strict_mode=True)
+    if not blob or len(blob) % 4:
+        raise ValueError(f"a sketch of {len(blob)} bytes is no list of float32 values")
+    return blob
+
+
+def number(value: Any, key: str) -> float | None:
+    """A statistic as float64.
+
+    Raises:
+        ValueError: it is no number; ``key`` names it in the message.
+    """
+    if value is None or value in ("None", "N/A", ""):
+        return None
+    if isinstance(value, str):
+        if value in NONFINITE:
+            return NONFINITE[value]
+    elif isinstance(value, int | float):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.copysign(math.inf, value)
+    raise ValueError(f"{key} is {value!r:.40}, not a number")
+
+
+def with_names(frame: pl.DataFrame, names: list[str]) -> pl.DataFrame:
+    """Names taken apart once per entry, then spread over the entry's leaves."""
+    api = pl.Series("api", names, dtype=pl.String)
+    parsed = pl.concat([api.to_frame(), apinames.parse(api)], how="horizontal")
+    spread = parsed[frame.get_column("ordinal")]
+    frame = pl.concat([frame.drop("ordinal"), spread], how="horizontal")
+    debug, grad = pl.col("slot") == DEBUG, pl.col("slot") == GRAD
+    plain = (
+        pl.when(debug)
+        .then(pl.lit(""))
+        .when(grad)
+        .then(pl.lit("."))
+        .otherwise("." + pl.col("slot") + ".")
+    )
+    separator = pl.when(debug & (pl.col("index") != "")).then(pl.lit(".")).otherwise(pl.lit(""))
+    return frame.with_columns(
+        # msprobe names the row after the tensor file where there is one
+        name=pl.coalesce(
+            pl.col("data_name").str.replace(r"\.[^.]*$", ""),
+            pl.col("api") + plain + separator + pl.col("index"),
+        ),
+        slot=pl.when(debug)
+        .then(pl.coalesce("debug_slot", pl.lit(OUTPUT)))
+        .otherwise(pl.col("slot")),
+        index=pl.when(debug & pl.col("debug_index").is_not_null())
+        .then(pl.concat_str("debug_index", "index", separator=".").str.strip_chars_end("."))
+        .otherwise(pl.col("index")),
+    ).select(list(LEAF_SCHEMA))

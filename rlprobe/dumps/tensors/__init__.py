@@ -1,0 +1,1 @@
+"""Tensors from files of other people's making, without torch."""

@@ -1,0 +1,1 @@
+"""What runs before the training processes: plan, launch, assets."""

@@ -1,0 +1,247 @@
+"""verl's command line and environment for one run. Imports nothing of verl."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlprobe import stages
+from rlprobe.errors import ConfigError
+from rlprobe.frameworks import Places
+from rlprobe.frameworks.verl.engine import engines
+from rlprobe.frameworks.verl.host import assets, plan
+
+if TYPE_CHECKING:
+    from rlprobe.spec import RunSpec
+
+_HOOKS = "rlprobe.frameworks.verl"
+_DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclasses.dataclass(frozen=True)
+class VerlFramework:
+    """What the host side of a run asks of verl."""
+
+    name: str = "verl"
+    builtin_version: int = assets.VERSION
+    builtins: Collection[str] = assets.NAMES
+
+    def expected_stages(self, spec: RunSpec) -> tuple[str, ...]:
+        """Stages that verl runs under the spec's overrides; a replay generates nothing."""
+        config = plan.from_overrides([*_base(spec), *spec.overrides])
+        found = plan.stages_of(config)
+        if spec.role != "benchmark":
+            return tuple(stage for stage in found if stage != stages.GENERATE)
+        if spec.capture.token_range is None or _engine_name(spec) != engines.CPU:
+            return tuple(stage for stage in found if stage != stages.GENERATE)
+        return found
+
+    def command(self, spec: RunSpec, places: Places) -> list[str]:
+        """``python -m verl.trainer.main_ppo`` with every override this run needs.
+
+        Later overrides win: verl's defaults for an alignment, the user's, and last what a run
+        cannot do without (paths, steps, and in a replay the absence of an engine).
+        """
+        # Hydra refuses a repeated "+key", so a key set twice keeps its last value only
+        merged: dict[str, str] = {}
+        for override in [*_base(spec), *spec.overrides, *_enforced(spec, places)]:
+            plain = override.partition("=")[0].lstrip("+~")
+            merged.pop(plain, None)
+            merged[plain] = override
+        return ["python", "-m", "verl.trainer.main_ppo", *merged.values()]
+
+    def environment(self, spec: RunSpec, places: Places) -> dict[str, str]:
+        """Hooks on in every verl process; offline; Ray apart from any other on the machine."""
+        modules = [_HOOKS]
+        env = {
+            "RAY_ADDRESS": "local",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_DISABLE_IMPORT_WARNING": "1",
+            "RAY_DEDUP_LOGS": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            # Ray lowers its workers' priority, but a run is what its node is there for
+            "RAY_worker_niceness": "0",
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "WANDB_MODE": "offline",
+            "HYDRA_FULL_ERROR": "1",
+        }
+        if spec.device == "cpu":
+            modules.append(f"{_HOOKS}.cpu")
+            env |= {
+                "VERL_ENGINE_DEVICE": "cuda",
+                "GLOO_SOCKET_IFNAME": "lo",
+                # Ray rewrites a loopback address to one that never answers unless told not to
+                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+                "OMP_NUM_THREADS": "1",
+            }
+        env["VERL_USE_EXTERNAL_MODULES"] = ",".join(modules)
+        return env
+
+    def prepare(self, spec: RunSpec, places: Places) -> list[list[str]]:
+        """Commands to run before training, in the same image: builtin models and data."""
+        wanted = [*spec.model.paths().values(), *spec.data.train_files]
+        wanted += list(spec.data.val_files or ())
+        names = [
+            path
+            for path in wanted
+            if path.startswith(assets.BUILTIN) and not assets.path_of(path, places.assets).exists()
+        ]
+        if not names:
+            return []
+        return [["python", "-m", "rlprobe.frameworks.verl.host.assets", str(places.assets), *names]]
+
+
+FRAMEWORK = VerlFramework()
+
+
+def _path(value: str, places: Places) -> str:
+    if value.startswith(assets.BUILTIN):
+        return str(assets.path_of(value, places.assets))
+    return str(Path(value).expanduser().absolute())
+
+
+def _files(values: tuple[str, ...], places: Places) -> str:
+    return "[" + ",".join(_path(value, places) for value in values) + "]"
+
+
+def _engine_name(spec: RunSpec) -> str:
+    config = plan.from_overrides([*_base(spec), *spec.overrides])
+    return str(config["actor_rollout_ref"]["rollout"].get("name", ""))
+
+
+def _base(spec: RunSpec) -> list[str]:
+    """What an alignment wants of verl unless the user says otherwise."""
+    overrides = [
+        # the older trainer keeps the order of rows; the newer permutes them between runs
+        "trainer.use_v1=false",
+        "trainer.logger=[console]",
+        "trainer.total_epochs=1000000",
+        "trainer.project_name=rlprobe",
+        "trainer.experiment_name=alignment",
+        "data.dataloader_num_workers=0",
+        f"data.seed={spec.seed}",
+        f"actor_rollout_ref.rollout.seed={spec.seed}",
+        "actor_rollout_ref.rollout.calculate_log_probs=true",
+        f"actor_rollout_ref.rollout.full_determinism={str(spec.deterministic).lower()}",
+    ]
+    if spec.device == "cpu":
+        overrides += _cpu(spec)
+    return overrides
+
+
+def _cpu(spec: RunSpec) -> list[str]:
+    """What verl needs to train on a CPU (see ``cpu.py``)."""
+    # several nodes have a Ray already, which refuses to be described again
+    own_ray = [
+        "+ray_kwargs.ray_init.num_cpus=12",
+        f"+ray_kwargs.ray_init.num_gpus={spec.world_size}",
+        "+ray_kwargs.ray_init._node_ip_address=127.0.0.1",
+        "+ray_kwargs.ray_init.include_dashboard=false",
+        "+ray_kwargs.ray_init.object_store_memory=200000000",
+    ]
+    return [
+        "trainer.device=cpu",
+        *(own_ray if spec.resources.nodes == 1 else ()),
+        "actor_rollout_ref.model.use_remove_padding=false",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=false",
+        "+actor_rollout_ref.model.override_config.attn_implementation=eager",
+        "actor_rollout_ref.actor.strategy=fsdp2",
+        "actor_rollout_ref.actor.use_torch_compile=false",
+        "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false",
+        "actor_rollout_ref.ref.use_torch_compile=false",
+        "actor_rollout_ref.ref.fsdp_config.use_torch_compile=false",
+        f"actor_rollout_ref.rollout.name={engines.CPU}",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
+        "actor_rollout_ref.rollout.agent.num_workers=1",
+        "critic.model.use_remove_padding=false",
+        "critic.model.enable_gradient_checkpointing=false",
+        "+critic.model.override_config.attn_implementation=eager",
+        "critic.strategy=fsdp2",
+        "critic.fsdp.use_torch_compile=false",
+        "reward.num_workers=1",
+        f"reward.reward_model.rollout.name={engines.CPU}",
+    ]
+
+
+def _enforced(spec: RunSpec, places: Places) -> list[str]:
+    """What a run cannot do without."""
+    nodes = spec.resources.nodes
+    if spec.world_size % nodes:
+        raise ConfigError(
+            f"world_size {spec.world_size} cannot be spread evenly over {nodes} nodes"
+        )
+    overrides = [
+        f"trainer.nnodes={nodes}",
+        f"trainer.n_gpus_per_node={spec.world_size // nodes}",
+        f"trainer.total_training_steps={spec.steps.total}",
+        "trainer.val_before_train=false",
+        "trainer.test_freq=-1",
+        "trainer.save_freq=-1",
+        "trainer.resume_mode=disable",
+        f"trainer.default_local_dir={places.scratch}/checkpoints",
+        f"hydra.run.dir={places.side}/hydra",
+        f"actor_rollout_ref.model.path={_path(spec.model.path, places)}",
+        f"data.train_files={_files(spec.data.train_files, places)}",
+        f"data.val_files={_files(spec.data.val_files or spec.data.train_files, places)}",
+        *_precision(spec),
+    ]
+    if spec.model.critic_path is not None:
+        overrides.append(f"critic.model.path={_path(spec.model.critic_path, places)}")
+    if spec.model.reference_path is not None:
+        overrides.append(
+            f"+actor_rollout_ref.ref.model.path={_path(spec.model.reference_path, places)}"
+        )
+    overrides += _reward(spec, places)
+    if spec.replay_of is not None:
+        overrides += [
+            f"actor_rollout_ref.rollout.name={engines.REPLAY}",
+            f"reward.reward_model.rollout.name={engines.REPLAY}",
+        ]
+        if not spec.recompute_rewards:
+            # rewards come with the rollouts; each worker that computes none costs a start-up
+            overrides.append("reward.num_workers=0")
+    return overrides
+
+
+def _reward(spec: RunSpec, places: Places) -> list[str]:
+    if spec.data.reward_function is not None:
+        file, _, name = spec.data.reward_function.rpartition(":")
+        path = _path(file, places)
+    elif spec.data.train_files[0].startswith(assets.BUILTIN):
+        path, name = str(Path(assets.__file__).with_name("builtin_reward.py")), "compute_score"
+    else:
+        return []
+    return [
+        f"reward.custom_reward_function.path={path}",
+        f"reward.custom_reward_function.name={name}",
+    ]
+
+
+def _precision(spec: RunSpec) -> list[str]:
+    """Compute precision of every model; parameters are kept and updated in fp32 (fp64 in fp64)."""
+    config = plan.from_overrides([*_base(spec), *spec.overrides])
+    strategy = config["actor_rollout_ref"].get("actor", {}).get("strategy", "fsdp")
+    rollout = [f"actor_rollout_ref.rollout.dtype={_DTYPES[spec.precision]}"]
+    if "megatron" in (strategy, config.get("model_engine")):
+        return [
+            *rollout,
+            f"actor_rollout_ref.actor.megatron.dtype={_DTYPES[spec.precision]}",
+            f"actor_rollout_ref.ref.megatron.dtype={_DTYPES[spec.precision]}",
+            f"critic.megatron.dtype={_DTYPES[spec.precision]}",
+        ]
+    wide = "fp64" if spec.precision == "fp64" else "fp32"
+    mixed = f"{{param_dtype:{spec.precision},reduce_dtype:{wide},buffer_dtype:{wide}}}"
+    sections = (
+        "actor_rollout_ref.actor.fsdp_config",
+        "actor_rollout_ref.ref.fsdp_config",
+        "critic.fsdp",
+    )
+    return [
+        *rollout,
+        *(f"{section}.model_dtype={wide}" for section in sections),
+        *(f"+{section}.mixed_precision={mixed}" for section in sections),
+    ]

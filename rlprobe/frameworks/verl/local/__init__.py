@@ -1,0 +1,1 @@
+"""VeRL without Ray, in one process or forked ranks."""

@@ -1,0 +1,1 @@
+"""Rollouts instead of generation."""

@@ -1,0 +1,1 @@
+"""Is a difference noise? Floors, excuses, and one judged table a stage."""

@@ -1,0 +1,74 @@
+"""Changes of parameters, apart from flipped signs.
+
+An adaptive optimizer's first step is nearly a sign, so a few elements with tiny gradients may flip
+on a correct device, each a large difference in one place. A wrong learning rate, decay or moment
+changes all elements instead. A sketch tells them apart: a flip falls into one of its 61 buckets,
+what is dense into all, so the median over the buckets' differences sees only what is dense.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from rlprobe.judge import sketched
+from rlprobe.judge.inputs import Results
+from rlprobe.judge.noise import SKETCH_RESOLUTION
+
+CHANGE = "change"
+#: Median of |x| of a standard normal variable.
+_MEDIAN = 0.6744897501960817
+
+
+def with_dense(
+    rows: pl.DataFrame,
+    results: Results,
+    stage: str,
+    step: int,
+    joined: sketched.Joined = sketched.NOTHING,
+) -> pl.DataFrame:
+    """Add ``dense_error``: relative L2 of a change's difference without its few largest parts.
+
+    Null for other records, and where a side has no sketch. ``joined`` has the sketches of what
+    several shards were joined to.
+
+    Raises:
+        StoreError: a record table is damaged.
+    """
+    nothing = rows.with_columns(dense_error=pl.lit(None, pl.Float64))
+    changes = rows.filter((pl.col("slot") == CHANGE) & (pl.col("status") == "matched")).select(
+        "rank", "name", "name_benchmark", "name_target", "norm_benchmark"
+    )
+    found = sketched.both(results, stage, step, changes, [CHANGE], joined)
+    if found is None:
+        return nothing
+    both, b, t = found
+    buckets = b.shape[1]
+    typical = np.median(np.abs(t - b), axis=1) / _MEDIAN * np.sqrt(buckets)
+    norms = both.get_column("norm_benchmark").to_numpy()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = np.where(norms > 0, typical / norms, np.where(typical > 0, np.inf, 0.0))
+    dense = both.select("rank", "name").with_columns(dense_error=pl.Series(error))
+    return rows.join(
+        dense.unique(["rank", "name"], keep="first"),
+        on=["rank", "name"],
+        how="left",
+        maintain_order="left",
+    )
+
+
+def dense_bound(row: dict[str, Any]) -> float:
+    """The bound on a change's dense part."""
+    return max(row.get("noise_dense") or 0.0, SKETCH_RESOLUTION)
+
+
+def raise_excess(rows: pl.DataFrame) -> pl.DataFrame:
+    """Let ``excess`` of a change be at least its dense part's over the bound on that."""
+    bound = pl.max_horizontal("noise_dense", pl.lit(SKETCH_RESOLUTION))
+    # A repeat that is not exact raises this bound as it raises the floor.
+    bound = bound * (pl.col("floor") / pl.col("noise")).clip(lower_bound=1.0).fill_nan(1.0)
+    return rows.with_columns(
+        excess=pl.max_horizontal("excess", (pl.col("dense_error") / bound).fill_nan(0.0))
+    )

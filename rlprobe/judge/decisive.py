@@ -1,0 +1,46 @@
+"""By which of its numbers a record is beyond its floor.
+
+Elements may differ by less than their floor and the norm, or what all elements share, by more than
+its own (:mod:`rlprobe.judge.noise`, :mod:`rlprobe.judge.changes`). Whoever checks a ratio
+needs the two numbers that it is of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlprobe.judge import changes
+
+ELEMENTS, NORM, DENSE = "elements", "norm", "dense"
+#: A ratio is another number's where elements account for less of it than this.
+_MOST = 0.95
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A difference and its floor, both relative; their quotient is the record's ratio."""
+
+    name: str
+    error: float | None
+    floor: float | None
+
+
+def of(row: dict[str, Any]) -> Measure:
+    """The measure by which a row of a stage is judged."""
+    error, floor, excess = (row.get(name) for name in ("error", "floor", "excess"))
+    plain = Measure(ELEMENTS, error, floor)
+    if not isinstance(excess, float) or not isinstance(error, float) or not floor:
+        return plain
+    if excess == float("inf") or excess <= 1.0 or error / floor >= _MOST * excess:
+        return plain
+    dense, norm, difference = (
+        row.get(name) for name in ("dense_error", "norm_benchmark", "norm_diff")
+    )
+    # repeats that are not exact raise both bounds, and lower both ratios
+    if dense and dense / changes.dense_bound(row) >= _MOST * excess:
+        return Measure(DENSE, dense, dense / excess)
+    if norm and difference:
+        size = abs(difference) / norm
+        return Measure(NORM, size, size / excess)
+    return plain

@@ -1,0 +1,109 @@
+"""Whether the rows of two batches stand in the same places.
+
+A trainer may reorder samples, or split a batch into other micro-batches. Activations of whole
+micro-batches are then of other samples, and a difference between them says nothing. What does not
+depend on the order remains to be judged: gradients after all micro-batches, changes of parameters,
+and key data, which is joined by sample.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import polars as pl
+
+from rlprobe import stages
+from rlprobe.judge import execution, keydata
+from rlprobe.judge.inputs import Results
+from rlprobe.roles import BENCHMARK, TARGET
+
+REORDERED = "rows stand in another order"
+SPLIT = "micro-batches are split differently"
+SPREAD = "samples are spread over another number of ranks"
+SHUFFLED = "micro-batches hold other samples than on the benchmark"
+#: Key data that an update is given with each micro-batch.
+_OF_STAGE = {
+    stages.ACTOR_UPDATE: keydata.ADVANTAGES,
+    stages.CRITIC_UPDATE: "given_returns",
+}
+#: Share of activations whose shapes differ in their leading sizes only, for a different split.
+_MANY = 0.3
+
+
+def difference(results: Results, stage: str, step: int, rows: pl.DataFrame) -> str | None:
+    """How the two batches of a stage differ in the places of their rows; None where they don't.
+
+    Args:
+        results: where the runs' proofs are found.
+        stage: canonical name.
+        step: captured step, from 0.
+        rows: the stage's rows in execution order.
+    """
+    orders = []
+    for role in (BENCHMARK, TARGET):
+        run = results.run(role)
+        proof = [] if run is None else run.mock_proof() or []
+        orders.append(
+            [
+                (entry["rank"], sample)
+                for entry in proof
+                if entry["stage"] == stage and entry["step"] == step
+                for sample in entry["samples"]
+            ]
+        )
+    if all(orders) and _groups(orders[0]) != _groups(orders[1]):
+        return SPREAD
+    if _split(rows):
+        return SPLIT
+    if _shuffled(results, stage, step):
+        return SHUFFLED
+    # Other samples altogether are the gate's business.
+    same_set = sorted(s for _, s in orders[0]) == sorted(s for _, s in orders[1])
+    return REORDERED if same_set and orders[0] != orders[1] else None
+
+
+def _groups(order: list[tuple[int, str]]) -> int:
+    """How many parts a batch is divided into: ranks of one model hold the same samples."""
+    ranks: dict[int, list[str]] = {}
+    for rank, sample in order:
+        ranks.setdefault(rank, []).append(sample)
+    return len({tuple(samples) for samples in ranks.values()})
+
+
+def _shuffled(results: Results, stage: str, step: int) -> bool:
+    """Whether the same samples come in micro-batches of another order, as their key data say.
+
+    A proof has the order of the whole batch, before it was cut.
+    """
+    runs = [run for role in (BENCHMARK, TARGET) if (run := results.run(role)) is not None]
+    name = _OF_STAGE.get(stage)
+    if name is None or len(runs) < 2:
+        return False
+    orders = [[(row.rank, row.sample) for row in keydata.load(run, name, step)] for run in runs]
+    if not orders[0] or any(sample is None for order in orders for _, sample in order):
+        return False
+    return orders[0] != orders[1] and Counter(orders[0]) == Counter(orders[1])
+
+
+def _split(rows: pl.DataFrame) -> bool:
+    """Whether many activations differ in size, each in its leading dimensions only."""
+    moving = rows.filter(
+        (pl.col("phase") == execution.FORWARD)
+        & pl.col("slot").is_in(["input", "output"])
+        & (pl.col("shape_benchmark").list.len() >= 2)
+        # with fewer micro-batches on one side, most records of the other have no partner
+        & pl.col("shape_target").is_not_null()
+    )
+    if moving.is_empty():
+        return False
+    other = moving.filter(
+        (pl.col("status") == "shape")
+        & (pl.col("shape_benchmark").list.len() == pl.col("shape_target").list.len())
+        & (pl.col("shape_benchmark").list.last() == pl.col("shape_target").list.last())
+    )
+    return other.height > _MANY * moving.height
+
+
+def only_what_has_no_place(rows: pl.DataFrame) -> pl.DataFrame:
+    """Judge only what does not depend on which rows a micro-batch holds."""
+    return rows.with_columns(judged=pl.col("judged") & (pl.col("phase") >= execution.GRADIENTS))

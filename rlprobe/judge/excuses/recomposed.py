@@ -1,0 +1,110 @@
+"""Blocks that hold their rows otherwise inside, and compute the same.
+
+A mixture's experts may run one by one on the tokens that chose them, all at once on tokens sorted
+by expert, or each on every token (transformers' ``experts_implementation``, fused kernels of a
+device). What runs inside then has its rows in another order or number, which is no difference of
+what the block computes: what it hands on tells that.
+
+- **Are they other rows?** The same width and another number of rows; or the same shape, largest
+  and smallest element, mean and norm, and no agreement element by element: the rows of one tensor
+  in two orders.
+- **Does the block agree?** Everything that its call was given and handed on is within its floor,
+  and what stands inside is so large that, added to the block's result, it would be seen there.
+
+Then nothing below that module can be judged by position. Where the block does not agree, all
+records are judged as they are. What is finite on one side only is judged in any case.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from rlprobe.judge import execution
+from rlprobe.judge.execution import Call
+
+#: Relative difference from which tensors of one norm have little in common.
+_UNRELATED = 0.1
+#: Multiple of the block's floor that a difference inside must reach, added to its result.
+_SEEN = 2.0
+_MOVING = pl.col("phase").is_in([execution.FORWARD, execution.BACKWARD]) & pl.col("slot").is_in(
+    ["input", "output"]
+)
+_LOPSIDED = (pl.col("status") == "nonfinite") & (pl.col("reason") != "both")
+
+
+def allow(rows: pl.DataFrame, calls: list[Call]) -> tuple[pl.DataFrame, list[str]]:
+    """Leave out what cannot be judged by position inside blocks that agree.
+
+    Args:
+        rows: :func:`execution.timeline`'s rows of one process with ``floor``, ``excess``,
+            ``beyond``.
+        calls: their calls.
+
+    Returns:
+        the rows, and the blocks (module paths) inside which rows stand otherwise.
+    """
+    paths = pl.Series("path", [_path(call, calls) for call in calls], pl.String)
+    rows = rows.with_columns(path=paths.gather(rows.get_column("call_id")))
+    moving = rows.filter(_MOVING & pl.col("judged"))
+    recorded = set(moving.get_column("path"))
+    void, blocks = [], set()
+    for (passage, phase, path), found in moving.filter(pl.col("beyond") & _other_rows()).group_by(
+        "passage", "phase", "path", maintain_order=True
+    ):
+        block = _around(str(path), recorded)
+        here = (pl.col("passage") == passage) & (pl.col("phase") == phase)
+        if block is not None and _agrees(moving.filter(here & (pl.col("path") == block)), found):
+            blocks.add(block)
+            below = (pl.col("path") == path) | pl.col("path").str.starts_with(f"{path}.")
+            void.append(here & below)
+    if void:
+        left_out = pl.any_horizontal(void) & ~_LOPSIDED.fill_null(False)
+        rows = rows.with_columns(judged=pl.col("judged") & ~left_out)
+    return rows.drop("path"), sorted(blocks)
+
+
+def _path(call: Call, calls: list[Call]) -> str:
+    """A module's path; a functional call's is below the module that made it."""
+    if call.module is not None:
+        return call.module
+    around = calls[call.parent].module if call.parent is not None else None
+    return f"{around or ''}.{call.operator}"
+
+
+def _around(path: str, recorded: set[str]) -> str | None:
+    """The innermost recorded module around a path."""
+    while "." in path:
+        path = path.rpartition(".")[0]
+        if path in recorded:
+            return path
+    return None
+
+
+def _other_rows() -> pl.Expr:
+    """Records of the same numbers' rows in another order, or of another number of rows."""
+    shapes = [pl.col(f"shape_{side}") for side in ("benchmark", "target")]
+    widths = [shape.list.last() for shape in shapes]
+    matrices = pl.all_horizontal(*(shape.list.len() >= 2 for shape in shapes))
+    number = (pl.col("status") == "shape") & matrices & (widths[0] == widths[1])
+    largest = pl.max_horizontal(pl.col("max_benchmark").abs(), pl.col("min_benchmark").abs())
+    same = pl.all_horizontal(
+        (pl.col("norm_diff").abs() <= pl.col("floor") * pl.col("norm_benchmark")),
+        *(pl.col(f"{n}_diff").abs() <= pl.col("floor") * largest for n in ("max", "min", "mean")),
+    )
+    order = (pl.col("status") == "matched") & same & (pl.col("error") >= _UNRELATED)
+    return (number | order).fill_null(False)
+
+
+def _agrees(block: pl.DataFrame, found: pl.DataFrame) -> bool:
+    """Whether a block's records agree, and would not if ``found`` were added to its results."""
+    own = block.filter(pl.col("error").is_not_null())
+    results = own.filter((pl.col("slot") == "output") & (pl.col("floor") > 0))
+    unseen = (results.get_column("floor") * results.get_column("norm_benchmark")).max()
+    differs = pl.when(pl.col("status") == "shape").then(1.0).otherwise("error")
+    largest = found.select((differs * pl.col("norm_benchmark")).max()).item()
+    return (
+        isinstance(unseen, float)
+        and isinstance(largest, float)
+        and not own.get_column("beyond").any()
+        and largest > _SEEN * unseen
+    )

@@ -1,0 +1,122 @@
+"""Choices that fall the other way within round-off: a router's experts at near ties.
+
+A router scores every token's experts and keeps the best k. Two experts whose scores are closer than
+the devices' round-off are chosen differently by two correct devices, although scores are continuous
+and agree. The token's further way is then another one: a difference of order one in few tokens.
+
+- **Are they near ties?** All scores of the call agree within their floor, and no more choices
+  differ than chance exceeds once in 1,000 calls (Poisson). Of n tokens with k of E experts each,
+  n k boundaries may flip, each with the probability that the margin is smaller than the error of
+  two scores. With E about normal scores of spread s the margin's density at 0 is 0.4 E / s at most;
+  the difference of two scores has an error of 0.8 sqrt(2) e s in the mean, e being what the scores
+  are seen to differ by.
+- **What follows?** Rows of unrelated numbers in c of n tokens are a relative difference of
+  sqrt(2 c / n). What runs after the choice, and the gradients, may differ by twice that. Inside the
+  block that the choice steers, tokens are sorted by expert and stand in other places: nothing there
+  can be judged.
+
+More flips, or scores that disagree, are a fault of routing.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import polars as pl
+
+from rlprobe.judge import execution
+from rlprobe.judge.noise import FALSE_ALARM_RATE
+from rlprobe.judge.noise_updates import poisson_quantile
+from rlprobe.judge.roundoff import UNIT
+
+#: E|x| of a difference of two normal variables times the margin's density, over E e.
+_FLIPS = 0.4 * 0.8 * math.sqrt(2.0)
+#: Multiple of the unrelated rows' share that what follows may differ by.
+_REACH = 2.0
+#: Scores of another draw, or of other precision than a sketch tells, differ by as much at most.
+_SEEN = 1.5
+_CHOICE = r"^torch\.u?int\d+$"
+
+
+def allow(rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """Widen the floors of one process's rows behind choices at near ties.
+
+    Args:
+        rows: :func:`execution.timeline`'s rows with ``floor``, ``excess`` and ``beyond``.
+
+    Returns:
+        the rows, and how many choices fell the other way at most.
+    """
+    differing = rows.filter(
+        (pl.col("slot") == "output")
+        & (pl.col("phase") == execution.FORWARD)
+        & pl.col("dtype_benchmark").str.contains(_CHOICE)
+        & (pl.col("status") == "matched")
+        & pl.col("judged")
+        & pl.col("beyond")
+        & pl.col("module").is_not_null()
+    )
+    total = 0
+    for row in differing.sort("passage", "place").iter_rows(named=True):
+        found = _flips(row, rows)
+        if found is not None:
+            rows = _behind(rows, row, found)
+            total += found
+    return rows, total
+
+
+def _flips(row: dict[str, Any], rows: pl.DataFrame) -> int | None:
+    """Choices that fell the other way; None where near ties do not explain as many."""
+    scores = rows.filter(
+        (pl.col("call_id") == row["call_id"])
+        & (pl.col("slot") == "output")
+        & pl.col("dtype_benchmark").is_in(list(UNIT))
+    )
+    shape = row["shape_benchmark"]
+    if scores.is_empty() or not shape or len(shape) < 2 or scores.get_column("beyond").any():
+        return None
+    options = max(int(width) for width in scores.get_column("shape_benchmark").list.last())
+    error = scores.get_column("error").max()
+    if not isinstance(error, float) or options < 2:
+        return None
+    size = math.prod(shape)
+    allowed = int(poisson_quantile(size * _FLIPS * options * _SEEN * error, FALSE_ALARM_RATE)[0])
+    # ||indices||^2 of choices spread evenly over 0 … E - 1; each that differs does so by 1 at least
+    square = row["norm_benchmark"] ** 2 if row.get("norm_benchmark") else (
+        size * (options - 1) * (2 * options - 1) / 6
+    )  # fmt: skip
+    differ = float(row["error"] ** 2 * square)
+    # two slots of a token may swap; a typical difference of two even choices is (E^2 - 1) / 6
+    most = 2 * max((options**2 - 1) / 6, 1.0) * allowed
+    if not allowed or differ > max(most, (options - 1) ** 2):
+        return None
+    return min(allowed, max(1, math.ceil(differ)))
+
+
+def _behind(rows: pl.DataFrame, row: dict[str, Any], flips: int) -> pl.DataFrame:
+    """The rows with the floors of what runs after a choice."""
+    tokens = row["shape_benchmark"][0]
+    added = min(_REACH * math.sqrt(2.0 * flips / max(tokens, 1)), 2.0)
+    updates = pl.col("phase") == execution.GRADIENTS
+    backward = pl.col("phase") == execution.BACKWARD
+    same_pass = pl.col("passage") == row["passage"]
+    later = same_pass & (backward | (pl.col("place") >= row["place"]))
+    behind = later | updates
+    block = row["module"].rpartition(".")[0]
+    inside = pl.col("module").str.starts_with(f"{block}.") if block else pl.lit(False)
+    itself = (pl.col("call_id") == row["call_id"]) & (pl.col("place") == row["place"])
+    floor = pl.max_horizontal("floor", pl.lit(added))
+    lopsided = (pl.col("status") == "nonfinite") & (pl.col("reason") != "both")
+    wider = behind & pl.col("floor").is_not_null() & ~lopsided
+    return rows.with_columns(
+        judged=pl.col("judged") & ~(((behind & inside) | itself).fill_null(False) & ~lopsided),
+        beyond=pl.when(wider)
+        .then(pl.col("beyond") & (pl.col("excess") * pl.col("floor") > floor))
+        .otherwise(pl.col("beyond"))
+        .fill_null(False),
+        excess=pl.when(wider)
+        .then(pl.col("excess") * pl.col("floor") / floor)
+        .otherwise(pl.col("excess")),
+        floor=pl.when(wider).then(floor).otherwise(pl.col("floor")),
+    )

@@ -1,0 +1,114 @@
+"""The floor of every record, and whether the target is worse than the benchmark.
+
+``floor = max(the repeats' difference, the round-off bound)``. The bound comes from compare
+(:mod:`rlprobe.judge.noise`). A repeat is one draw of the device's own randomness, so a second
+draw may be somewhat larger: its difference counts twice, and where repeats exceed the bound in
+general (atomics, unordered reductions) the bound of their whole class is scaled up with them.
+
+With the high-precision control the question is not whether the sides differ but whether the target
+is worse: R = err(target) / max(err(benchmark), floor), errors against the control. The target's own
+error is not measured directly; two independent errors add in squares, so it is
+sqrt(difference**2 - err(benchmark)**2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import polars as pl
+
+from rlprobe.judge import changes
+from rlprobe.judge.roundoff import UNIT
+
+#: A repeat's difference is one draw; twice that bounds another with near certainty.
+REPEAT_FACTOR = 2.0
+#: The target is worse when its error is beyond this multiple of the benchmark's own.
+R_LIMIT = 2.0
+
+_JOIN = ["step", "rank", "name"]
+
+
+def with_floor(
+    rows: pl.DataFrame,
+    repeats: Mapping[str, pl.DataFrame],
+    precise: pl.DataFrame | None = None,
+) -> pl.DataFrame:
+    """Add ``repeat_error``, ``floor``, ``excess``, ``R`` and ``beyond``.
+
+    Args:
+        rows: target's comparison, columns of records.parquet.
+        repeats: the same stage's comparisons of a device with itself.
+        precise: comparison of the benchmark with its high-precision control.
+
+    ``excess`` is the difference over the floor (records.parquet's ``ratio``, lowered by what the
+    repeats say); ``beyond`` whether the record cannot be noise. A record that is not finite on
+    one side only is beyond anything.
+    """
+    rows = rows.with_columns(repeat_error=pl.lit(None, pl.Float64))
+    scale = pl.lit(1.0)
+    for frame in repeats.values():
+        own = frame.filter(pl.col("error").is_not_null())
+        seen = own.select(*_JOIN, again=_seen("error")).unique(_JOIN, keep="first")
+        rows = (
+            rows.join(seen, on=_JOIN, how="left", maintain_order="left", nulls_equal=True)
+            .with_columns(repeat_error=pl.max_horizontal("repeat_error", "again"))
+            .drop("again")
+        )
+    if repeats:
+        ratio = pl.col("repeat_error") / pl.col("noise")
+        typical = ratio.filter(ratio.is_finite()).quantile(0.99, "higher").over("direction", "slot")
+        scale = (REPEAT_FACTOR * typical).clip(lower_bound=1.0).fill_null(1.0)
+    floor = pl.max_horizontal(
+        pl.col("noise") * scale, REPEAT_FACTOR * pl.col("repeat_error").fill_null(0.0)
+    )
+    rows = rows.with_columns(floor=pl.when(pl.col("noise").is_not_null()).then(floor))
+    # records.parquet's ratio may stem from the norms; what lowers it is the floor over the bound.
+    lowered = pl.col("floor") / pl.col("noise")
+    rows = rows.with_columns(
+        # Where a sketch saw no difference, its error is what it could not have seen.
+        excess=pl.when(_unseen() & (pl.col("noise") > 0))
+        .then(0.0)
+        .when(pl.col("noise") > 0)
+        .then(pl.col("ratio") / lowered)
+        .otherwise(pl.col("error") / pl.col("floor"))
+        .fill_nan(0.0)
+    )
+    rows = changes.raise_excess(rows)
+    rows = _against_precise(rows, precise)
+    lopsided = (pl.col("status") == "nonfinite") & (pl.col("reason") != "both")
+    # A mask may be of booleans on one side and of numbers to add on the other: two ways to say the
+    # same, which their numbers cannot tell.
+    kinds = [pl.col(f"dtype_{side}").is_in(list(UNIT)) for side in ("benchmark", "target")]
+    unlike = (kinds[0] != kinds[1]).fill_null(False)
+    rows = rows.with_columns(excess=pl.when(~unlike).then(pl.col("excess")))
+    worse = (pl.col("excess") > 1) & (pl.col("R").is_null() | (pl.col("R") > R_LIMIT))
+    return rows.with_columns(beyond=((worse & ~unlike) | lopsided).fill_null(False))
+
+
+def _seen(column: str) -> pl.Expr:
+    """An error that was measured; a sketch that saw nothing gives no repeat difference."""
+    return pl.when(_unseen()).then(0.0).otherwise(pl.col(column))
+
+
+def _unseen() -> pl.Expr:
+    return ((pl.col("error_kind") == "sketch") & (pl.col("error_uncertainty") >= 1)).fill_null(
+        False
+    )
+
+
+def _against_precise(rows: pl.DataFrame, precise: pl.DataFrame | None) -> pl.DataFrame:
+    if precise is None:
+        return rows.with_columns(R=pl.lit(None, pl.Float64), own_error=pl.lit(None, pl.Float64))
+    own = (
+        precise.filter(pl.col("error").is_not_null())
+        .select(*_JOIN, own_error="error")
+        .unique(_JOIN, keep="first")
+    )
+    rows = rows.join(own, on=_JOIN, how="left", maintain_order="left", nulls_equal=True)
+    squared = pl.col("error").pow(2) - pl.col("own_error").pow(2)
+    own_or_floor = pl.max_horizontal("own_error", "floor")
+    return rows.with_columns(
+        R=pl.when(pl.col("own_error").is_not_null() & (own_or_floor > 0)).then(
+            squared.clip(lower_bound=0.0).sqrt() / own_or_floor
+        )
+    )

@@ -1,0 +1,89 @@
+"""Whether an update was given other numbers than the stages before it computed.
+
+A stage that computes rightly from wrong inputs is not at fault. What an update is given (old and
+reference log-probs, values, returns, masks) is key data of its own; a difference there that is
+larger than the difference of what it was made from came in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlprobe import stages
+from rlprobe.judge import keydata
+from rlprobe.judge.keydata import Difference
+
+#: A copy differs as what it is a copy of, but may be of a part of it (the response without the
+#: prompt), whose relative difference is another.
+_COPIED = 10.0
+_LEAST = 1e-6
+#: Advantages and returns are whitened or summed from values and log-probs, whose noise they
+#: magnify.
+_MAGNIFIED, _MAGNIFIED_LEAST = 100.0, 1e-5
+_SOURCES = ("values", "old_log_probs", "ref_log_prob")
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """Something given to an update that differs by more than its sources explain."""
+
+    difference: Difference
+    allowed: float
+
+    @property
+    def is_mask(self) -> bool:
+        return self.difference.name.endswith("_mask")
+
+    @property
+    def said(self) -> str:
+        """Evidence in a sentence."""
+        d = self.difference
+        plain = d.name.removeprefix("given_").replace("_", " ")
+        if self.is_mask:
+            return (
+                f"the {plain} that the update was given differs at {d.share:.1%} of its positions, "
+                f"first in sample {d.sample}"
+            )
+        displaced = f", displaced by {d.shift} along the sequence" if d.shift is not None else ""
+        return (
+            f"the {plain} that the update was given differ by {d.error:.3g}, and what they come "
+            f"from by {self.allowed:.2g} at most{displaced}; most in sample {d.sample}"
+        )
+
+
+def wrong(found: dict[str, Difference], stage: str) -> list[Wrong]:
+    """What a stage was given wrongly, masks first.
+
+    Args:
+        found: differences of key data by name.
+        stage: canonical name of an update stage.
+    """
+    names = [name for name, (_, owner) in keydata.GIVEN.items() if owner == stage]
+    if stage == stages.ACTOR_UPDATE:
+        names.append(keydata.ADVANTAGES)
+    judged = [Wrong(found[name], _allowed(found, name)) for name in names if name in found]
+    beyond = [
+        item
+        for item in judged
+        if item.difference.joined
+        and item.difference.error is not None
+        and item.difference.error > item.allowed
+    ]
+    return sorted(beyond, key=lambda item: not item.is_mask)
+
+
+def _allowed(found: dict[str, Difference], name: str) -> float:
+    """The difference (relative L2) that its sources explain."""
+    if name.endswith("_mask"):
+        return 0.0
+    copied = keydata.GIVEN.get(name, (None, ""))[0]
+    if copied is not None:
+        source = found.get(copied)
+        return max(_LEAST, _COPIED * ((source.error or 0.0) if source is not None else 0.0))
+    return magnified(found)
+
+
+def magnified(found: dict[str, Difference]) -> float:
+    """What the differences of values and log-probs can make of advantages and returns."""
+    given = [found[name].error or 0.0 for name in _SOURCES if name in found]
+    return max(_MAGNIFIED_LEAST, _MAGNIFIED * max(given, default=0.0))

@@ -1,0 +1,185 @@
+"""What a diagnosis is made from: ``RESULTS_DIR/alignment.json`` and what it leads to.
+
+The workflow writes ``alignment.json`` when it plans an alignment (:func:`write` does the same by
+hand)::
+
+    {"format": 1, "name": …, "framework": …, "framework_version": …, "store": …, "coverage": 0.9,
+     "runs": {role: {"key", "device", "precision", "stages", "imported"}},
+     "pairs": {pair: {"benchmark": role, "target": role, "stages": [...]}}}
+
+Beside it stand ``compare/{pair}/{stage}/{records.parquet, summary.json}``; the runs are in the
+store.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rlprobe import stages
+from rlprobe.errors import DumpError, StoreError
+from rlprobe.files import replace_bytes
+from rlprobe.roles import TARGET
+from rlprobe.store.read import Run
+
+FORMAT = 1
+NAME = "alignment.json"
+_MAX_BYTES = 16 << 20
+
+
+class PlannedRun(msgspec.Struct, frozen=True):
+    """A run as the alignment asked for it."""
+
+    key: str
+    device: str
+    precision: str
+    stages: list[str] = []
+    imported: bool = False
+
+
+class PlannedPair(msgspec.Struct, frozen=True):
+    """A comparison: the roles of the side compared against and of the side in question."""
+
+    benchmark: str
+    target: str
+    stages: list[str] = []
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """``alignment.json``."""
+
+    name: str
+    store: str
+    runs: dict[str, PlannedRun]
+    pairs: dict[str, PlannedPair]
+    framework: str = ""
+    framework_version: str = ""
+    coverage: float = 0.9
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class Results:
+    """A results directory and the store behind it."""
+
+    directory: Path
+    plan: Plan
+    store: Path
+
+    @classmethod
+    def open(cls, directory: Path) -> Results:
+        """Read ``alignment.json``.
+
+        Raises:
+            DumpError: there is none, or it is not what the workflow writes.
+        """
+        path = directory / NAME
+        try:
+            if path.stat().st_size > _MAX_BYTES:
+                raise DumpError(f"{path} is larger than {_MAX_BYTES} bytes: no plan")
+            data = path.read_bytes()
+        except OSError as error:
+            raise DumpError(
+                f"{path} cannot be read ({error.strerror or error}); `rlprobe config plan CONFIG` "
+                "writes it"
+            ) from error
+        try:
+            plan = msgspec.json.decode(data, type=Plan)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise DumpError(f"{path} is not an alignment's plan: {error}") from error
+        if plan.format != FORMAT:
+            raise DumpError(f"{path} has format {plan.format}; this rlprobe reads {FORMAT}")
+        unknown = [s for p in plan.pairs.values() for s in p.stages if s not in stages.STAGES]
+        if unknown:
+            raise DumpError(f"{path}: stage {unknown[0]!r} is none")
+        store = Path(plan.store)
+        # Relative paths are of the directory that the workflow ran in; results may have moved.
+        if not store.is_absolute() and not store.is_dir():
+            beside = directory / store
+            store = beside if beside.is_dir() else store
+        return cls(directory, plan, store)
+
+    def run(self, role: str) -> Run | None:
+        """A role's run, None where it is not planned or not in the store.
+
+        Raises:
+            StoreError: it is there and damaged.
+        """
+        planned = self.plan.runs.get(role)
+        if planned is None or not (self.store / "runs" / planned.key / "manifest.json").is_file():
+            return None
+        return Run.open(self.store, planned.key)
+
+    def compared(self, pair: str, stage: str) -> Path:
+        """Where a comparison's files are, or would be."""
+        return self.directory / "compare" / pair / stage
+
+    def stages(self, pair: str = TARGET) -> list[str]:
+        """Stages that a pair should have been compared in, in the order of a step."""
+        planned = self.plan.pairs.get(pair)
+        if planned is None:
+            return []
+        return sorted(set(planned.stages), key=stages.order)
+
+    def summary(self, pair: str, stage: str) -> dict[str, Any] | None:
+        """``summary.json`` of a comparison; None where there is none.
+
+        Raises:
+            DumpError: it is damaged.
+        """
+        path = self.compared(pair, stage) / "summary.json"
+        if not path.is_file():
+            return None
+        try:
+            value = msgspec.json.decode(path.read_bytes())
+        except (OSError, msgspec.MsgspecError, RecursionError) as error:
+            raise DumpError(f"{path} is not readable: {error}; compare again") from error
+        if not isinstance(value, dict) or value.get("format") != 1:
+            raise DumpError(f"{path} is not of format 1; compare again")
+        return value
+
+
+def write(
+    path: Path,
+    *,
+    name: str,
+    store: str | os.PathLike[str],
+    runs: Mapping[str, PlannedRun],
+    pairs: Mapping[str, PlannedPair],
+    coverage: float = 0.9,
+    framework: str = "",
+    framework_version: str = "",
+) -> None:
+    """Write ``alignment.json`` for runs and comparisons that no workflow made."""
+    plan = Plan(
+        name=name,
+        store=os.fspath(store),
+        runs=dict(runs),
+        pairs=dict(pairs),
+        framework=framework,
+        framework_version=framework_version,
+        coverage=coverage,
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_bytes(path, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
+
+
+def require(results: Results, role: str) -> Run:
+    """A role's run.
+
+    Raises:
+        StoreError: it is not in the store.
+    """
+    run = results.run(role)
+    if run is None:
+        planned = results.plan.runs.get(role)
+        raise StoreError(
+            f"the {role} run {planned.key[:12] if planned else '(not planned)'} is not in "
+            f"{results.store}; run `rlprobe run --role {role}` or import it"
+        )
+    return run

@@ -1,0 +1,186 @@
+"""Key data of two runs, joined by sample, and what their differences look like.
+
+How key data lie in a run and how a row's sample is found: :mod:`rlprobe.dumps.key_data`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlprobe.dumps.key_data import ADVANTAGES, GIVEN, OUTCOMES, REWARDS, TOKENS, Array, KeyData, Row
+from rlprobe.judge import fits
+from rlprobe.store.read import Run
+
+__all__ = ["ADVANTAGES", "GIVEN", "OUTCOMES", "REWARDS", "TOKENS", "Array", "Row"]
+
+
+def names(run: Run) -> list[str]:
+    """Names of the key data that a run has."""
+    return _of(run).keys() if (run.dump / "data").is_dir() else []
+
+
+def load(run: Run, name: str, step: int) -> list[Row]:
+    """All rows of a name and step; empty where there are none.
+
+    Raises:
+        DumpError: a file is damaged.
+    """
+    return _of(run).rows(name, step) if (run.dump / "data").is_dir() else []
+
+
+def _of(run: Run) -> KeyData:
+    return KeyData(run.dump / "data", run.mock_proof() or [])
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Key data of one name on both sides."""
+
+    name: str
+    step: int
+    #: Relative L2 difference over all joined values; None where nothing could be joined.
+    error: float | None
+    max_abs: float
+    mean_abs: float
+    #: Rows joined, and rows of each side without a partner.
+    joined: int
+    benchmark_only: int
+    target_only: int
+    #: Sample with the largest difference, and the first token of its response that stands out.
+    sample: str | None = None
+    position: int | None = None
+    #: Share of positions that differ at all.
+    share: float = 0.0
+    #: Position of the sequence from which on rows differ far more than before it.
+    onset: int | None = None
+    #: Root mean square difference at a sequence's first token over that at the others; None where
+    #: rows do not begin there.
+    first: float | None = None
+    #: Share of the differing rows whose difference leads to another sample's row.
+    moved: float = 0.0
+    #: Places by which values are displaced along their rows (:func:`fits.shift`).
+    shift: int | None = None
+    #: Each joined sample's values on both sides, where they are one number a token.
+    pairs: list[tuple[str, Array, Array]] = field(default_factory=list, repr=False)
+
+
+def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Difference:
+    """Differences of one name, sample by sample.
+
+    A sample that occurs several times is paired in order of occurrence. A row whose length
+    differs on the other side counts as unpaired on both.
+    """
+    left, right = _grouped(benchmark), _grouped(target)
+    pairs: list[tuple[str, Array, Array]] = []
+    whole: list[Array] = []
+    squares = norms = total = 0.0
+    count = joined = differing = 0
+    worst: tuple[float, str | None, int | None] = (0.0, None, None)
+    largest = 0.0
+    for key in sorted(left.keys() & right.keys()):
+        for one, other in zip(left[key], right[key], strict=False):
+            b, t = one.values, other.values
+            if b.shape != t.shape:
+                continue
+            joined += 1
+            wide_b, wide_t = b.astype(np.float64), t.astype(np.float64)
+            pairs.append((key, wide_b, wide_t))
+            if one.response_at and b.ndim == 1:  # the prompt is in it
+                whole.append(np.abs(wide_t - wide_b))
+            difference = np.abs(wide_t - wide_b)
+            difference = np.where(wide_t == wide_b, 0.0, difference)  # equal infinities
+            squares += float(np.sum(difference**2))
+            norms += float(np.sum(wide_b**2))
+            total += float(difference.sum())
+            count += difference.size
+            differing += int(np.count_nonzero(difference))
+            size = float(difference.max(initial=0.0))
+            if not size <= largest or (size > 0 and worst[1] is None):  # NaN counts as largest
+                largest = max(largest, size) if np.isfinite(size) else float("inf")
+                worst = (size, key, _onset(difference, one.response_at))
+    error = None
+    if joined:
+        scale = np.sqrt(norms)
+        error = float(np.sqrt(squares) / scale) if scale > 0 else (0.0 if squares == 0 else np.inf)
+    flat = [pair for pair in pairs if pair[1].ndim == 1]
+    measured = [] if name in TOKENS else flat  # tokens and masks follow no law of numbers
+    return Difference(
+        name=name,
+        step=step,
+        error=error,
+        max_abs=largest,
+        mean_abs=total / count if count else 0.0,
+        joined=joined,
+        benchmark_only=len(benchmark) - joined,
+        target_only=len(target) - joined,
+        sample=worst[1],
+        position=worst[2],
+        share=differing / count if count else 0.0,
+        onset=change_point([np.abs(t - b) for _, b, t in flat]),
+        first=_first_token(whole),
+        moved=fits.of_other_rows(measured),
+        shift=fits.shift([(b, t) for _, b, t in measured]),
+        pairs=flat,
+    )
+
+
+def _first_token(differences: list[Array]) -> float | None:
+    """How much a sequence's first token differs, relative to the others."""
+    heads = [d[0] for d in differences if len(d) > 1]
+    rest = [d[1:] for d in differences if len(d) > 1]
+    if not heads:
+        return None
+    others = float(np.sqrt(np.mean(np.concatenate(rest) ** 2)))
+    return float(np.sqrt(np.mean(np.square(heads)))) / others if 0 < others < np.inf else None
+
+
+#: Over the first tokens any fault of attention grows, as they see more and more keys; what sets in
+#: later has a place of its own.
+_GROWING = 6
+#: A change point is one where differences grow by this factor at least.
+_GROWTH = 6.0
+
+
+def change_point(differences: list[Array]) -> int | None:
+    """Where rows begin to differ, over all rows laid side by side; None where they always do.
+
+    A causal model's fault that needs a history (a window, a cache, a late position) leaves the
+    first tokens alone.
+    """
+    if not differences:
+        return None
+    longest = max(len(difference) for difference in differences)
+    table = np.full((len(differences), longest), np.nan)
+    for row, difference in enumerate(differences):
+        table[row, : len(difference)] = np.where(np.isfinite(difference), difference, 0.0)
+    squares = np.nanmean(table**2, axis=0)
+    before = np.cumsum(squares)[:-1] / np.arange(1, longest)
+    after = np.cumsum(squares[::-1])[::-1][1:] / np.arange(longest - 1, 0, -1)
+    if longest < 2 * _GROWING or not after.max() > 0:
+        return None
+    places = np.arange(1, longest)
+    inner = (places >= _GROWING) & (places <= 0.9 * longest)
+    growth = np.where(inner, after / np.maximum(before, 1e-30 + 1e-12 * after.max()), 0.0)
+    best = int(np.argmax(growth))
+    return int(places[best]) if growth[best] > _GROWTH**2 else None
+
+
+def _grouped(rows: list[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.sample is not None:
+            found.setdefault(row.sample, []).append(row)
+    return found
+
+
+def _onset(difference: Array, response_at: int | None) -> int | None:
+    """First token of the response whose difference reaches a tenth of the response's largest."""
+    if response_at is None:
+        return None
+    flat = difference.reshape(len(difference), -1).max(axis=1) if difference.size else difference
+    flat = flat[response_at:]
+    if not flat.size or not flat.max(initial=0.0) > 0:
+        return None
+    return int(np.argmax(flat >= 0.1 * flat.max()))

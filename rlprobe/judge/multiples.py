@@ -1,0 +1,72 @@
+"""Whether a record is a multiple of the benchmark's, from both sides' sketches.
+
+The error and the two norms say little of it: with e = || t - b || / || b || and
+f = || t || / || b || the angle between t and b follows from e**2 = 1 + f**2 - 2 f cos, but a sketch
+knows e to 9 % only. The sketches themselves say more, because they are linear: a multiple's is the
+same multiple of the benchmark's, exactly, and what t is beyond its best multiple of b is seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import polars as pl
+
+from rlprobe.judge import sketched
+from rlprobe.judge.analysis import Finding
+from rlprobe.judge.inputs import Results
+
+#: Column: what the best multiple of the benchmark leaves of the target, over the benchmark's norm.
+RESIDUAL = "residual"
+
+
+def measured(results: Results, step: int, finding: Finding) -> Finding:
+    """A stage that parts, with ``residual`` beside its differing records and its origin.
+
+    Null where a side has no sketch.
+
+    Raises:
+        StoreError: a record table is damaged.
+    """
+    stage = finding.stage
+    differing = stage.rows.filter(pl.col("beyond") & (pl.col("status") == "matched"))
+    names = differing.select("rank", "name", "name_benchmark", "name_target").unique(
+        ["rank", "name"], keep="first", maintain_order=True
+    )
+    slots = differing.get_column("slot").unique().to_list()
+    found = sketched.both(results, stage.name, step, names, slots, stage.joined)
+    if found is None:
+        return finding
+    rows, b, t = found
+    residuals = pl.Series(RESIDUAL, _residuals(b, t)).fill_nan(None)
+    table = rows.select("rank", "name").with_columns(residuals)
+    processes = [
+        dataclasses.replace(
+            process,
+            rows=process.rows.join(
+                table, on=["rank", "name"], how="left", maintain_order="left"
+            ),
+        )
+        for process in stage.processes
+    ]  # fmt: skip
+    origin = finding.origin
+    if origin is not None and origin.row.get("rank") is not None:
+        own = table.filter(
+            (pl.col("name") == origin.row["name"]) & (pl.col("rank") == origin.row["rank"])
+        )
+        known = own.get_column(RESIDUAL).to_list()
+        origin = dataclasses.replace(origin, row={**origin.row, RESIDUAL: (known or [None])[0]})
+    return dataclasses.replace(
+        finding, stage=dataclasses.replace(stage, processes=processes), origin=origin
+    )
+
+
+def _residuals(b: sketched.Matrix, t: sketched.Matrix) -> sketched.Matrix:
+    with np.errstate(all="ignore"):
+        squares = np.einsum("ij,ij->i", b, b)
+        times = np.einsum("ij,ij->i", b, t) / squares
+        left = t - times[:, None] * b
+        found = np.sqrt(np.einsum("ij,ij->i", left, left) / squares)
+    residuals: sketched.Matrix = np.where(np.isfinite(found), found, np.nan)
+    return residuals

@@ -1,0 +1,346 @@
+"""The round-off bound of every record: how far two correct devices may be apart.
+
+The model. A record is the result of a chain of operations. Each adds a relative error of random
+sign (:func:`rlprobe.judge.roundoff.variance`); variances add up along the chain, in execution
+order, forward and on through backward. So with S the sum of the variances of everything that ran
+before it in the same pass over the model, ::
+
+    noise = SAFETY * sqrt(S)
+
+bounds the relative L2 difference. What goes into S is read off the records: dtypes (of the coarser
+side), the depth (operations before it), and reduction lengths (shapes of weights and activations).
+Nothing is a fixed percentage, and what is bitwise equal on both sides adds nothing, so that the
+bound starts where rounding does.
+
+Parameter gradients, their changes by the optimizer and losses need more than depth: see
+:mod:`rlprobe.judge.noise_updates`. Integers, booleans and texts have no round-off: any difference
+is one.
+
+**What it aims at.** At most one false alarm in a thousand comparisons of two correct devices.
+``SAFETY`` is set for it: over 26 pairs of runs of small transformers (2 to 8 layers, 64 to 256
+wide, fp32 and bf16, other instruction sets, eager against fused attention), 13,000 records, the
+nearest was at 0.36 of its bound forward and backward, and at 0.64 among parameter changes in bf16.
+The bound is about round-off alone: a device that rounds its factors first (TF32, HF32) needs that
+said (``products``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import polars as pl
+
+from rlprobe.compare.match import pairs
+from rlprobe.judge import noise_updates, roundoff
+
+#: Multiple of the expected growth below which a difference is round-off.
+SAFETY = 4.0
+#: Two devices' sketches of one tensor agree to this, relative to its norm.
+SKETCH_RESOLUTION = 3e-7
+#: Two devices' max, min, mean and norm of one tensor agree to this many round-offs.
+STATISTICS_RESOLUTION = 8.0
+#: Chance of a false alarm per comparison that the bounds aim at.
+FALSE_ALARM_RATE = 1e-3
+
+_FORWARD, _BACKWARD, _UPDATE = "forward", "backward", "update"
+_PROCESS = ("step", "rank")
+_SIDES = ("benchmark", "target")
+#: Columns of a comparison that the bounds follow from.
+_NEEDED = [
+    *_PROCESS, "order", "name", "module", "op", "call", "direction", "slot", "index",
+    *(f"{name}_{side}" for name in ("dtype", "shape", "max", "min", "value") for side in _SIDES),
+    "norm_benchmark", "max_diff", "min_diff", "mean_diff", "norm_diff", "error", "error_kind",
+]  # fmt: skip
+
+
+#: Modules that make the table of sines and cosines that positions turn queries and keys by.
+_ROTARY = "Rotary[A-Za-z]*Embedding$"
+#: What the sines of a table differ by, in roundings of the largest angle: frequencies fall off
+#: geometrically, so that only the first few angles are large, and positions are a third as large in
+#: the mean of squares.
+_ANGLES = 0.25
+#: Tokens weigh differently in a relative difference of gradients than in one of what they are of.
+_WEIGHTED = 2.0
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """What a stage's results may differ by because of the data that it was given."""
+
+    #: rank, name, inherited: absolute difference of a loss.
+    losses: pl.DataFrame
+    #: By rank and micro-batch: relative difference of the gradient that the loss sends back.
+    gradients: Mapping[tuple[int, int], float]
+
+
+def annotate(
+    table: pl.DataFrame, *, products: float = 0.0, inherited: Inherited | None = None
+) -> pl.DataFrame:
+    """Set ``noise`` (relative L2), ``ratio`` and ``noise_dense`` of a comparison's rows.
+
+    Args:
+        table: rows of compare's records.parquet, of one process or several, in order.
+        products: unit round-off of matrix products' factors where a device rounds them first:
+            2**-11 for TF32; 0 where it does not.
+        inherited: what losses and gradients differ by because of what the stage was given.
+
+    ``noise`` is there for every record of floating-point numbers, with or without a partner, and
+    for integers that were compared. ``ratio`` is
+    error / noise, or the norms' difference over its own bound where that says more (changes of
+    parameters); it is infinite for a difference where there is no round-off. ``noise_dense`` bounds
+    what a parameter's change differs by besides flipped signs; null elsewhere.
+    """
+    if table.is_empty():
+        return table.with_columns(
+            pl.lit(None, pl.Float64).alias(name) for name in ("noise", "ratio", "noise_dense")
+        )
+    parts = [
+        _process(part, products, inherited)
+        for part in table.select(_NEEDED)
+        .with_row_index("_row")
+        .partition_by(_PROCESS, maintain_order=True)
+    ]
+    annotated = pl.concat(parts).sort("_row")
+    return table.with_columns(
+        annotated.get_column(name) for name in ("noise", "ratio", "noise_dense")
+    )
+
+
+def _process(table: pl.DataFrame, products: float, inherited: Inherited | None) -> pl.DataFrame:
+    """Rows of one process with ``noise`` and ``ratio``, and ``_row``."""
+    table = _facts(table).sort("order", maintain_order=True)
+    table = _given(_accumulated(_reductions(table, table), products), inherited)
+    table = _norms(noise_updates.extend(table, SAFETY))
+    return (
+        table.with_columns(noise=_bound())
+        .with_columns(ratio=_ratio())
+        .select("_row", "noise", "ratio", noise_dense="dense_model")
+    )
+
+
+def _facts(table: pl.DataFrame) -> pl.DataFrame:
+    """Per row: ``u`` (round-off of the coarser side), ``same`` (bitwise), ``unit`` (what ran)."""
+    sides = [roundoff.unit(f"dtype_{side}") for side in _SIDES]
+    seen = pl.col("error_kind").is_in(["digest", "tensor"]) & (pl.col("error") == 0)
+    quiet = pl.all_horizontal(
+        (pl.col(f"{name}_diff") == 0).fill_null(True) for name in ("max", "min", "mean", "norm")
+    )
+    # What a sketch cannot resolve counts as equal; tensors resolve every bit.
+    resolved = (pl.col("error_kind") == "tensor").fill_null(False)
+    unseen = (pl.col("error") <= SKETCH_RESOLUTION) & pl.col("norm_diff").is_not_null() & quiet
+    unseen = unseen & ~resolved
+    shape = pl.coalesce("shape_benchmark", "shape_target")
+    return table.with_columns(
+        pairs.elements(table.select(shape).to_series()).alias("size"),
+        u=pl.max_horizontal(*sides),
+        same=(seen | unseen).fill_null(False),
+        unit=pl.coalesce(pl.col("module"), pl.col("op"), pl.col("name")),
+    )
+
+
+def _reductions(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """``terms``: how many products each row's operation sums up; ``roundings`` of the result.
+
+    ``angles``: variance of a rotary table by large angles that were rounded in fp32.
+    """
+    shape = pl.coalesce("shape_benchmark", "shape_target")
+    weights = (
+        rows.filter(
+            pl.col("slot").is_in(["parameters", *noise_updates.GRADIENTS])
+            & (shape.list.len() >= 2)
+            & pl.col("module").is_not_null()
+        )
+        .group_by("module")
+        .agg(
+            fan_in=(pl.col("size") / shape.list.first()).max(),
+            fan_out=shape.list.first().max(),
+        )
+    )
+    modules = rows.get_column("module").drop_nulls().unique()
+    parents = {
+        name.rsplit(".", cut)[0] for name in modules for cut in range(1, name.count(".") + 1)
+    }
+    floats = pl.col("u").is_not_null()
+    calls = (
+        rows.filter(pl.col("direction").is_in([_FORWARD, _BACKWARD]))
+        .group_by("unit", "call", "direction")
+        .agg(
+            # An embedding reads integers and copies rows: nothing is summed.
+            copies=~(floats & (pl.col("slot") == "input")).any()
+            & (pl.col("slot") == "input").any(),
+            widest=shape.filter(floats & (pl.col("slot") == "input"))
+            .list.slice(1)
+            .list.max()
+            .max(),
+            reach=pl.col("max_benchmark").filter(~floats & (pl.col("slot") == "input")).max(),
+        )
+    )
+    table = table.join(weights, on="module", how="left", maintain_order="left").join(
+        calls,
+        on=["unit", "call", "direction"],
+        how="left",
+        maintain_order="left",
+        nulls_equal=True,
+    )
+    width = (
+        pl.when(pl.col("direction") == _BACKWARD)
+        .then(pl.col("fan_out"))
+        .otherwise(pl.col("fan_in"))
+    )
+    # What a parent does between its children (attention, gates) is not recorded: it can sum over
+    # the sequence or the width of its inputs. Functional calls likewise.
+    unknown = pl.col("module").is_in(list(parents)) | pl.col("module").is_null()
+    # One that turns its inputs itself (vLLM's) hands out tensors as wide as these.
+    narrow = shape.list.last() < pl.col("widest")
+    table_of_angles = (pl.col("op").str.contains(_ROTARY) & narrow).fill_null(False)
+    return table.with_columns(
+        terms=pl.when(pl.col("copies").fill_null(False))
+        .then(0.0)
+        .when(width.is_not_null())
+        .then(width)
+        .when(unknown)
+        .then(pl.col("widest").fill_null(1))
+        .otherwise(0.0)
+        .cast(pl.Float64),
+        # A matrix product is one operation; what else a module does is not known.
+        roundings=pl.when(width.is_not_null() & ~unknown)
+        .then(roundoff.STORED)
+        .when(table_of_angles & (pl.col("u") > roundoff.FP32))
+        .then(roundoff.TABLE)
+        .otherwise(roundoff.ELEMENTARY),
+        angles=pl.when(table_of_angles)
+        .then((_ANGLES * pl.col("reach") * roundoff.FP32).pow(2))
+        .fill_null(0.0),
+    )
+
+
+def _accumulated(table: pl.DataFrame, products: float) -> pl.DataFrame:
+    """``S``: variance accumulated in the pass up to and with each row; null for updates.
+
+    A pass is one forward and its backward (a micro-batch): it begins with each call of the first
+    module. An operation's variance is counted once, at the first result it leaves: outputs forward,
+    gradients of inputs (or, where those are not recorded, of outputs) backward.
+    """
+    moving = pl.col("direction").is_in([_FORWARD, _BACKWARD]) & (pl.col("slot") != "loss")
+    forward = (pl.col("direction") == _FORWARD) & moving
+    first = table.filter(forward).head(1)
+    unit = first.item(0, "unit") if first.height else None
+    key = ["unit", "call", "direction"]
+    result = moving & pl.col("slot").is_in(["output", "input"]) & pl.col("u").is_not_null()
+    leading = pl.int_range(pl.len()).over([*key, "slot", result]) == 0
+    has_output = (result & (pl.col("slot") == "output")).any().over(key)
+    wanted = pl.when(has_output).then(pl.lit("output")).otherwise(pl.lit("input"))
+    counts = (
+        result
+        & leading
+        & (pl.col("slot") == wanted)
+        & ((pl.col("direction") == _BACKWARD) | (pl.col("slot") == "output"))
+    )
+    table = table.with_columns(
+        starts=(
+            forward & (pl.col("unit") == unit) & (pl.int_range(pl.len()).over(key) == 0)
+        ).fill_null(False),
+        own=pl.when(counts & ~pl.col("same"))
+        .then(
+            roundoff.variance(pl.col("u"), pl.col("terms"), products, pl.col("roundings"))
+            + pl.col("angles")
+        )
+        .otherwise(0.0),
+    ).with_columns(passage=pl.col("starts").cast(pl.Int32).cum_sum())
+    # An input that differs may come from operations between modules, which nothing recorded: the
+    # attention before its output projection, a residual sum.
+    width = pl.coalesce("shape_benchmark", "shape_target").list.slice(1).list.max().fill_null(1)
+    between = moving & (pl.col("own") == 0) & ~pl.col("same")
+    local = pl.when(between).then(roundoff.variance(pl.col("u"), width)).otherwise(0.0)
+    return table.with_columns(
+        S=pl.when(moving).then(pl.col("own").cum_sum().over("passage") + local)
+    )
+
+
+def _given(table: pl.DataFrame, inherited: Inherited | None) -> pl.DataFrame:
+    """``inherited``: absolute, of losses; and ``S`` of a backward pass with what it began with."""
+    if inherited is None:
+        return table.with_columns(inherited=pl.lit(0.0))
+    rank = table.item(0, "rank")
+    own = {micro: error for (r, micro), error in inherited.gradients.items() if r == rank}
+    passes = max(table.get_column("passage").drop_nulls().to_list(), default=0)
+    if passes != len(own):  # passes are not micro-batches here
+        own = dict.fromkeys(range(passes + 1), max(own.values(), default=0.0))
+    began = pl.DataFrame(
+        {
+            "passage": pl.Series([micro + 1 for micro in own], dtype=pl.Int32),
+            "began": pl.Series(
+                [(_WEIGHTED * e / SAFETY) ** 2 for e in own.values()], dtype=pl.Float64
+            ),
+        }
+    )
+    return (
+        table.join(inherited.losses, on=["rank", "name"], how="left", maintain_order="left")
+        .join(began, on="passage", how="left", maintain_order="left")
+        .with_columns(
+            pl.col("inherited").fill_null(0.0),
+            S=pl.when(pl.col("direction") == _BACKWARD)
+            .then(pl.col("S") + pl.col("began").fill_null(0.0))
+            .otherwise(pl.col("S")),
+        )
+        .drop("began")
+    )
+
+
+def _norms(table: pl.DataFrame) -> pl.DataFrame:
+    """``norm_model`` of 16 and 8 bit products whose inputs are equal.
+
+    Roundings of n elements to the nearest have no common sign: they leave the norm alone up to
+    u / sqrt(n), where a factor moves it in full. n counts elements as far as they carry the norm;
+    no fewer do than the squared norm over the squared largest element.
+    """
+    key = ["unit", "call", "direction"]
+    forward = (pl.col("direction") == _FORWARD) & pl.col("error_kind").is_in(["tensor", "sketch"])
+    inputs = (pl.col("slot") == "input") & pl.col("u").is_not_null()
+    equal = (inputs & ~pl.col("same")).any().over(key).not_() & inputs.any().over(key)
+    product = (
+        forward
+        & equal
+        & (pl.col("slot") == "output")
+        & (pl.col("terms") > 0)
+        & (pl.col("roundings") == roundoff.STORED)
+        & (pl.col("u") > roundoff.FP32)
+    ).fill_null(False)
+    largest = pl.max_horizontal(pl.col("max_benchmark").abs(), pl.col("min_benchmark").abs())
+    carried = (pl.col("norm_benchmark") / largest).clip(lower_bound=1.0).fill_nan(1.0)
+    error = SAFETY * pl.col("u")
+    # The norm itself is recorded in the tensor's own format, rounded once on either side.
+    bound = error / carried + error.pow(2) / 2 + 2.0 * pl.col("u")
+    return table.with_columns(
+        norm_model=pl.when(product).then(bound).otherwise(pl.col("norm_model"))
+    )
+
+
+def _bound() -> pl.Expr:
+    """From the bound of the model to what the measurement can resolve."""
+    # Unrelated tensors differ by sqrt(2); a loss near 0 may differ by any multiple of itself.
+    cap = pl.when(pl.col("slot") == noise_updates.LOSS).then(float("inf")).otherwise(2.0)
+    cap = pl.min_horizontal(pl.col("model"), cap)
+    sketched = pl.when(pl.col("error_kind") == "sketch").then(SKETCH_RESOLUTION).otherwise(0.0)
+    coarse = (
+        pl.when((pl.col("error_kind") == "statistics") & pl.col("u").is_not_null())
+        .then(STATISTICS_RESOLUTION * pl.col("u"))
+        .otherwise(0.0)
+    )
+    bound = pl.max_horizontal(cap, sketched, coarse)
+    # Integers have no round-off, but a sketch of them resolves no better.
+    exact = pl.when(pl.col("error").is_not_null()).then(sketched)
+    return pl.when(pl.col("u").is_null()).then(exact).otherwise(bound)
+
+
+def _ratio() -> pl.Expr:
+    error, noise = pl.col("error"), pl.col("noise")
+    by_error = (
+        pl.when(error == 0).then(0.0).when(noise > 0).then(error / noise).otherwise(float("inf"))
+    )
+    norm = pl.col("norm_diff").abs() / pl.col("norm_benchmark")
+    by_norm = pl.when(pl.col("norm_model") > 0).then(norm / pl.col("norm_model"))
+    return pl.when(error.is_not_null()).then(
+        pl.max_horizontal(by_error, by_norm.fill_nan(None).fill_null(0.0))
+    )

@@ -1,0 +1,271 @@
+"""Where a stage's numbers part first: origin, as against inherited.
+
+Records are walked in execution order. The first one beyond its floor has, by that order, inputs
+that agree. Which code made it?
+
+- an **output**: the module itself (a parent's own code after its last child, if it is a parent);
+- an **input**: no module that was recorded made it, so the code between modules did: that of the
+  innermost module that encloses it and whose own inputs agree;
+- a **gradient** that arrives at a module: likewise, backward; the very first of a backward pass
+  comes from the loss;
+- a gradient that a module passes on, or of its parameters: the module;
+- a **loss**: the loss, when all forward records agree;
+- gradients after reduction or clipping, changes of parameters: the reduction, the clipping, the
+  optimizer.
+
+Parameters are the gate's business: records of weights never make a module the origin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from rlprobe.judge import execution
+from rlprobe.judge.execution import Call
+
+#: Kinds of origin.
+MODULE, GLUE, STAGE_INPUT, LOSS, WEIGHT_GRADIENT, ACCUMULATION = (
+    "module",
+    "glue",
+    "input",
+    "loss",
+    "weight_gradient",
+    "accumulation",
+)
+REDUCTION, CLIPPING, OPTIMIZER, WEIGHTS = "reduction", "clipping", "optimizer", "weights"
+#: More than this share of parameter gradients differing, activations' agreeing, is no module's.
+_MOST = 0.5
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The first divergence within a stage."""
+
+    kind: str
+    module: str | None
+    operator: str | None
+    #: The record, a row of the stage's table.
+    row: dict[str, Any]
+    #: What is said about how it was found.
+    reason: str
+
+
+def find(rows: pl.DataFrame, calls: list[Call]) -> Origin | None:
+    """The origin in one process's rows of a stage, None where nothing judged is beyond.
+
+    Args:
+        rows: :func:`execution.timeline`'s rows with ``beyond`` of :mod:`floors`.
+        calls: their calls.
+    """
+    candidates = rows.filter(pl.col("judged") & pl.col("beyond") & (pl.col("slot") != "parameters"))
+    if candidates.is_empty():
+        return None
+    row = candidates.row(0, named=True)
+    return _explain(row, rows, calls)
+
+
+def _explain(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Origin:
+    phase, slot = row["phase"], row["slot"]
+    if phase == execution.CHANGES:
+        return Origin(
+            OPTIMIZER,
+            None,
+            "optimizer",
+            row,
+            "all gradients agree within noise and the changes of parameters do not",
+        )
+    if phase == execution.GRADIENTS:
+        return _gradient(row, rows)
+    if phase == execution.LOSS:
+        return Origin(
+            LOSS, None, "loss", row, "all forward records agree within noise and the loss does not"
+        )
+    if slot == "grad":
+        return _weight_gradient(row, rows)
+    if phase == execution.BACKWARD:
+        return _backward(row, rows, calls)
+    return _forward(row, rows, calls)
+
+
+def _forward(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Origin:
+    if row["slot"] == "output":
+        if row["module"] is None and (row["op"] or "").startswith("save."):
+            return Origin(LOSS, None, row["op"], row, "what the stage saved differs")
+        return Origin(
+            MODULE,
+            row["module"],
+            row["op"],
+            row,
+            "inputs agree within noise and the output does not",
+        )
+    owner = _encloses(row["call_id"], calls)
+    if owner is None:
+        where = f"input {row['index']} of {row['module'] or row['op']} differs"
+        early = _is_early(row, rows)
+        why = "before any module ran" if early else "although every output before it agrees"
+        return Origin(STAGE_INPUT, None, row["op"], row, f"{where} {why}")
+    call = calls[owner]
+    return Origin(
+        GLUE,
+        call.module,
+        call.operator,
+        row,
+        f"input {row['index']} of {row['module'] or row['op']} differs although every output "
+        f"before it and the inputs of {call.module} agree: the code of {call.module} itself",
+    )
+
+
+def _is_early(row: dict[str, Any], rows: pl.DataFrame) -> bool:
+    earlier = rows.filter(
+        (pl.col("passage") == row["passage"])
+        & (pl.col("place") < row["place"])
+        & (pl.col("slot") == "output")
+        & (pl.col("phase") == execution.FORWARD)
+    )
+    return earlier.is_empty()
+
+
+def _encloses(call_id: int, calls: list[Call]) -> int | None:
+    """The innermost recorded call around a call; its inputs came before, so they agree.
+
+    By nesting, else by path: a parent's gradients may be complete before its children's are.
+    """
+    own = calls[call_id]
+    if own.parent is not None or own.module is None:
+        return own.parent
+    around = [
+        (len(call.module), index)
+        for index, call in enumerate(calls)
+        if call.direction == own.direction
+        and call.passage == own.passage
+        and call.module
+        and own.module.startswith(f"{call.module}.")
+    ]
+    return max(around)[1] if around else None
+
+
+def _backward(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Origin:
+    if row["slot"] == "output":
+        return Origin(
+            MODULE,
+            row["module"],
+            row["op"],
+            row,
+            "the gradient at its output agrees within noise and the one it passes on does not",
+        )
+    earlier = rows.filter(
+        (pl.col("passage") == row["passage"])
+        & (pl.col("phase") == execution.BACKWARD)
+        & (pl.col("place") < row["place"])
+        & pl.col("error").is_not_null()
+    )
+    if earlier.filter(pl.col("call_id") != row["call_id"]).is_empty():
+        return Origin(
+            LOSS,
+            None,
+            "loss",
+            row,
+            "all forward records agree within noise; the first gradient that the loss sends back "
+            "does not",
+        )
+    owner = _encloses(row["call_id"], calls)
+    if owner is not None:
+        call = calls[owner]
+        return Origin(
+            GLUE,
+            call.module,
+            call.operator,
+            row,
+            f"the gradient at the output of {row['module']} differs although those behind it "
+            f"agree: the backward code of {call.module} itself",
+        )
+    return Origin(
+        GLUE,
+        None,
+        row["op"],
+        row,
+        f"the gradient at the output of {row['module']} differs although those behind it agree; "
+        "no recorded module encloses it",
+    )
+
+
+def _weight_gradient(row: dict[str, Any], rows: pl.DataFrame) -> Origin:
+    same_pass = rows.filter(
+        (pl.col("passage") == row["passage"]) & (pl.col("phase") == execution.BACKWARD)
+    )
+    weights = same_pass.filter(pl.col("slot") == "grad")
+    flows = same_pass.filter((pl.col("slot") != "grad") & pl.col("beyond"))
+    share = weights.get_column("beyond").mean()
+    if flows.is_empty() and isinstance(share, float) and share > _MOST and weights.height > 2:
+        return Origin(
+            ACCUMULATION,
+            None,
+            "gradient accumulation",
+            row,
+            f"{share:.0%} of the parameter gradients differ in micro-batch {row['passage']} "
+            "although all gradients of activations agree",
+        )
+    return Origin(
+        WEIGHT_GRADIENT,
+        row["module"],
+        row["op"],
+        row,
+        "the gradient at its output agrees within noise and that of its parameter "
+        f"{row['index']} does not",
+    )
+
+
+def _gradient(row: dict[str, Any], rows: pl.DataFrame) -> Origin:
+    if row["slot"] == "grad_clipped":
+        return Origin(
+            CLIPPING,
+            None,
+            "clip_grad_norm",
+            row,
+            "gradients agree within noise before clipping and not after",
+        )
+    before = (
+        "gradients of activations agree within noise"
+        if has_activations(rows)
+        else "activations and their gradients were not judged"
+    )
+    alone = _alone(row, rows)
+    if alone is not None:
+        return Origin(
+            REDUCTION,
+            alone,
+            "gradient",
+            row,
+            f"{before}, and of all parameters' accumulated gradients only those of {alone} differ",
+        )
+    return Origin(
+        REDUCTION,
+        None,
+        "gradient reduction",
+        row,
+        f"{before}, and the parameters' accumulated or reduced gradients differ",
+    )
+
+
+def has_activations(rows: pl.DataFrame) -> bool:
+    """Whether anything was judged that ran before the gradients were complete."""
+    return rows.filter(pl.col("judged") & (pl.col("phase") < execution.GRADIENTS)).height > 0
+
+
+#: Modules with gradients below which one that differs alone says nothing.
+_FEW = 4
+
+
+def _alone(row: dict[str, Any], rows: pl.DataFrame) -> str | None:
+    """The only module whose gradients differ at this point, where there are others."""
+    same = rows.filter(
+        pl.col("judged")
+        & (pl.col("slot") == row["slot"])
+        & (pl.col("passage") == row["passage"])
+        & pl.col("module").is_not_null()
+    )
+    wrong = same.filter(pl.col("beyond")).get_column("module").unique().to_list()
+    return wrong[0] if len(wrong) == 1 and same["module"].n_unique() >= _FEW else None

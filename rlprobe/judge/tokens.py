@@ -1,0 +1,172 @@
+"""Where along the sequence a block's outputs part, from token sketches joined by sample."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from rlprobe.compare.samples.run import TOKEN_SKETCHES
+from rlprobe.compare.samples.sketches import SCHEMA
+from rlprobe.errors import DumpError
+from rlprobe.judge.inputs import Results
+from rlprobe.judge.keydata import change_point
+from rlprobe.roles import TARGET
+
+#: The number of a call in a record's name.
+_CALL = r"\.forward\.(\d+)"
+#: Sequences of fewer tokens have no first, last and others to speak of.
+_SHORTEST = 4
+#: A token stands out from this share of its sample's largest error on.
+_SHARE = 0.1
+
+
+def place(
+    results: Results, stage: str, step: int, rank: int, order: int
+) -> tuple[str, int | None] | None:
+    """Where the first block from a record on parts most; None where no sketches tell.
+
+    Args:
+        results: what was compared.
+        stage: canonical name.
+        step: captured step, from 0.
+        rank: the benchmark's process.
+        order: execution order of the record in question on the benchmark.
+
+    Returns:
+        The sample, and the first token of its response that stands out; None for the token where
+        it is one of the prompt.
+
+    Raises:
+        DumpError: the table is damaged.
+    """
+    block = _from(_tokens(results, stage, step, rank), order)
+    if block is None:
+        return None
+    worst = block.sort("error", descending=True, nulls_last=True).row(0, named=True)
+    own = block.filter(
+        (pl.col("sample") == worst["sample"])
+        & (pl.col("occurrence") == worst["occurrence"])
+        & (pl.col("error") >= _SHARE * worst["error"])
+    ).sort("token")
+    token, response_at = own.select("token", "response_at").row(0)
+    return worst["sample"], token - response_at if token >= response_at else None
+
+
+def first_block(
+    results: Results, stage: str, step: int, floors: pl.DataFrame
+) -> tuple[str, float] | None:
+    """The first block whose tokens differ beyond its floor, whatever ranks they were on.
+
+    Args:
+        results: what was compared.
+        stage: canonical name.
+        step: captured step, from 0.
+        floors: name and floor of the stage's records.
+
+    Returns:
+        The record's name and the median of its tokens' errors; None where no sketches tell.
+
+    Raises:
+        DumpError: the table is damaged.
+    """
+    tokens = _tokens(results, stage, step, None)
+    if tokens is None:
+        return None
+    blocks = (
+        tokens.group_by("name")
+        .agg(pl.col("order").min(), pl.col("error").median())
+        .join(floors.group_by("name").agg(pl.col("floor").max()), on="name")
+        .filter(pl.col("error") > pl.col("floor"))
+        .sort("order")
+    )
+    if blocks.is_empty():
+        return None
+    name, error = blocks.select("name", "error").row(0)
+    return str(name), float(error)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How a block's error lies along its sequences, over all samples of the micro-batches.
+
+    What happens in a block before any other token sees it is here alone: results of a stage have
+    been through the blocks above as well, which spread a difference over later tokens.
+    """
+
+    #: Root mean square error of first and of last tokens, over that of the tokens between.
+    first: float
+    last: float
+    #: Position from which on tokens differ far more than before it; None where they always do.
+    onset: int | None
+
+
+def profile(
+    results: Results, stage: str, step: int, rank: int, order: int, passes: int | None = None
+) -> Profile | None:
+    """The profile of the first block from a record on; None where no sketches tell.
+
+    Args:
+        results: what was compared.
+        stage: canonical name.
+        step: captured step, from 0.
+        rank: the benchmark's process.
+        order: execution order of the record in question on the benchmark.
+        passes: micro-batches of the stage to look at: those before weights change. None for all.
+
+    Raises:
+        DumpError: the table is damaged.
+    """
+    tokens = _tokens(results, stage, step, rank)
+    block = _from(tokens, order)
+    if tokens is None or block is None:
+        return None
+    # the same block in every micro-batch: two sequences alone say little
+    tokens = tokens.with_columns(
+        record=pl.col("name").str.replace(_CALL, ""),
+        passage=pl.col("name").str.extract(_CALL).cast(pl.Int64),
+    )
+    block = tokens.filter(
+        (pl.col("record") == block.get_column("name").str.replace(_CALL, "").first())
+        & (True if passes is None else pl.col("passage") < passes)
+    )
+    lines = [
+        np.nan_to_num(np.array(errors, dtype=np.float64))
+        for (errors,) in block.sort("token")
+        .group_by("passage", "sample", "occurrence", maintain_order=True)
+        .agg("error")
+        .select("error")
+        .iter_rows()
+    ]
+    lines = [line for line in lines if len(line) > _SHORTEST]
+    if not lines:
+        return None
+    between = float(np.sqrt(np.mean(np.concatenate([line[1:-1] for line in lines]) ** 2)))
+    if not between > 0:
+        return None
+    first, last = (float(np.sqrt(np.mean([line[at] ** 2 for line in lines]))) for at in (0, -1))
+    return Profile(first / between, last / between, change_point(lines))
+
+
+def _tokens(results: Results, stage: str, step: int, rank: int | None) -> pl.DataFrame | None:
+    """All tokens of a stage, or those of one of the benchmark's processes."""
+    path = results.compared(TARGET, stage) / TOKEN_SKETCHES
+    if not path.is_file():
+        return None
+    try:
+        table = pl.read_parquet(path, columns=list(SCHEMA))
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DumpError(f"{path} is not readable: {error}; compare again") from error
+    table = table.filter(pl.col("step") == step)
+    return table if rank is None else table.filter(pl.col("rank_benchmark") == rank)
+
+
+def _from(tokens: pl.DataFrame | None, order: int) -> pl.DataFrame | None:
+    """Tokens of the first block output from a record on that differs; None where none does."""
+    if tokens is None:
+        return None
+    later = tokens.filter((pl.col("order") >= order) & (pl.col("error") > 0))
+    if later.is_empty():
+        return None
+    return tokens.filter(pl.col("order") == later.get_column("order").min())

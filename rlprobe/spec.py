@@ -1,0 +1,143 @@
+"""Everything declared for one run, and the key that follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from rlprobe.capture import session
+from rlprobe.config import (
+    CaptureSection,
+    ContainerSection,
+    DataSection,
+    ModelSection,
+    ResourcesSection,
+    StepsSection,
+)
+from rlprobe.store import keys
+
+
+@dataclass(frozen=True)
+class Identities:
+    """Digests of a run's inputs, known on the machine that schedules."""
+
+    model: dict[str, str]
+    data: dict[str, str | None]
+    #: The image's or the lock's identity, None where neither is declared.
+    environment: str | None = None
+    #: The fault file's digest and the fault's name.
+    fault: str | None = None
+
+
+@dataclass(frozen=True)
+class Suspects:
+    """The part of a step to look at again."""
+
+    stage: str
+    #: Captured step, from 0.
+    step: int
+    rank: int
+    #: Hugging Face paths.
+    modules: tuple[str, ...]
+    #: Micro-batches whose tensors are kept, from 0; empty: all.
+    micro_steps: tuple[int, ...]
+    #: The record where the sides part.
+    record: str
+    #: Samples that those micro-batches hold, for the reader.
+    samples: tuple[str, ...] = ()
+    #: MiB of tensors that each process may write.
+    budget_mib: int = 1024
+
+    def declared(self) -> dict[str, Any]:
+        """What of it can change a run's files: part of the run's key."""
+        fields = dataclasses.asdict(self)
+        for name in ("record", "samples"):
+            fields.pop(name)
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One run of one role, as declared. Paths are as the alignment gives them."""
+
+    role: str
+    framework: str
+    framework_version: str
+    model: ModelSection
+    data: DataSection
+    seed: int
+    steps: StepsSection
+    deterministic: bool
+    recompute_rewards: bool
+    #: The common overrides, then the device's: later ones win.
+    overrides: tuple[str, ...]
+    capture: CaptureSection
+    device: str
+    #: fp32, bf16, fp16, or fp64 (high_precision of an fp32 benchmark).
+    precision: str
+    world_size: int
+    environment: dict[str, str]
+    container: ContainerSection
+    resources: ResourcesSection
+    identities: Identities
+    #: Canonical stages that the framework executes under these settings, in order.
+    executed: tuple[str, ...] = ()
+    #: ``FILE:NAME`` of a planted fault.
+    fault: str | None = None
+    #: 1, or less where the fault is weakened.
+    fault_strength: float = 1.0
+    #: Key of the benchmark run whose rollouts are replayed; None for the benchmark itself.
+    replay_of: str | None = None
+    #: What a refining run keeps tensors of; None for every other run.
+    suspects: Suspects | None = None
+    #: Key of a run that is taken from the store and never started here.
+    imported: str | None = None
+
+    def declared(self) -> dict[str, Any]:
+        """What can change the numbers of this run, as the JSON that its key is the digest of.
+
+        Left out: where things lie (paths are in it by their digests), what the job asks a scheduler
+        for, how a container is started, and rlprobe's own version.
+        """
+        capture = self.capture.model_dump(mode="json")
+        capture["stages"] = sorted(self.stages)
+        del capture["budget_mib"]
+        declared: dict[str, Any] = {
+            "role": self.role,
+            "framework": self.framework,
+            "framework_version": self.framework_version,
+            "model": self.identities.model,
+            "data": self.identities.data,
+            "seed": self.seed,
+            "steps": self.steps.model_dump(mode="json"),
+            "deterministic": self.deterministic,
+            "overrides": list(self.overrides),
+            "capture": capture,
+            "capture_format": session.FORMAT,
+            "device": self.device,
+            "precision": self.precision,
+            "world_size": self.world_size,
+            "environment": self.environment,
+            "software": self.identities.environment,
+            "fault": self.identities.fault,
+            "replay_of": self.replay_of,
+        }
+        if self.fault_strength != 1.0:
+            declared["fault_strength"] = self.fault_strength
+        if self.suspects is not None:
+            declared["suspects"] = self.suspects.declared()
+        if self.replay_of is not None:
+            declared["recompute_rewards"] = self.recompute_rewards
+        return declared
+
+    @functools.cached_property
+    def key(self) -> str:
+        """The run key: 64 hexadecimal digits, the name of the run's directory in the store."""
+        return self.imported or keys.run_key(self.declared())
+
+    @functools.cached_property
+    def stages(self) -> tuple[str, ...]:
+        """Canonical stages that this run executes itself and captures, in order."""
+        return self.capture.chosen(self.executed)
