@@ -2,8 +2,9 @@
 
 ``{dump}/memory_snapshot/{stage}/step{N}/rank{R}.pickle`` (CUDA and NPU: what
 ``torch.cuda.memory._dump_snapshot`` writes, for https://pytorch.org/memory_viz and the vendor's
-viewer; rlprobe itself never loads it) or ``rank{R}.json`` (CPU: resident and peak memory before
-and after each entry, in bytes).
+viewer; rlprobe itself never loads it; a stage that is entered again in a step has
+``rank{R}_1.pickle``, ``rank{R}_2.pickle``, …) or ``rank{R}.json`` (CPU: resident and peak memory
+before and after each entry, in bytes).
 """
 
 from __future__ import annotations
@@ -56,9 +57,15 @@ def recording(session: Session, stage: str, step: int, rank: int) -> Iterator[No
     try:
         yield
         base.mkdir(parents=True, exist_ok=True)
-        device._dump_snapshot(str(base / f"rank{rank}.pickle"))
+        device._dump_snapshot(str(_next(base, rank)))
     finally:
         device._record_memory_history(enabled=None)
+
+
+def _next(base: Path, rank: int) -> Path:
+    """The file of a stage's next entry: an earlier entry's snapshot is not written over."""
+    found = len([*base.glob(f"rank{rank}.pickle"), *base.glob(f"rank{rank}_*.pickle")])
+    return base / (f"rank{rank}_{found}.pickle" if found else f"rank{rank}.pickle")
 
 
 def _device_memory(device: str) -> Any:

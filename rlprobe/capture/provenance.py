@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,11 @@ PACKAGES = (
     "rlprobe",
 )
 
+#: Where CANN, the NPU's driver and firmware, and NVIDIA's kernel module say their versions.
+_CANN = ("version.cfg", "version.info", "compiler/version.info")
+_ASCEND = Path("/usr/local/Ascend")
+_NVIDIA = Path("/proc/driver/nvidia/version")
+
 #: Variables that change numbers, besides those of the determinism tables. A prefix ends in ``*``.
 VARIABLES = (
     "ATEN_CPU_CAPABILITY",
@@ -57,6 +63,8 @@ VARIABLES = (
     "NCCL_PROTO",
     "NVTE_*",
     "HCCL_*",
+    "TASK_QUEUE_ENABLE",
+    "CPU_AFFINITY_CONF",
     "LCCL_*",
     "ASCEND_LAUNCH_BLOCKING",
     "ATB_*",
@@ -66,6 +74,8 @@ VARIABLES = (
     "TORCH_COMPILE_DISABLE",
     "PYTORCH_CUDA_ALLOC_CONF",
     "VLLM_ATTENTION_BACKEND",
+    "VLLM_BATCH_INVARIANT",
+    "VLLM_ENABLE_V1_MULTIPROCESSING",
     "RLPROBE_FAULT",
 )
 
@@ -106,19 +116,25 @@ def versions() -> dict[str, str]:
         found["cuda"] = torch.version.cuda
     if torch.backends.cudnn.is_available():
         found["cudnn"] = str(torch.backends.cudnn.version())
-    cann = _cann_version()
-    if cann is not None:
-        found["cann"] = cann
+    home = os.environ.get("ASCEND_TOOLKIT_HOME") or os.environ.get("ASCEND_HOME_PATH")
+    named = {
+        "cann": [Path(home, name) for name in _CANN] if home else [],
+        "ascend driver": [Path(_ASCEND, "driver/version.info")],
+        "ascend firmware": [Path(_ASCEND, "firmware/version.info")],
+        "nvidia driver": [_NVIDIA],
+    }
+    for name, files in named.items():
+        version = _version_in(files)
+        if version is not None:
+            found[name] = version
     return found
 
 
-def _cann_version() -> str | None:
-    home = os.environ.get("ASCEND_TOOLKIT_HOME") or os.environ.get("ASCEND_HOME_PATH")
-    if not home:
-        return None
-    for name in ("version.cfg", "version.info", "compiler/version.info"):
+def _version_in(files: Sequence[Path]) -> str | None:
+    """The first line about a version in the first file that can be read; None without one."""
+    for file in files:
         try:
-            text = Path(home, name).read_text(encoding="utf-8")
+            text = file.read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
         lines = [line for line in text.splitlines() if "ersion" in line]
@@ -129,7 +145,9 @@ def _cann_version() -> str | None:
 def variables() -> dict[str, str]:
     """Environment variables that change numbers and are set."""
     exact = {name for name in VARIABLES if not name.endswith("*")}
-    exact.update(name for table in determinism.TABLE.values() for name in table.variables)
+    exact.update(
+        variable.name for table in determinism.TABLE.values() for variable in table.variables
+    )
     prefixes = tuple(name[:-1] for name in VARIABLES if name.endswith("*"))
     return {
         name: value
@@ -155,15 +173,32 @@ def switches() -> dict[str, Any]:
     }
 
 
+#: What torch_npu's C side alone knows: option -> name in the record.
+_NPU_OPTIONS = {
+    "ALLOW_INTERNAL_FORMAT": "allow_internal_format",
+    "jitCompile": "jit_compile",
+    "ACL_PRECISION_MODE": "acl_precision_mode",
+    "CUBE_MATH_TYPE": "cube_math_type",
+}
+
+
 def _npu_switches() -> dict[str, Any]:
-    """HF32: an NPU may round the factors of fp32 products (torch_npu's ``torch.npu.matmul``)."""
+    """HF32 (an NPU may round the factors of fp32 products), formats, compilation, precision mode.
+
+    ``torch.npu.matmul``, ``torch.npu.conv`` and the options of torch_npu 2.13's ``npu_config``.
+    """
     npu = getattr(torch, "npu", None)
     parts = {part: getattr(npu, part, None) for part in ("matmul", "conv")}
-    return {
+    found: dict[str, Any] = {
         f"allow_hf32_{part}": bool(getattr(switch, "allow_hf32"))  # noqa: B009  torch_npu's
         for part, switch in parts.items()
         if hasattr(switch, "allow_hf32")
     }
+    for option, name in _NPU_OPTIONS.items():
+        value = determinism.npu_option(option)
+        if value is not None:
+            found[name] = value
+    return found
 
 
 def _kernels(device: str) -> dict[str, Any]:

@@ -20,16 +20,28 @@ np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
 
+_REDUCTIONS = (
+    "allow_tf32",
+    "allow_fp16_reduced_precision_reduction",
+    "allow_bf16_reduced_precision_reduction",
+)
+
+
 @pytest.fixture
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process to which nothing has been applied, and which is put back afterwards."""
     monkeypatch.setattr(determinism, "_applied", None)
     for table in determinism.TABLE.values():
-        for name in table.variables:
-            monkeypatch.delenv(name, raising=False)
+        for variable in table.variables:
+            monkeypatch.delenv(variable.name, raising=False)
     was = torch.are_deterministic_algorithms_enabled()
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    kept = [(cuda, name, getattr(cuda, name)) for name in _REDUCTIONS]
+    kept.append((cudnn, "allow_tf32", cudnn.allow_tf32))
     yield
     torch.use_deterministic_algorithms(was)
+    for owner, name, value in kept:
+        setattr(owner, name, value)
 
 
 def session(seed: int = 7, deterministic: bool = True) -> Session:
@@ -39,16 +51,20 @@ def session(seed: int = 7, deterministic: bool = True) -> Session:
 @pytest.mark.parametrize("device", ["cpu", "cuda", "npu"])
 def test_every_variable_has_its_reason(device: str) -> None:
     table = determinism.table(device)
-    assert set(table.variables) == set(table.reasons)
-    assert determinism.environment(device) == dict(table.variables)
-    assert all(isinstance(value, str) for value in table.variables.values())
+    names = [variable.name for variable in table.variables]
+    assert len(set(names)) == len(names)
+    assert list(determinism.environment(device)) == names
+    assert all(variable.why for variable in table.variables)
+    assert all(switch.why for switch in table.switches)
 
 
 def test_the_documentation_has_the_same_table(root: Path) -> None:
     text = (root / "docs/capture.md").read_text(encoding="utf-8")
     for device, table in determinism.TABLE.items():
-        for name, value in table.variables.items():
-            assert f"| {device} | `{name}={value}` |" in text, f"{device} {name} is not documented"
+        rows = [(f"{v.name}={v.value}", v.why) for v in table.variables]
+        rows += [(switch.shown, switch.why) for switch in table.switches]
+        for shown, why in rows:
+            assert f"| {device} | `{shown}` | {why} |" in text, f"{device} {shown}"
 
 
 def test_an_unknown_device_is_refused() -> None:
@@ -69,7 +85,7 @@ def test_the_table_is_read_without_torch(root: Path) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == "true"
+    assert done.stdout.strip() == "strict"
 
 
 def test_nothing_happens_where_it_is_not_asked_for(clean: None) -> None:
@@ -94,3 +110,36 @@ def test_seeds_and_switches_are_msprobes_and_applied_once(clean: None) -> None:
     determinism.apply(dataclasses.replace(session(), seed=8))
     determinism.apply(session())
     assert (random.random(), np.random.rand(), torch.rand(1).item()) == first
+
+
+@pytest.mark.msprobe
+def test_full_precision_is_switched_on_and_read_back(clean: None) -> None:
+    pytest.importorskip("msprobe")
+    torch.backends.cudnn.allow_tf32 = True
+    done = determinism.apply(session())
+    assert done["switches"]["backends.cudnn.allow_tf32"] is False is torch.backends.cudnn.allow_tf32
+    assert done["switches"]["set_float32_matmul_precision"] == "highest"
+    assert done["absent"] == []
+
+
+@pytest.mark.msprobe
+def test_a_switch_that_is_not_there_is_said_and_no_error(
+    clean: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch without torch_npu has no torch.npu."""
+    pytest.importorskip("msprobe")
+    monkeypatch.delitem(sys.modules, "torch_npu", raising=False)
+    done = determinism.apply(dataclasses.replace(session(), device="npu"))
+    assert "npu.conv.allow_hf32" in done["absent"]
+    assert "npu.conv.allow_hf32" not in done["switches"]
+
+
+@pytest.mark.msprobe
+def test_what_the_user_set_otherwise_stands_and_is_recorded(
+    clean: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("msprobe")
+    monkeypatch.setenv("HCCL_DETERMINISTIC", "true")
+    done = determinism.apply(dataclasses.replace(session(), device="npu"))
+    assert os.environ["HCCL_DETERMINISTIC"] == "true"
+    assert done["overruled"] == {"HCCL_DETERMINISTIC": "true"}

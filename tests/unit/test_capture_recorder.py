@@ -214,6 +214,30 @@ def test_process_memory_of_each_entry(tmp_path: Path) -> None:
     assert entries[0]["after"]["peak"] >= entries[0]["after"]["resident"] // 2
 
 
+def test_a_devices_snapshot_of_each_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second entry writes over nothing; the calls bind to torch's own signatures."""
+    import inspect
+
+    from rlprobe.capture import memory
+
+    class Device:
+        """Takes the arguments that ``torch.cuda.memory`` takes, and writes a file."""
+
+        def _record_memory_history(self, *args: Any, **kwargs: Any) -> None:
+            inspect.signature(torch.cuda.memory._record_memory_history).bind(*args, **kwargs)
+
+        def _dump_snapshot(self, *args: Any, **kwargs: Any) -> None:
+            inspect.signature(torch.cuda.memory._dump_snapshot).bind(*args, **kwargs)
+            Path(args[0]).write_bytes(b"snapshot")
+
+    monkeypatch.setattr(memory, "_device_memory", lambda device: Device())
+    for _ in range(3):
+        with memory.recording(session(tmp_path, memory=True), UPDATE, 0, 1):
+            pass
+    found = sorted((tmp_path / f"dump/memory_snapshot/{UPDATE}/step0").iterdir())
+    assert [file.name for file in found] == ["rank1.pickle", "rank1_1.pickle", "rank1_2.pickle"]
+
+
 def test_memory_without_layers_says_so(tmp_path: Path) -> None:
     from rlprobe.capture.memory import needs_layers
 

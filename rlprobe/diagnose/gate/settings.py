@@ -22,6 +22,9 @@ from rlprobe.store.read import Run
 CONFIGURATION, SAMPLING, LAYOUT = "configuration", "sampling", "parallel layout"
 PRECISION, VERSIONS, ENVIRONMENT = "precision", "versions", "environment"
 
+#: Switches whose every value that can be set by the determinism table rounds as the dtype says.
+_NEUTRAL = ("acl_precision_mode",)
+
 _CONFIGURATIONS = "configurations.json"
 _MAX_BYTES = 64 << 20
 
@@ -234,7 +237,11 @@ def _precision(evidence: Evidence) -> GateItem:
         for run in (evidence.benchmark, evidence.target)
     ]
     switches = [_gathered(run, "switches") for run in (evidence.benchmark, evidence.target)]
-    found = [text for kind_ in differences(switches[0], switches[1]).values() for text in kind_]
+    found = [
+        text
+        for texts in differences(*_shared_switches(switches[0], switches[1])).values()
+        for text in texts
+    ]
     if declared[0] != declared[1]:
         return caveat(
             PRECISION,
@@ -248,6 +255,23 @@ def _precision(evidence: Evidence) -> GateItem:
             "set the switches alike, or expect the coarser side's rounding",
         )
     return opened(PRECISION, f"both {declared[0]}, the same switches")
+
+
+def _shared_switches(
+    left: Mapping[str, Any], right: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Switches without those that one kind of device does not have and that are off on the other.
+
+    Another kind of device has other switches: HF32 that is off is no difference from a GPU.
+    """
+    off = ("False", "disable")
+    lone = {
+        name
+        for name in left.keys() ^ right.keys()
+        if str({**left, **right}[name]) in off or name in _NEUTRAL
+    }
+    sides = [{name: v for name, v in side.items() if name not in lone} for side in (left, right)]
+    return sides[0], sides[1]
 
 
 def _gathered(run: Run, part: str) -> dict[str, Any]:

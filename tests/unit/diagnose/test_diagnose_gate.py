@@ -186,3 +186,15 @@ def test_replicas_count_once() -> None:
 def test_a_parameter_on_one_side_only_is_a_difference() -> None:
     more = [*rows(VALUES, 1), *({**row, "name": "lora"} for row in rows(VALUES, 1))]
     assert stage(rows(VALUES, 1), more).wrong["lora"]["what"] == "is on the target only"
+
+
+def test_a_switch_that_only_one_kind_of_device_has_counts_where_it_is_on() -> None:
+    """HF32 that is off on an NPU is no difference from a GPU, which has no such switch."""
+    from rlprobe.diagnose.gate.settings import _shared_switches
+
+    gpu = {"allow_tf32_matmul": "False", "float32_matmul_precision": "highest"}
+    npu = {**gpu, "allow_hf32_conv": "False", "jit_compile": "disable"}
+    left, right = _shared_switches(gpu, npu)
+    assert left == right == gpu
+    left, right = _shared_switches(gpu, {**npu, "allow_hf32_conv": "True"})
+    assert right.keys() - left.keys() == {"allow_hf32_conv"}
