@@ -374,3 +374,33 @@ def test_a_wrong_rules_file_says_what_is_wrong(text: str, said: str) -> None:
 def test_a_missing_rules_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         rules.load(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [("actor.", ""), ("", "policy.wrapped."), ("actor.", "policy.wrapped."), ("a.b.c.", "a.c.")],
+)
+def test_what_all_names_of_a_side_begin_with_does_not_matter(
+    tmp_path: Path, left: str, right: str
+) -> None:
+    names = ["model.embed.Embedding", *(f"model.layers.{n}.mlp.MLP" for n in range(3))]
+    result = compared_data(tmp_path, modules(*names, prefix=left), modules(*names, prefix=right))
+    assert_all_equal(result, common_prefix=8)
+
+
+def test_a_second_model_is_not_the_first_under_another_prefix(tmp_path: Path) -> None:
+    names = [f"model.layers.{n}.mlp.MLP" for n in range(3)]
+    both = {**modules(*names), **modules(*names, prefix="teacher.", start=9.0)}
+    result = compared_data(tmp_path, both, modules(*names), coverage=0.4)
+    assert result.summary["rules"] == {}
+    assert result.summary["counts"]["benchmark_only"] == 6
+    assert result.records["error"].max() == 0
+
+
+def test_layers_that_only_end_alike_are_not_paired(tmp_path: Path) -> None:
+    """A tower of another name has layers of the same numbers: nothing says they are the same."""
+    left = modules(*(f"vision.blocks.{n}.fc.Linear" for n in range(2)), "model.norm.Norm")
+    right = modules(*(f"audio.tower.{n}.proj.Linear" for n in range(2)), "model.norm.Norm")
+    result = compared_data(tmp_path, left, right, coverage=0.1)
+    assert result.summary["counts"]["benchmark_only"] == 4
+    assert result.summary["rules"] == {}

@@ -3,7 +3,7 @@
 Every record of both sides ends up in exactly one row. Records of the same name come first; what is
 left is matched by rules (:mod:`rlprobe.compare.match.rules`), each on the leftovers of the one
 before.
-All of it is joins and sorts: n log n at worst.
+All of it is joins and sorts, n log n at worst, but for the alignment of calls that are shifted.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from rlprobe.compare.match import calls, fusing, recompute
+from rlprobe.compare.match import calls, fusing, prefix, recompute
 from rlprobe.compare.match.pairs import Matches
-from rlprobe.compare.match.rules import CHUNKS, CLASS, RECOMPUTE, WRAPPERS, Rules
+from rlprobe.compare.match.rules import CHUNKS, CLASS, COMMON_PREFIX, RECOMPUTE, WRAPPERS, Rules
 from rlprobe.compare.match.state import State
 
 #: What identifies a record on both sides once wrappers are out of its module path.
@@ -38,21 +38,21 @@ def match(benchmark: pl.DataFrame, target: pl.DataFrame, rules: Rules) -> Matche
     """
     state = State(_prepared(benchmark), _prepared(target))
     _set_repetitions_aside(state)
+    _rename(state, rules)
+    _strip_prefix(state)
+    calls.align_modules(state, benchmark, target)
     held = calls.uneven(state.left, state.right)
     aside = state.take_aside(held)
     state.by_name()
     state.join(KEY, WRAPPERS)
-    _rename(state, rules)
     state.join(("path", *KEY[1:]), WRAPPERS, label="renamed")
     state.join(("path", *KEY[2:]), CLASS)
     benchmark, target = fusing.fuse(state, benchmark, target, rules.fuses)
     state.put_back(aside)
     calls.by_counterparts(state, rules.functions)
-    calls.by_anchor(state, "forward")
-    calls.by_signature(state, benchmark, target, "forward")
+    calls.by_order(state, benchmark, target, "forward")
     calls.by_forward(state)
-    calls.by_anchor(state)
-    calls.by_signature(state, benchmark, target)
+    calls.by_order(state, benchmark, target, "backward")
     return Matched(benchmark, target, state.finished())
 
 
@@ -66,7 +66,9 @@ def _prepared(frame: pl.DataFrame) -> pl.DataFrame:
         plain=pl.col("name").str.replace(".kwargs.", ".input.", literal=True),
         path=pl.lit(None, pl.String),
         renamed=pl.lit(None, pl.String),
-        renumbered=pl.lit(False),
+        # by which rule its call has another number, and whether its name says nothing then
+        renumbered=pl.lit(None, pl.String),
+        moved=pl.lit(False),
     )
 
 
@@ -83,7 +85,7 @@ def _set_repetitions_aside(state: State) -> None:
     ):
         frame: pl.DataFrame = getattr(state, side)
         state.set_single(name, frame.filter(repeated).get_column("row"), RECOMPUTE)
-        setattr(state, side, calls.renumbered(frame.filter(~repeated)))
+        setattr(state, side, calls.renumbered(frame.filter(~repeated), RECOMPUTE))
 
 
 def _rename(state: State, rules: Rules) -> None:
@@ -103,6 +105,33 @@ def _rename(state: State, rules: Rules) -> None:
             table, on="module", how="left", maintain_order="left"
         )
         setattr(state, name, side)
+
+
+def _strip_prefix(state: State) -> None:
+    """Take out of column ``path`` what every path begins with that one side alone has."""
+    sides = state.left, state.right
+    names = [side.get_column("path").drop_nulls().unique(maintain_order=True) for side in sides]
+    alone = [
+        one.filter(~one.is_in(other.implode())).to_list() for one, other in (names, reversed(names))
+    ]
+    found = prefix.common(*alone)
+    if found is None:
+        return
+    stripped = []
+    for side, paths, before in zip(sides, alone, found, strict=True):
+        short = [prefix.without(path, before) for path in paths]
+        table = pl.DataFrame(
+            {"path": paths, "short": short}, schema={"path": pl.String, "short": pl.String}
+        )
+        joined = side.join(table, on="path", how="left", maintain_order="left")
+        changed = pl.col("short").is_not_null() & (pl.col("short") != pl.col("path"))
+        stripped.append(
+            joined.with_columns(
+                path=pl.coalesce("short", "path"),
+                renamed=pl.when(changed).then(pl.lit(COMMON_PREFIX)).otherwise("renamed"),
+            ).drop("short")
+        )
+    state.left, state.right = stripped
 
 
 def rewritten(paths: Sequence[str], rules: Rules) -> dict[str, tuple[str, str | None]]:

@@ -15,9 +15,12 @@ FORMAT = 1
 WRAPPERS = "wrappers"
 CLASS = "class"
 CALL_COUNTER = "call_counter"
+#: Aligned, but the call that stayed alone could as well have been the pair.
+AMBIGUOUS = "ambiguous_call"
+COMMON_PREFIX = "common_prefix"
 RECOMPUTE = "recompute"
 CHUNKS = "megatron_chunks"
-BUILT_IN = (WRAPPERS, CLASS, CALL_COUNTER, RECOMPUTE, CHUNKS)
+BUILT_IN = (WRAPPERS, CLASS, CALL_COUNTER, AMBIGUOUS, COMMON_PREFIX, RECOMPUTE, CHUNKS)
 
 _MAX_BYTES = 1 << 20
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from rlprobe.compare.match.pairs import Matches
-from rlprobe.compare.match.rules import RECOMPUTE
+from rlprobe.compare.match.rules import AMBIGUOUS
 
 _MATCHED = {"benchmark": pl.UInt32, "target": pl.UInt32, "rule": pl.String}
 
@@ -32,9 +32,8 @@ class State:
         """Records of the same name; names are unique within a process unless a file is odd."""
         if any(side.get_column("plain").is_duplicated().any() for side in (self.left, self.right)):
             return
-        same = self.left.filter(~pl.col("renumbered")).join(
-            self.right.filter(~pl.col("renumbered")), on="plain", suffix="_target"
-        )
+        sides = [side.filter(~pl.col("moved")) for side in (self.left, self.right)]
+        same = sides[0].join(sides[1], on="plain", suffix="_target")
         self.add(same, pl.lit(None, pl.String))
 
     def join(self, key: Sequence[str], rule: str, label: str | None = None) -> None:
@@ -49,11 +48,11 @@ class State:
         both = sides[0].join(sides[1], on=["number", *key], nulls_equal=True, suffix="_target")
         names = [pl.col(label), pl.col(f"{label}_target")] if label else []
         why = (
-            pl.when(pl.col("plain") == pl.col("plain_target"))
+            pl.when(pl.coalesce("renumbered", "renumbered_target") == AMBIGUOUS)
+            .then(pl.lit(AMBIGUOUS))
+            .when(pl.col("plain") == pl.col("plain_target"))
             .then(None)
-            .when(pl.col("renumbered") | pl.col("renumbered_target"))
-            .then(pl.lit(RECOMPUTE))
-            .otherwise(pl.coalesce(*names, pl.lit(rule)))
+            .otherwise(pl.coalesce("renumbered", "renumbered_target", *names, pl.lit(rule)))
         )
         self.add(both, why)
 
