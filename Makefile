@@ -1,7 +1,9 @@
 # make align    run the alignment of CONFIG on this machine and say where its page is
 # make test     the whole test suite, fast tests first
+# make test-fast  what needs neither a framework's run nor a cluster: two minutes
 # make contract the collector's contract on real verl, as a table
-# make lint     formatting, types, workflow
+# make lint     formatting, types, workflow, what is generated
+# make cluster, soak, selftest, wheelhouse, images: see the .mk files
 #
 # The first call installs the pinned environment into .venv; later ones see that nothing changed.
 
@@ -14,7 +16,7 @@ STAMP  := $(VENV)/installed-$(shell cat $(LOCK) pyproject.toml hatch_build.py rl
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: align test contract lint install
+.PHONY: align test test-fast contract lint install
 .DEFAULT_GOAL := align
 
 align: $(STAMP)
@@ -24,17 +26,24 @@ align: $(STAMP)
 test: $(STAMP)
 	pytest -n 2 --no-loadscope-reorder -m "not contract" $(PYTEST_ARGS)
 
+test-fast: $(STAMP)
+	pytest -n 2 -m "not slow and not contract" tests/unit tests/workflow $(PYTEST_ARGS)
+
 # Every option, mode, trainer and version; exits non-zero when a cell fails.
 contract: $(STAMP)
 	pytest -q --contract-table tests/contract tests/unit/test_verl_megatron.py \
 	  tests/unit/test_slime_megatron_names.py $(PYTEST_ARGS)
 
+# Types twice: as developed here, and as the oldest Python of a vendor's image sees them.
 lint: $(STAMP)
 	ruff check .
 	ruff format --check .
 	mypy
+	mypy --python-version 3.10 --no-warn-return-any --no-warn-unused-ignores rlprobe
 	snakefmt --check Snakefile workflow
 	snakemake --lint
+	rlprobe config schema | diff -u workflow/schemas/alignment.schema.json -
+	rlprobe config reference | diff -u docs/configuration.md -
 
 install: $(STAMP)
 

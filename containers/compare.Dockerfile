@@ -14,4 +14,4 @@ RUN --mount=type=bind,source=${WHEELS},target=/wheels \
     WHEELS=/wheels /bin/bash /opt/rlprobe/install/compare.sh
 ENV PATH=/opt/venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 ENV PYTHONNOUSERSITE=1 LC_ALL=C.UTF-8
-RUN /bin/bash /opt/rlprobe/install/check.sh polars pyarrow numba altair vl_convert rlprobe
+RUN /bin/bash /opt/rlprobe/install/check.sh polars numba msgspec pydantic jinja2 h5py rlprobe

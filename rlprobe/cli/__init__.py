@@ -14,9 +14,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rlprobe import __version__
 from rlprobe.cli.common import CommandParser, called, defaults
 from rlprobe.errors import RlprobeError
+from rlprobe.version import __version__
 
 #: Command -> what it does. The module is the name with underscores.
 COMMANDS: dict[str, str] = {

@@ -1,7 +1,7 @@
 """What an alignment's runs will take on disk, guessed upwards from its configuration.
 
 Records are counted per decoder layer, micro-batch and stage, and weighed by what the default run
-really writes (tests/contract/test_estimate.py measures it); tensors by tokens and widths.
+really writes (tests/contract/test_disk.py measures it); tensors by tokens and widths.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import binascii
+import base64
 import json
 import math
 from typing import Any
@@ -173,7 +173,7 @@ def _sketches(leaves: list[Leaf]) -> pl.Series:
 def _sketch_bytes(text: str) -> bytes:
     if not text.startswith("b64:") or len(text) > MAX_SKETCH_BYTES:
         raise ValueError(f"a sketch does not start with 'b64:' or is too long: {text[:20]!r}")
-    blob = binascii.a2b_base64(text[4:], strict_mode=True)
+    blob = base64.b64decode(text[4:], validate=True)
     if not blob or len(blob) % 4:
         raise ValueError(f"a sketch of {len(blob)} bytes is no list of float32 values")
     return blob

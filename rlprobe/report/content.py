@@ -9,7 +9,6 @@ from typing import Any
 import polars as pl
 from markupsafe import Markup
 
-from rlprobe import __version__
 from rlprobe.diagnose import mismatch
 from rlprobe.diagnose.diagnosis import Diagnosis, GateItem, StageResult
 from rlprobe.judge import analysis, noise
@@ -22,6 +21,7 @@ from rlprobe.report.side_by_side import MetricRow, Setting
 from rlprobe.report.tables import StageTable, Trend
 from rlprobe.roles import HIGH_PRECISION, REPEAT, TARGET
 from rlprobe.store.read import Run
+from rlprobe.version import __version__
 
 WORDS = {
     "aligned": "Aligned",

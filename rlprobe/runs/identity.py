@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from rlprobe import frameworks
+from rlprobe import files, frameworks
 from rlprobe.config import BUILTIN, ContainerSection, DataSection, ModelSection
 from rlprobe.errors import ConfigError
 from rlprobe.store import keys
@@ -129,4 +129,4 @@ def _existing(path: str, key: str) -> Path:
 
 def _digest(path: Path) -> str:
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+        return files.sha256(stream).hex()

@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 import pydantic
 
-from rlprobe import __version__, stages
+from rlprobe import stages
 from rlprobe.dumps import records, token_sketches
 from rlprobe.errors import StoreError
 from rlprobe.store import parts
@@ -25,6 +25,7 @@ from rlprobe.store.manifest import File, Manifest, Process, Recorded, Stage, Tok
 from rlprobe.store.objects import Objects
 from rlprobe.store.publish import Tree
 from rlprobe.store.workspace import workspace
+from rlprobe.version import __version__
 
 _log = logging.getLogger("rlprobe.store")
 _ROLLOUT = re.compile(r"step(\d{1,9})\.h5")

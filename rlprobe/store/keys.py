@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlprobe.errors import ConfigError
+from rlprobe.files import sha256
 
 #: Files up to this size count with every byte; of larger ones, samples.
 _WHOLE = 1 << 20
@@ -80,10 +81,10 @@ def data_digest(paths: Iterable[Path]) -> str:
     for path in paths:
         try:
             with path.open("rb") as stream:
-                content = hashlib.file_digest(stream, "sha256")
+                content = sha256(stream)
         except OSError as error:
             raise ConfigError(f"data file {path}: {error.strerror or error}") from error
-        total.update(content.digest())
+        total.update(content)
     return total.hexdigest()
 
 

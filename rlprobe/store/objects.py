@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from rlprobe.errors import StoreError
-from rlprobe.files import sync, sync_all
+from rlprobe.files import sha256, sync, sync_all
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
@@ -194,7 +194,7 @@ class Objects:
 def digest_file(path: Path) -> Stored:
     """Digest and size of a file's content."""
     with path.open("rb") as handle:
-        digest = hashlib.file_digest(handle, "sha256").hexdigest()
+        digest = sha256(handle).hex()
         return Stored(digest, handle.tell())
 
 

@@ -125,8 +125,9 @@ def match(inference: Sequence[Pass], training: Sequence[Pass]) -> list[list[Matc
                 candidates = indexed[size].get(content, [])
                 if not candidates:
                     continue
-                turn = taken[(*size, content)]
-                taken[(*size, content)] += 1
+                wanted = (*size, content)
+                turn = taken[wanted]
+                taken[wanted] += 1
                 number, whole = candidates[turn % len(candidates)]
                 begin = whole.start + part.position
                 same = Span(whole.row, begin, begin + len(part), part.position)
