@@ -43,13 +43,29 @@ def add_parser(subparsers: Any) -> None:
         metavar="DIR",
         help="with --train-infer: the engine's dump, where it lies outside the run",
     )
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="OUT")
+    parser.add_argument(
+        "-o",
+        "--out",
+        type=Path,
+        required=True,
+        metavar="OUT",
+        help="directory of the results, a directory per stage in it",
+    )
     parser.add_argument(
         "--stage",
         action="append",
         default=[],
         metavar="STAGE",
         help="only this stage (repeatable); names a stage directory that does not say its stage",
+    )
+    parser.add_argument(
+        "--map-step",
+        type=_step_pair,
+        action="append",
+        default=[],
+        metavar="A:B",
+        help="compare step A of the benchmark with step B of the target (repeatable); one alone "
+        "moves the other steps by the same distance, as after a resumed run",
     )
     parser.add_argument("--store", type=Path, help="where run keys are looked up")
     parser.add_argument("--pair", default="target", help="what the results call this pair")
@@ -105,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
         args.check_crc,
         _bounds() if args.noise else None,
         None if args.rules is None else rules.load(args.rules),
+        dict(args.map_step),
     )
     if args.train_infer is not None:
         return _train_infer(args, options)
@@ -132,6 +149,13 @@ def run(args: argparse.Namespace) -> int:
     if lack is not None and not args.no_fail:
         raise lack
     return 0
+
+
+def _step_pair(text: str) -> tuple[int, int]:
+    benchmark, colon, target = text.partition(":")
+    if not (colon and benchmark.isdecimal() and target.isdecimal()):
+        raise argparse.ArgumentTypeError(f"expected two step numbers such as 0:10, found {text!r}")
+    return int(benchmark), int(target)
 
 
 def _write_table(stage: Path) -> None:

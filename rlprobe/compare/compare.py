@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,8 @@ class Options:
     noise: Callable[[pl.DataFrame], pl.DataFrame] | None = None
     #: How records of different names are matched; None for the packaged rules.
     rules: Rules | None = None
+    #: The target's step for steps of the benchmark, see :func:`planner.plan`.
+    map_steps: Mapping[int, int] = field(default_factory=dict)
 
 
 def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[Summary]:
@@ -63,12 +65,12 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
         DumpError, StoreError: a side is damaged.
     """
     try:
-        plan = planner.plan(benchmark, target, options.stages)
+        plan = planner.plan(benchmark, target, options.stages, options.map_steps)
     except NotComparableError as error:
         _write_nothing(benchmark, target, out, options, str(error))
         raise
     summaries = []
-    samples = _samples(benchmark, target)
+    samples = _samples(benchmark, target, options)
     for stage in plan:
         summary = Summary(options.pair, stage.stage, list(stage.notes))
         tables = _tables(stage, options)
@@ -99,14 +101,14 @@ def _write_nothing(
         writer.write_stage(out / stage, [empty], summary)
 
 
-def _samples(benchmark: Side, target: Side) -> Samples | None:
+def _samples(benchmark: Side, target: Side, options: Options) -> Samples | None:
     """Key data of both sides; None where one has none."""
     if not all(any((s.path / d).is_dir() for d in _KEY_DATA) for s in (benchmark, target)):
         return None
     # Imported here: plain dumps seldom have key data, and numpy's import is felt.
     from rlprobe.compare.samples.run import Samples
 
-    return Samples(benchmark.path, target.path)
+    return Samples(benchmark.path, target.path, options.map_steps)
 
 
 def _tell(summary: Summary) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlprobe import stages
@@ -31,7 +31,12 @@ class StagePlan:
     notes: tuple[str, ...] = field(default=())
 
 
-def plan(benchmark: Side, target: Side, wanted: Sequence[str] | None = None) -> list[StagePlan]:
+def plan(
+    benchmark: Side,
+    target: Side,
+    wanted: Sequence[str] | None = None,
+    map_steps: Mapping[int, int] | None = None,
+) -> list[StagePlan]:
     """Pair stages, steps and ranks; what one side lacks is planned as that side only.
 
     Two stage directories (or parts of them) are compared whatever the stages are called: the user
@@ -39,14 +44,18 @@ def plan(benchmark: Side, target: Side, wanted: Sequence[str] | None = None) -> 
 
     Args:
         wanted: stages to compare; with single stage directories, the stage's name.
+        map_steps: the target's step for steps of the benchmark. One alone moves all others by the
+            same distance (a resumed run); of several, the others keep their numbers.
 
     Raises:
+        DumpError: processes without ranks are paired by what they hold, and that is damaged.
         UsageError: several stages are wanted of two single ones, or one that does not exist.
         NotComparableError: a wanted stage is on neither side, or the sides have no stage in common.
     """
     names = [stages.ALIASES.get(name, name) for name in wanted or ()]
+    steps = map_steps or {}
     if _pointed_at(benchmark, target, names):
-        return [_single(benchmark, target, names)]
+        return [_single(benchmark, target, names, steps)]
     missing = [n for n in names if n not in benchmark.stages and n not in target.stages]
     if missing:
         # a stage that exists was not captured; any other name is a mistake
@@ -67,7 +76,8 @@ def plan(benchmark: Side, target: Side, wanted: Sequence[str] | None = None) -> 
         key=lambda name: order.get(name, len(order)),
     )
     return [
-        _stage_plan(name, benchmark.stages.get(name), target.stages.get(name)) for name in chosen
+        _stage_plan(name, benchmark.stages.get(name), target.stages.get(name), steps)
+        for name in chosen
     ]
 
 
@@ -85,7 +95,9 @@ def _pointed_at(benchmark: Side, target: Side, names: Sequence[str]) -> bool:
     return len(said) == 1 and said.issuperset(names)
 
 
-def _single(benchmark: Side, target: Side, names: Sequence[str]) -> StagePlan:
+def _single(
+    benchmark: Side, target: Side, names: Sequence[str], steps: Mapping[int, int]
+) -> StagePlan:
     (first, source_b), (second, source_t) = (*benchmark.stages.items(), *target.stages.items())
     if len(names) > 1:
         raise UsageError("both sides are a single stage: give one --stage, its name")
@@ -93,13 +105,14 @@ def _single(benchmark: Side, target: Side, names: Sequence[str]) -> StagePlan:
     if first != second and UNNAMED not in (first, second):
         notes.append(f"stage {first} of the benchmark is compared with {second} of the target")
     name = names[0] if names else (first if first != UNNAMED else second)
-    return _stage_plan(name, source_b, source_t, notes)
+    return _stage_plan(name, source_b, source_t, steps, notes)
 
 
 def _stage_plan(
     stage: str,
     benchmark: StageSource | None,
     target: StageSource | None,
+    steps: Mapping[int, int],
     notes: Sequence[str] = (),
 ) -> StagePlan:
     if benchmark is None or target is None:
@@ -121,23 +134,28 @@ def _stage_plan(
             ),
             (*notes, f"stage {stage} is on the {side} only"),
         )
-    pairings, more = _pair_processes(benchmark.processes, target.processes)
+    pairings, more = _pair_processes(benchmark, target, steps)
     return StagePlan(stage, benchmark, target, tuple(pairings), (*notes, *more))
 
 
 def _pair_processes(
-    benchmark: Sequence[Process], target: Sequence[Process]
+    benchmark: StageSource, target: StageSource, map_steps: Mapping[int, int]
 ) -> tuple[list[Pairing], list[str]]:
     notes: list[str] = []
-    steps = _pair([p.step for p in benchmark], [p.step for p in target], "step", notes)
+    have = [sorted({p.step for p in side.processes}) for side in (benchmark, target)]
     pairings: list[Pairing] = []
-    uneven: list[str] = []
-    for step_b, step_t in steps:
-        ranks_b = {p.rank: p for p in benchmark if p.step == step_b}
-        ranks_t = {p.rank: p for p in target if p.step == step_t}
+    said: list[str] = []
+    for step_b, step_t in pair_steps(have[0], have[1], map_steps, notes):
         step = step_b if step_b is not None else step_t
         assert step is not None
-        said: list[str] = []
+        at = (
+            [p for p in benchmark.processes if p.step == step_b],
+            [p for p in target.processes if p.step == step_t],
+        )
+        if all(at) and max(map(len, at)) > 1 and _nameless(benchmark, target, at):
+            pairings += _by_content(step, (benchmark, target), at, said)
+            continue
+        ranks_b, ranks_t = ({p.rank: p for p in side} for side in at)
         for rank_b, rank_t in _pair(list(ranks_b), list(ranks_t), "rank", said):
             rank = rank_b if rank_b is not None else rank_t
             assert rank is not None
@@ -149,14 +167,118 @@ def _pair_processes(
                     ranks_t.get(rank_t) if rank_t is not None else None,
                 )
             )
-        uneven.extend(said)
         if step_b is not None and step_t is not None and len(ranks_b) != len(ranks_t):
-            uneven.append(
+            said.append(
                 f"benchmark has {len(ranks_b)} ranks, target {len(ranks_t)}: ranks of the same "
                 "number are compared; their samples and shards need not be the same, so "
                 "activations may differ in shape, and the other ranks' records are one-sided"
             )
-    return pairings, [*notes, *dict.fromkeys(uneven)]
+    return pairings, [*notes, *dict.fromkeys(said)]
+
+
+def _nameless(
+    benchmark: StageSource, target: StageSource, at: tuple[list[Process], list[Process]]
+) -> bool:
+    return any(
+        side.unranked.intersection(processes)
+        for side, processes in zip((benchmark, target), at, strict=True)
+    )
+
+
+def _by_content(
+    step: int,
+    sides: tuple[StageSource, StageSource],
+    at: tuple[list[Process], list[Process]],
+    notes: list[str],
+) -> list[Pairing]:
+    """Processes of one step that ranks do not name."""
+    # Imported here: most dumps say their ranks.
+    from rlprobe.compare.match import processes
+
+    tables = [[side.table(process) for process in own] for side, own in zip(sides, at, strict=True)]
+    found: list[Pairing] = []
+    told: dict[bool, list[str]] = {True: [], False: []}
+    for number, pair in enumerate(processes.pair(*tables)):
+        one = None if pair.benchmark is None else at[0][pair.benchmark]
+        other = None if pair.target is None else at[1][pair.target]
+        named = [
+            "none" if process is None else side.label(process)
+            for side, process in zip(sides, (one, other), strict=True)
+        ]
+        told[pair.guessed].append(" with ".join(named))
+        found.append(Pairing(step, number if one is None else one.rank, one, other))
+    for guessed, how in (
+        (False, "are paired by what they were given"),
+        (True, "are paired in order, which is a guess: nothing they were given tells them apart"),
+    ):
+        if told[guessed]:
+            notes.append(
+                f"step {step}: processes without ranks {how} ({_listed(told[guessed])}, benchmark "
+                "first)"
+            )
+    return found
+
+
+def pair_steps(
+    benchmark: Sequence[int],
+    target: Sequence[int],
+    map_steps: Mapping[int, int],
+    notes: list[str],
+) -> list[tuple[int | None, int | None]]:
+    """Steps of the benchmark and the target that are one; None where one side lacks it."""
+    for own, other in map_steps.items():
+        if own not in benchmark or other not in target:
+            notes.append(
+                f"--map-step {own}:{other}: the benchmark has steps {_numbers(benchmark)}, the "
+                f"target {_numbers(target)}"
+            )
+    if not map_steps:
+        pairs = _pair(benchmark, target, "step", notes)
+        if benchmark and target and all(None in pair for pair in pairs):
+            notes.append(
+                f"no step in common: the benchmark has steps {_numbers(benchmark)}, the target "
+                f"{_numbers(target)}; where a run was resumed, --map-step "
+                f"{benchmark[0]}:{target[0]} compares step {benchmark[0]} with step {target[0]}, "
+                "and the others at the same distance"
+            )
+        else:
+            for side, alone in (
+                ("benchmark", [b for b, t in pairs if t is None and b is not None]),
+                ("target", [t for b, t in pairs if b is None and t is not None]),
+            ):
+                if alone:
+                    notes.append(f"steps {_numbers(alone)} are on the {side} only")
+        return pairs
+    moved = next(t - b for b, t in map_steps.items()) if len(map_steps) == 1 else 0
+    taken = set(map_steps.values())
+    found: list[tuple[int | None, int | None]] = []
+    for step in benchmark:
+        partner = map_steps.get(step)
+        if partner is None and step + moved not in taken:
+            partner = step + moved
+        found.append((step, partner if partner in target else None))
+    met = {other for _, other in found}
+    return [*found, *((None, step) for step in target if step not in met)]
+
+
+def _numbers(steps: Sequence[int]) -> str:
+    """Steps as ranges: 0 to 3, 7."""
+    found: list[list[int]] = []
+    for step in steps:
+        if found and step == found[-1][-1] + 1:
+            found[-1].append(step)
+        else:
+            found.append([step])
+    return _listed([f"{r[0]} to {r[-1]}" if len(r) > 1 else str(r[0]) for r in found])
+
+
+def _listed(items: Sequence[str]) -> str:
+    """The first few."""
+    return ", ".join([*items[:_LISTED], *(["…"] if len(items) > _LISTED else [])])
+
+
+#: Pairs and steps named in a note.
+_LISTED = 6
 
 
 def _pair(

@@ -1,13 +1,15 @@
 """What is compared: a run in the store, or any part of a dump tree as msprobe left it.
 
 Accepted: ``{store}/runs/{key}`` (or the key alone, with a store), a dump tree, a stage, step, rank
-or proc directory, a ``dump.json`` or ``debug.json``. All become stages that hold processes, each
-loaded when its turn comes.
+or proc directory, a ``dump.json`` or ``debug.json``. A level of directories named by process
+numbers, as inference engines write it (``{dump}/{pid}/step{N}/rank{R}``), is looked through. All
+become stages that hold processes, each loaded when its turn comes.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +47,15 @@ class StageSource:
 
     processes: Sequence[Process]
 
+    @property
+    def unranked(self) -> frozenset[Process]:
+        """Processes whose rank nothing says; the number they have here is of their order."""
+        return frozenset()
+
+    def label(self, process: Process) -> str:
+        """What the user knows this process by."""
+        return f"rank {process.rank}"
+
     def table(self, process: Process) -> Table:
         """One process's records; a dump is decoded here and now, a record table when it is read.
 
@@ -64,6 +75,17 @@ class DumpStage(StageSource):
 
     #: Directory, or single file, of each process.
     paths: dict[Process, Path] = field(default_factory=dict)
+    without_rank: frozenset[Process] = frozenset()
+
+    @property
+    def unranked(self) -> frozenset[Process]:
+        return self.without_rank
+
+    def label(self, process: Process) -> str:
+        path = self.paths[process]
+        directory = path.parent if path.is_file() else path
+        above = [p.name for p in directory.parents[:2] if p.name.isdecimal()]
+        return "/".join([*above, directory.name])
 
     def table(self, process: Process) -> Table:
         path = self.paths[process]
@@ -134,6 +156,8 @@ def resolve(name: str, store: Path | None = None) -> Side:
         UsageError: there is nothing of that name.
         DumpError: it exists but holds no dump; the message says what was looked for.
     """
+    if not name.strip():
+        raise UsageError("an empty path names nothing; give a dump, or a part of one")
     path = Path(name)
     if not path.exists():
         if store is not None and _KEY.match(name):
@@ -156,7 +180,8 @@ def resolve(name: str, store: Path | None = None) -> Side:
     if not found:
         raise DumpError(
             f"{path} holds no dump: looked for a run ({MANIFEST}), dump.json or debug.json, "
-            "rank*/ or proc*/, step*/, and stage directories holding step*/"
+            "rank*/ or proc*/, step*/, stage directories holding step*/, and directories of "
+            "process numbers holding any of these"
         )
     return Side(name, path, found)
 
@@ -224,26 +249,58 @@ def _from_part(path: Path) -> dict[str, StageSource]:
     ranks = records.rank_directories(path, _number(_STEP_DIR, path.name))
     if ranks:
         return {_known(path.resolve().parent.name): _dump_stage(ranks)}
-    if records.step_directories(path):
-        return {_known(path.resolve().name): _dump_stage(_ranks_below(path))}
+    if records.step_directories(path) or (_by_process(path) and not _stage_directories(path)):
+        ranks = _ranks_of_stage(path)
+        return {_known(path.resolve().name): _dump_stage(ranks)} if ranks else {}
     return {}
 
 
 def _from_tree(path: Path) -> dict[str, StageSource]:
-    """The stages in a directory of stage directories."""
-    found: dict[str, StageSource] = {}
-    for child in sorted(p for p in path.iterdir() if p.is_dir()):
-        ranks = _ranks_below(child) if records.step_directories(child) else []
-        if not ranks:
-            continue
+    """The stages in a directory of stage directories, below process numbers or not."""
+    found: dict[str, list[records.RankDirectory]] = {}
+    names: dict[str, str] = {}
+    above = [path, *(child for child in _numbered(path) if _stage_directories(child))]
+    for child in (child for place in above for child in _stage_directories(place)):
+        ranks = _ranks_of_stage(child)
         name = stages.ALIASES.get(child.name, child.name)
-        if name in found:
+        if ranks and names.setdefault(name, child.name) != child.name:
             raise DumpError(
                 f"{path} holds stage {name} under two names ({child.name} is one of them); "
                 "compare the stage directories one by one"
             )
-        found[name] = _dump_stage(ranks)
-    return _in_order(found)
+        if ranks:
+            found.setdefault(name, []).extend(ranks)
+    others = [rank for child in _by_process(path) for rank in _ranks_below(child)]
+    if others:
+        found.setdefault(UNNAMED, []).extend(others)
+    return _in_order({name: _dump_stage(ranks) for name, ranks in found.items()})
+
+
+def _numbered(path: Path) -> list[Path]:
+    """Directories named by a number, as engines name them by their process, in its order."""
+    found = (p for p in path.iterdir() if p.name.isdecimal() and len(p.name) <= 10 and p.is_dir())
+    return sorted(found, key=lambda p: (int(p.name), p.name))
+
+
+def _by_process(path: Path) -> list[Path]:
+    """Directories of process numbers that hold steps."""
+    return [child for child in _numbered(path) if records.step_directories(child)]
+
+
+def _stage_directories(path: Path) -> list[Path]:
+    """Directories that hold steps, or process numbers and then steps."""
+    return [
+        child
+        for child in sorted(p for p in path.iterdir() if p.is_dir() and not p.name.isdecimal())
+        if records.step_directories(child) or _by_process(child)
+    ]
+
+
+def _ranks_of_stage(stage_dir: Path) -> list[records.RankDirectory]:
+    """Processes of a stage, whose directories may stand below process numbers."""
+    if records.step_directories(stage_dir):
+        return _ranks_below(stage_dir)
+    return [rank for child in _by_process(stage_dir) for rank in _ranks_below(child)]
 
 
 def _ranks_below(stage_dir: Path) -> list[records.RankDirectory]:
@@ -257,8 +314,17 @@ def _ranks_below(stage_dir: Path) -> list[records.RankDirectory]:
 
 
 def _dump_stage(ranks: Sequence[records.RankDirectory]) -> DumpStage:
+    """A stage of these processes; where two claim one rank of a step, ranks name none of them."""
     paths = {Process(rank.step, rank.rank): rank.path for rank in ranks}
-    return DumpStage(sorted(paths), paths)
+    if len(paths) == len(ranks):
+        nameless = frozenset(p for p, path in paths.items() if path.name.startswith("proc"))
+        return DumpStage(sorted(paths), paths, nameless)
+    met: Counter[int] = Counter()
+    paths = {}
+    for rank in ranks:
+        paths[Process(rank.step, met[rank.step])] = rank.path
+        met[rank.step] += 1
+    return DumpStage(sorted(paths), paths, frozenset(paths))
 
 
 def _in_order(found: dict[str, StageSource]) -> dict[str, StageSource]:

@@ -127,6 +127,23 @@ def test_a_difference_is_found_at_its_token(tmp_path: Path) -> None:
     assert table.filter(sample=DIGESTS[0])["identical"].all()
 
 
+def test_key_data_of_mapped_steps_meet(tmp_path: Path) -> None:
+    """The benchmark's step 0 is the target's step 5 after it was resumed."""
+    padded(tmp_path / "b/data", (0, 0), [0, 1])
+    padded(tmp_path / "t/data", (0, 0), [1, 0])
+    for key in (tmp_path / "t/data").iterdir():
+        (key / "step0").rename(key / "step5")
+    for more in ("step1", "step2"):
+        (tmp_path / "b/data/prompts" / more).mkdir()
+    (tmp_path / "t/data/prompts/step6").mkdir()
+    assert Samples(tmp_path / "b", tmp_path / "t").compare(stages.LOG_PROB, tmp_path / "x") is None
+    mapped = Samples(tmp_path / "b", tmp_path / "t", {0: 5})
+    found = mapped.compare(stages.LOG_PROB, tmp_path / "out")
+    assert found is not None
+    assert found["keys"]["old_log_probs"]["identical"] == 2
+    assert pl.read_parquet(tmp_path / "out" / run.KEY_DATA)["step"].unique().to_list() == [0]
+
+
 def test_a_sample_that_occurs_twice_is_paired_in_order(tmp_path: Path) -> None:
     padded(tmp_path / "b/data", (0, 0), [0, 0])
     padded(tmp_path / "t/data", (0, 0), [0])

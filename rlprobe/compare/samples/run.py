@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from rlprobe import stages
+from rlprobe.compare import planner
 from rlprobe.compare.samples import joining, sketches
 from rlprobe.dumps.key_data import KeyData, MicroBatch, Place, stage_of
 from rlprobe.errors import StoreError
@@ -38,10 +39,14 @@ class Samples:
 
     Args:
         benchmark, target: a run, a scratch space or a dump tree.
+        map_steps: the target's step for steps of the benchmark, see :func:`planner.plan`.
     """
 
-    def __init__(self, benchmark: Path, target: Path) -> None:
+    def __init__(
+        self, benchmark: Path, target: Path, map_steps: Mapping[int, int] | None = None
+    ) -> None:
         self._paths = benchmark, target
+        self._map_steps = map_steps or {}
         self._sides = open_side(benchmark), open_side(target)
 
     def compare(self, stage: str, out: Path) -> dict[str, Any] | None:
@@ -60,12 +65,16 @@ class Samples:
         benchmark, target = self._sides
         if benchmark is None or target is None:
             return None
-        steps = sorted({*benchmark.steps()} & {*target.steps()})
+        steps = {
+            b: t
+            for b, t in planner.pair_steps(benchmark.steps(), target.steps(), self._map_steps, [])
+            if b is not None and t is not None
+        }
         keys = sorted(k for k in {*benchmark.keys(), *target.keys()} if stage_of(k) == stage)
         tables, notes = [], _lacking((benchmark, target), keys)
-        for step in steps:
+        for step, other in steps.items():
             for key in keys:
-                joined = joining.join(key, step, benchmark.rows(key, step), target.rows(key, step))
+                joined = joining.join(key, step, benchmark.rows(key, step), target.rows(key, other))
                 tables.append(joined.table)
                 notes += [joined.note] if joined.note else []
         table = pl.concat([pl.DataFrame(schema=joining.SCHEMA), *tables])
@@ -81,7 +90,7 @@ class Samples:
         self,
         sides: tuple[KeyData, KeyData],
         stage: str,
-        steps: Sequence[int],
+        steps: Mapping[int, int],
         out: Path,
         notes: list[str],
     ) -> dict[str, Any] | None:
@@ -90,9 +99,11 @@ class Samples:
         if not all(path.is_file() for path in paths):
             return None
         found = []
-        for name, side, path in zip(("benchmark", "target"), sides, paths, strict=True):
+        for name, side, path, own in zip(
+            ("benchmark", "target"), sides, paths, (list(steps), list(steps.values())), strict=True
+        ):
             sketched = _read(path)
-            batches = {step: _stage_batches(side, stage, step, sketched) for step in steps}
+            batches = {step: _stage_batches(side, stage, step, sketched) for step in own}
             lacking = [str(step) for step, places in batches.items() if not places]
             if lacking:
                 notes.append(
@@ -105,7 +116,12 @@ class Samples:
                     f"token sketches of the {name}: {placed.left_out} micro-batches of another "
                     "size than their key data; they are not joined"
                 )
-            found.append(placed.table)
+            # named by the benchmark's step
+            found.append(
+                placed.table.with_columns(
+                    pl.col("step").replace_strict(own, list(steps), return_dtype=pl.Int32)
+                )
+            )
         table = sketches.compare(*found)
         if not table.is_empty():
             out.mkdir(parents=True, exist_ok=True)
