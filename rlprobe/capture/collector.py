@@ -18,6 +18,7 @@ from rlprobe import stages
 from rlprobe.capture import memory
 from rlprobe.capture.msprobe import options
 from rlprobe.capture.session import CaptureOptions, ReplayOptions, Session
+from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import ConfigError
 
 #: msprobe refuses dump paths with any other character.
@@ -110,14 +111,12 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file is missing, is not YAML, or an option is wrong.
     """
-    import yaml
+    from rlprobe.documents import yamlfile
 
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+        raw = yamlfile.load(path)
+    except DocumentError as error:
         raise ConfigError(f"collector file {path}: {error}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"collector file {path} is not YAML: {error}") from error
     if not isinstance(raw, dict) or set(raw) != {"precision_collector"}:
         found = sorted(map(str, raw)) if isinstance(raw, dict) else type(raw).__name__
         raise ConfigError(

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import ConfigError
 
 #: Environment variable that switches capture on in every process.
@@ -121,9 +123,9 @@ class Session:
             ConfigError: not JSON, another format version, or an unknown key.
         """
         try:
-            raw = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"{origin} is not JSON: {error}") from error
+            raw = jsonfile.parse(text)
+        except DocumentError as error:
+            raise ConfigError(f"{origin}: {error}") from error
         if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
             raise ConfigError(f"{origin} is not a session file of format {FORMAT}")
         raw["capture"] = _build(CaptureOptions, raw.get("capture") or {}, origin)
@@ -146,10 +148,15 @@ class Session:
         return cls.from_json(text, str(path))
 
 
-def _build(cls: type[Any], raw: dict[str, Any], origin: str) -> Any:
+def _build(cls: type[Any], raw: Any, origin: str) -> Any:
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{origin}: found {raw!r:.60} where {cls.__name__} has its keys")
     known = {f.name for f in dataclasses.fields(cls)}
     unknown = sorted(set(raw) - known)
     if unknown:
         raise ConfigError(f"{origin}: unknown key {unknown[0]!r}; accepted: {sorted(known)}")
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items()}
-    return cls(**values)
+    try:
+        return cls(**values)
+    except TypeError as error:
+        raise ConfigError(f"{origin}: {error}") from error

@@ -24,8 +24,10 @@ from rlprobe.compare import planner, sides
 from rlprobe.compare.planner import Pairing, StagePlan
 from rlprobe.compare.sides import DumpStage, Process, RunStage, StageSource
 from rlprobe.compare.traininfer import sources
-from rlprobe.dumps import records
-from rlprobe.errors import NotComparableError, RlprobeError, UsageError
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError
+from rlprobe.dumps import dumpjson, records
+from rlprobe.errors import DumpError, NotComparableError, RlprobeError, UsageError
 from rlprobe.store import packing
 from rlprobe.store.objects import linked
 
@@ -104,6 +106,18 @@ def _plan(args: argparse.Namespace) -> list[StagePlan]:
     return [StagePlan(sources.NAME, inference, training, (pairing,))]
 
 
+def _dump(file: Path) -> dict[str, Any]:
+    try:
+        whole = jsonfile.mapping(
+            jsonfile.load(file, most=dumpjson.MAX_BYTES, nonfinite=True, depth=dumpjson.MAX_DEPTH)
+        )
+        if isinstance(whole.get("data"), dict):
+            return whole
+    except DocumentError as error:
+        raise DumpError(f"{file}: {error}") from error
+    raise DumpError(f"{file} is not an msprobe dump file: it has no mapping named data")
+
+
 def _consistency(stage: StagePlan, copies: Sequence[Path]) -> dict[str, Any]:
     """msprobe's options for training against inference; none for any other stage.
 
@@ -114,7 +128,7 @@ def _consistency(stage: StagePlan, copies: Sequence[Path]) -> dict[str, Any]:
     if stage.stage != sources.NAME:
         return {}
     files = [copy / records.DUMP for copy in copies]
-    engine, training = (json.loads(file.read_bytes()) for file in files)
+    engine, training = map(_dump, files)
     megatron = any(".decoder.layers." in name for name in training["data"])
     if not megatron and not any("_fsdp_wrapped_module." in name for name in training["data"]):
         training["data"] = {

@@ -6,7 +6,6 @@ really writes (tests/contract/test_disk.py measures it); tensors by tokens and w
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +14,9 @@ from typing import Any
 
 from rlprobe import stages
 from rlprobe.config import BUILTIN, Alignment
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError
+from rlprobe.errors import ConfigError
 
 #: Bytes of a record in JSON and Parquet together, without and with a sketch.
 _RECORD_BYTES, _SKETCH_BYTES = 700, 700
@@ -86,9 +88,11 @@ def _shape(alignment: Alignment) -> Mapping[str, Any] | None:
     file = Path(alignment.model.path).expanduser() / "config.json"
     if not file.is_file():
         return None
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    inner: dict[str, Any] = found.get("text_config", found)
-    return inner
+    try:
+        found = jsonfile.mapping(jsonfile.load(file))
+        return jsonfile.mapping(found.get("text_config", found))
+    except DocumentError as error:
+        raise ConfigError(f"model.path: {file}: {error}") from error
 
 
 def batch_of(alignment: Alignment, world_size: int) -> Batch:

@@ -21,6 +21,8 @@ from typing import Any
 import msgspec
 import polars as pl
 
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError
 from rlprobe.dumps.leafcolumns import (
     DEBUG,
     GRAD,
@@ -114,8 +116,8 @@ def _entries(path: Path) -> dict[str, Any]:
     # A bare token inside a string makes the substitution wrong: the standard library's parser is
     # slower but takes the tokens as they are.
     try:
-        whole = json.loads(_bytes(path))
-    except (ValueError, RecursionError) as error:
+        whole = jsonfile.parse(bytes(_bytes(path)), nonfinite=True, depth=MAX_DEPTH)
+    except DocumentError as error:
         raise DumpError(
             f"{path} is not a complete dump file ({error}); the run that wrote it was probably "
             "interrupted: collect it again"

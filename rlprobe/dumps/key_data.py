@@ -11,7 +11,6 @@ by its position alone.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlprobe import stages
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import DumpError, ReplayError
 from rlprobe.rollouts.digest import sample_digest
 
@@ -312,8 +313,9 @@ def _described(directory: Path, key: str) -> dict[str, Any]:
     """What stands in the JSON beside an array; empty where there is none."""
     path = directory / f"{key}.json"
     try:
-        found = json.loads(path.read_bytes()).get("data", {}) if path.is_file() else {}
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        whole = jsonfile.load(path, nonfinite=True) if path.is_file() else {}
+        found = jsonfile.mapping(whole).get("data", {})
+    except DocumentError as error:
         raise DumpError(f"{path} is not key data: {error}") from error
     if not isinstance(found, dict):
         raise DumpError(f"{path} is not key data: its data is no object")

@@ -5,11 +5,12 @@ Standard library only for the first and the last, because it is read at interpre
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlprobe.capture.session import ENV, Session
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError, decoded, read_bytes
 from rlprobe.errors import ConfigError
 
 _LIMIT = 4 << 20
@@ -34,19 +35,17 @@ def read(path: str | Path) -> Switch:
     """
     path = Path(path).expanduser()
     try:
-        if path.stat().st_size > _LIMIT:
-            raise ConfigError(f"{ENV} names {path}, which is too large for a configuration file")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = decoded(read_bytes(path, _LIMIT))
+    except DocumentError as error:
         raise ConfigError(f"{ENV} names {path}: {error}") from error
     if text.lstrip().startswith("{"):
         return _json(path, text)
-    import yaml
+    from rlprobe.documents import yamlfile
 
     try:
-        raw = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{ENV} names {path}, which is not YAML: {error}") from error
+        raw = yamlfile.parse(text)
+    except DocumentError as error:
+        raise ConfigError(f"{ENV} names {path}: {error}") from error
     if isinstance(raw, dict) and "precision_collector" in raw:
         return Switch(path, "collector", "verl")
     raise _unknown(path)
@@ -54,9 +53,9 @@ def read(path: str | Path) -> Switch:
 
 def _json(path: Path, text: str) -> Switch:
     try:
-        raw = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{ENV} names {path}, which is not JSON: {error}") from error
+        raw = jsonfile.parse(text)
+    except DocumentError as error:
+        raise ConfigError(f"{ENV} names {path}: {error}") from error
     if "role" in raw and "dump" in raw:
         session = Session.from_json(text, str(path))
         return Switch(path, "session", session.framework, session)

@@ -8,12 +8,13 @@ than the file holds.
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Any
 
 import h5py
 import numpy as np
 
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import ReplayError
 from rlprobe.rollouts.hdf5_layout import FORMAT, JSON_PARTS, VERSION, digest
 from rlprobe.rollouts.model import NAME, Ragged, Rollouts, Sample
@@ -164,9 +165,9 @@ class Reader:
         if array.dtype != np.uint8 or array.ndim != 1:
             raise self.fail(f"/{name} is not JSON bytes")
         try:
-            return json.loads(array.tobytes().decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise self.fail(f"/{name} is not JSON: {error}") from error
+            return jsonfile.parse(array.tobytes(), nonfinite=True, any_text=True)
+        except DocumentError as error:
+            raise self.fail(f"/{name}: {error}") from error
 
     def tensor(
         self, name: str, entry: dict[str, str], digests: dict[str, Any], dtypes: dict[str, str]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from rlprobe.documents import jsonfile
 from rlprobe.errors import StoreError
 from rlprobe.files import replace_bytes
 from rlprobe.store import locks
@@ -53,9 +54,9 @@ def alignments(store: Path) -> dict[str, list[str]]:
         if path.name.startswith("."):
             continue
         try:
-            value = json.loads(path.read_bytes())
+            value = jsonfile.load(path)
             known = value["format"] == FORMAT and all(_KEY.fullmatch(k) for k in value["keys"])
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise StoreError(f"{path} is not a readable alignment record: {error}") from error
         if not known:
             raise StoreError(f"{path} is not of format {FORMAT}, the only one this rlprobe reads")

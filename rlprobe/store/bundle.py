@@ -14,13 +14,14 @@ an extended header has no way to be accepted.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, NamedTuple
 
 import pydantic
 from pydantic import Field
 
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import StoreError
 from rlprobe.store.keys import canonical_json
 from rlprobe.store.manifest import MAX_BYTES, Digest
@@ -114,9 +115,9 @@ class Index(_Strict):
                 twice, or bytes that :meth:`to_bytes` would not have written.
         """
         try:
-            raw = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise StoreError(f"{where}: its index is not JSON: {error}") from error
+            raw = jsonfile.parse(data)
+        except DocumentError as error:
+            raise StoreError(f"{where}: its index: {error}") from error
         found = raw.get("format") if isinstance(raw, dict) else None
         if found != FORMAT:
             raise StoreError(f"{where}: bundle format {found!r}; this rlprobe reads {FORMAT}")

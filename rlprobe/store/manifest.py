@@ -11,6 +11,8 @@ import pydantic
 from pydantic import Field, field_validator, model_validator
 
 from rlprobe import stages
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError
 from rlprobe.dumps.paths import DIRECTORIES as DIRECTORIES
 from rlprobe.dumps.paths import FILES as FILES
 from rlprobe.dumps.paths import check_path
@@ -148,9 +150,9 @@ class Manifest(_Model):
             StoreError: not JSON, another format version, or a member of another type.
         """
         try:
-            raw = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise StoreError(f"{where} is not JSON: {error}") from error
+            raw = jsonfile.parse(data)
+        except DocumentError as error:
+            raise StoreError(f"{where}: {error}") from error
         found = raw.get("format") if isinstance(raw, dict) else None
         if found != FORMAT:
             raise StoreError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -13,6 +12,8 @@ import msgspec
 import polars as pl
 
 from rlprobe import stages
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import StoreError
 from rlprobe.store.keys import canonical_json
 
@@ -210,9 +211,9 @@ def _documents(side: Path, kind: str) -> Iterator[tuple[_Origin, dict[str, Any]]
 
 def _parse(data: bytes, where: str) -> dict[str, Any]:
     try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{where} is not JSON ({error}); was a process killed there?") from error
+        value = jsonfile.parse(data, nonfinite=True)
+    except DocumentError as error:
+        raise StoreError(f"{where}: {error}; was a process killed there?") from error
     if not isinstance(value, dict):
         raise StoreError(f"{where} holds a {type(value).__name__} where a mapping is expected")
     return value

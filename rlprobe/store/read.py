@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,8 +10,10 @@ from typing import Any
 
 import polars as pl
 
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.errors import StoreError
-from rlprobe.store.manifest import NAME, Manifest
+from rlprobe.store.manifest import MAX_BYTES, NAME, Manifest
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{4,64}")
@@ -98,8 +99,9 @@ class Run:
         if not self.has("metrics.jsonl"):
             return []
         try:
-            return [json.loads(line) for line in path.read_bytes().splitlines()]
-        except (OSError, ValueError, RecursionError) as error:
+            lines = read_bytes(path, MAX_BYTES).splitlines()
+            return [jsonfile.mapping(jsonfile.parse(line, nonfinite=True)) for line in lines]
+        except DocumentError as error:
             raise StoreError(f"{path} is not readable: {error}") from error
 
     def has(self, path: str) -> bool:
@@ -111,8 +113,8 @@ class Run:
             return None
         path = self.path / name
         try:
-            value = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
+            value = jsonfile.load(path, most=MAX_BYTES, nonfinite=True)
+        except DocumentError as error:
             raise StoreError(f"{path} is not readable: {error}") from error
         if not isinstance(value, dict) or value.get("format") != 1:
             raise StoreError(f"{path} is not of format 1, the only one this rlprobe reads")

@@ -23,7 +23,7 @@ def test_a_missing_file_is_one_message() -> None:
 
 def test_a_file_that_is_no_yaml_is_named_with_the_place(tmp_path: Path) -> None:
     path = written(tmp_path, "name: [a\nframework: verl\n")
-    with pytest.raises(ConfigError, match=r"a\.yaml, line 2, column 10: not YAML"):
+    with pytest.raises(ConfigError, match=r"a\.yaml: line 2, column 10: not YAML"):
         load(path)
 
 

@@ -332,8 +332,8 @@ def replace_json(path, part, value):
         ("samples", b"[1,2,3]", "sample does not have the members"),
         ("values", b"[]", "/json/values is not a mapping"),
         ("values", b'{"x": 3}', "not a column"),
-        ("meta", b"\xff\xfe", "/json/meta is not JSON"),
-        ("meta", b"[" * 200_000, "/json/meta is not JSON"),
+        ("meta", b"\xff\xfe", "/json/meta: byte 0: not JSON"),
+        ("meta", b"[" * 200_000, "/json/meta: nests deeper than 64 levels"),
         ("value_dtypes", b'{"turns": "O"}', "unknown element type 'O'"),
     ],
 )

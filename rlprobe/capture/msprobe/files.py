@@ -16,9 +16,13 @@ from typing import Any
 from rlprobe.capture.dumpfile import document_parts
 from rlprobe.capture.engine import Tally
 from rlprobe.capture.files import write_json, write_text
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import DumpError
 
 _TENSORS = "dump_tensor_data"
+#: Of a dump.json, whose arguments nest up to 400 levels.
+_MAX_BYTES, _MAX_DEPTH = 8 << 30, 410
 
 #: The counter in a record's name: ``Module.a.Linear.forward.0``, ``Functional.linear.0.forward``,
 #: ``Module.a.Linear.parameters_grad.0``.
@@ -159,8 +163,8 @@ def _only_dump(aside: Path) -> Path:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        value = jsonfile.load(path, most=_MAX_BYTES, nonfinite=True, depth=_MAX_DEPTH)
+    except DocumentError as error:
         raise DumpError(f"{path}: msprobe left no readable file: {error}") from error
     if not isinstance(value, dict):
         raise DumpError(f"{path}: an object was expected, found {type(value).__name__}")

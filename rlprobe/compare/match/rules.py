@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlprobe.documents.limits import DocumentError, decoded, read_bytes
 from rlprobe.errors import ConfigError
 
 FORMAT = 1
@@ -80,11 +81,10 @@ def load(extra: Path | None = None) -> Rules:
     if extra is None:
         return rules
     try:
-        if extra.stat().st_size > _MAX_BYTES:
-            raise ConfigError(f"{extra} is larger than {_MAX_BYTES} bytes: no rules file")
-        own = parse(extra.read_text(encoding="utf-8"), str(extra))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"rules file {extra} cannot be read: {error}") from error
+        text = decoded(read_bytes(extra, _MAX_BYTES))
+    except DocumentError as error:
+        raise ConfigError(f"rules file {extra}: {error}") from error
+    own = parse(text, str(extra))
     return Rules(
         _merged(own.renames, rules.renames),
         _merged(own.fuses, rules.fuses),
@@ -103,12 +103,12 @@ def parse(text: str, origin: str) -> Rules:
     Raises:
         ConfigError: see :func:`load`.
     """
-    import yaml
+    from rlprobe.documents import yamlfile
 
     try:
-        raw = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{origin} is not YAML: {error}") from error
+        raw = yamlfile.parse(text)
+    except DocumentError as error:
+        raise ConfigError(f"rules file {origin}: {error}") from error
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         raise ConfigError(f"{origin}: format: {FORMAT} was expected at the top")
     unknown = sorted(set(raw) - {"format", *_SECTIONS}, key=str)
@@ -139,7 +139,7 @@ def _built(build: Any, item: Any, where: str) -> Any:
         raise ConfigError(
             f"{where}: {error.pattern!r} is no regular expression: {error}"
         ) from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, RecursionError, OverflowError) as error:
         raise ConfigError(f"{where}: {_ACCEPTED[build]}; found {error}") from error
 
 
@@ -158,6 +158,7 @@ def _rename(item: dict[str, Any]) -> Rename:
         groups = [int(number) for number in re.findall(r"\\(?:g<)?(\d+)", replacement)]
         if max(groups, default=0) > pattern.groups:
             raise ValueError(f"{replacement!r}, which names a group that {pattern.pattern!r} lacks")
+        pattern.sub(replacement, "")  # raises for an escape or a name that means nothing
     return Rename(item["name"], compiled)
 
 
@@ -169,6 +170,8 @@ def _fuse(item: dict[str, Any]) -> Fuse:
 
 
 def _function(item: dict[str, Any]) -> Function:
+    if not isinstance(item["slots"], dict):
+        raise ValueError(repr(item["slots"])[:60])
     slots = {str(slot): _texts(indices) for slot, indices in item["slots"].items()}
     return Function(item["name"], _texts(item["names"]), slots)
 

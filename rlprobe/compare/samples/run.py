@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,17 @@ import polars as pl
 from rlprobe import stages
 from rlprobe.compare import planner
 from rlprobe.compare.samples import joining, sketches
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.dumps.key_data import KeyData, MicroBatch, Place, stage_of
 from rlprobe.errors import StoreError
 
 KEY_DATA, TOKEN_SKETCHES = "key_data.parquet", "token_sketches.parquet"
 _PROOF = "mock_proof.json"
+
+
+#: Largest proof that is read: a line per process, step and stage, 70 bytes a sample.
+_MAX_PROOF = 512 << 20
 
 
 def data_directory(side: Path) -> Path | None:
@@ -177,14 +182,21 @@ def _read(path: Path) -> pl.DataFrame:
         raise StoreError(f"{path} is not a readable table: {error}") from error
 
 
+def _mappings(values: Any) -> list[dict[str, Any]]:
+    if not isinstance(values, list):
+        raise DocumentError("its samples are no list")
+    return [jsonfile.mapping(value) for value in values]
+
+
 def _proof(side: Path) -> list[dict[str, Any]]:
     """The mock proof of a stored run; of scratch space or a collector's tree, its parts."""
     path = side / _PROOF
     try:
         if path.is_file():
-            return list(json.loads(path.read_bytes())["samples"])
+            return _mappings(jsonfile.mapping(jsonfile.load(path, most=_MAX_PROOF))["samples"])
         places = (side / "side/parts/samples", side / "parts/samples")
         parts = sorted(part for place in places for part in place.glob("*.jsonl"))
-        return [json.loads(line) for part in parts for line in part.read_bytes().splitlines()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        lines = (line for part in parts for line in read_bytes(part, _MAX_PROOF).splitlines())
+        return _mappings([jsonfile.parse(line) for line in lines])
+    except (OSError, ValueError, KeyError) as error:
         raise StoreError(f"{side}: the mock proof is damaged: {error}") from error

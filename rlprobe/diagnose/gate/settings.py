@@ -15,6 +15,8 @@ from typing import Any
 
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, listed, opened, shut
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import DumpError, ReplayError
 from rlprobe.rollouts import hdf5
 from rlprobe.store.read import Run
@@ -87,10 +89,8 @@ def configuration(run: Run) -> dict[str, Any] | None:
 
 def _json(path: Path) -> Any:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise DumpError(f"{path} is larger than {_MAX_BYTES} bytes; refused")
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        return jsonfile.load(path, most=_MAX_BYTES, nonfinite=True)
+    except DocumentError as error:
         raise DumpError(f"{path} is not readable: {error}") from error
 
 

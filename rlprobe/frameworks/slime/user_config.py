@@ -7,7 +7,6 @@ msprobe writes under that file: every key of it keeps msprobe's meaning.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -16,6 +15,8 @@ from typing import Any
 
 from rlprobe import stages
 from rlprobe.capture.session import CaptureOptions, Session
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import ConfigError
 
 #: Switches the dump on; 0 or unset leaves training as it is.
@@ -25,7 +26,9 @@ STAGES = "RLPROBE_STAGES"
 
 #: msprobe refuses other characters, with a message about something else.
 _SAFE_PATH = re.compile(r"[a-zA-Z0-9_.:/-]+")
-_RANGE = re.compile(r"(\d+)-(\d+)")
+_RANGE = re.compile(r"(\d{1,9})-(\d{1,9})")
+#: Steps or ranks that a list of ranges may amount to.
+_MOST = 10**6
 _LAST = 2**31 - 1
 _TASKS = ("statistics", "tensor")
 _LEVELS = ("L0", "L1", "mix")
@@ -52,13 +55,15 @@ def session(path: Path, environ: Mapping[str, str] = os.environ) -> Session:
         ConfigError: the file cannot be read, or a key has a value that cannot be captured.
     """
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        raw = jsonfile.mapping(jsonfile.load(path))
+    except DocumentError as error:
         raise ConfigError(f"{path}: {error}") from error
     dump = _dump_path(raw, path)
     task = _one_of(raw, "task", _TASKS, "statistics", path)
     steps = numbers(raw, "step", path)
     section = raw.get(task) or {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"{path}: {task}: found {section!r:.80}; accepted: a mapping in braces")
     return Session(
         role="collector",
         framework="slime",
@@ -96,15 +101,17 @@ def numbers(raw: Mapping[str, Any], key: str, path: Path) -> tuple[int, ...]:
         return ()
     for item in value if isinstance(value, list) else [value]:
         bounds = _RANGE.fullmatch(item) if isinstance(item, str) else None
-        if bounds is not None and int(bounds[1]) <= int(bounds[2]) <= int(bounds[1]) + 10**6:
+        if bounds is not None and int(bounds[1]) <= int(bounds[2]) <= int(bounds[1]) + _MOST:
             found.update(range(int(bounds[1]), int(bounds[2]) + 1))
         elif isinstance(item, int) and not isinstance(item, bool) and item >= 0:
             found.add(item)
         else:
             raise ConfigError(
-                f"{path}: {key}: found {item!r}; accepted: a list of numbers from 0 and of ranges "
-                'such as "0-3"'
+                f"{path}: {key}: found {item!r:.80}; accepted: a list of numbers from 0 and of "
+                'ranges such as "0-3"'
             )
+        if len(found) > _MOST:
+            raise ConfigError(f"{path}: {key}: more than {_MOST} numbers; [] means all of them")
     return tuple(sorted(found))
 
 
@@ -112,7 +119,7 @@ def _dump_path(raw: Mapping[str, Any], path: Path) -> Path:
     value = raw.get("dump_path")
     if not isinstance(value, str) or not _SAFE_PATH.fullmatch(value):
         raise ConfigError(
-            f"{path}: dump_path: found {value!r}; accepted: a path of letters, digits and "
+            f"{path}: dump_path: found {value!r:.80}; accepted: a path of letters, digits and "
             "_ . : / - (msprobe refuses any other character)"
         )
     return Path(value).absolute()
@@ -123,7 +130,7 @@ def _one_of(
 ) -> str:
     value = raw.get(key) or default
     if value not in accepted:
-        raise ConfigError(f"{path}: {key}: found {value!r}; accepted: {', '.join(accepted)}")
+        raise ConfigError(f"{path}: {key}: found {value!r:.80}; accepted: {', '.join(accepted)}")
     return str(value)
 
 

@@ -121,7 +121,7 @@ def test_a_copy_in_the_tree_is_checked_on_its_own(committed, store):
     [
         (lambda run, store: (run.path / "metrics.jsonl").unlink(), "cannot be read"),
         (lambda run, store: (run.path / "dump" / "more").touch(), "is not in the manifest"),
-        (lambda run, store: (run.path / "manifest.json").write_text("{"), "is not JSON"),
+        (lambda run, store: (run.path / "manifest.json").write_text("{"), "not JSON"),
         (
             lambda run, store: Objects(store).path(run.manifest.files[0].sha256).unlink(),
             "cannot be read",

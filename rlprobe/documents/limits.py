@@ -1,0 +1,59 @@
+"""What a document may be, whatever its format."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+#: Levels of lists and mappings. An alignment has 4, a manifest 6.
+MAX_DEPTH = 64
+#: Digits of a whole number; 2**128 has 39. Longer ones cost the square of their length to read.
+MAX_DIGITS = 40
+
+
+class DocumentError(ValueError):
+    """A document is not of its format, or goes beyond a limit; the message says where."""
+
+
+def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
+    """A file's content, of which never more than ``most`` bytes are read, whatever its kind.
+
+    Raises:
+        DocumentError: it is missing, may not be read or is larger.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise DocumentError(f"cannot be read: {error.strerror or error}") from error
+    if len(data) > most:
+        raise DocumentError(f"is larger than {most} bytes, the most that is read of such a file")
+    return data
+
+
+def decoded(data: bytes) -> str:
+    """The text of UTF-8 bytes, without a byte order mark.
+
+    Raises:
+        DocumentError: naming the first byte that is no UTF-8.
+    """
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DocumentError(
+            f"byte {error.start}: not JSON or YAML: {data[error.start]:#04x} is no UTF-8 text"
+        ) from error
+
+
+def check_characters(text: str) -> None:
+    r"""Refuse what only escapes such as ``"\ud800"`` can put into a text, and no file can hold.
+
+    Raises:
+        DocumentError: half of a surrogate pair stands in it.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DocumentError(
+            f"character U+{ord(text[error.start]):04X} is half of a pair, which is no text"
+        ) from error
