@@ -1,13 +1,14 @@
-"""Digests of files; making files and directory entries survive a power failure."""
+"""Files that are there whole or not at all, survive a power failure, and can be told apart."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 _THREADS = 16
 _BLOCK = 1 << 20
@@ -19,6 +20,47 @@ def sha256(stream: BinaryIO) -> bytes:
     while block := stream.read(_BLOCK):
         state.update(block)
     return state.digest()
+
+
+class Digest(NamedTuple):
+    """A file's content: its sha256 (64 hexadecimal digits) and its size in bytes."""
+
+    sha256: str
+    size: int
+
+
+def digest(path: Path) -> Digest:
+    """Read a file and digest it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as handle:
+        return Digest(sha256(handle).hex(), handle.tell())
+
+
+#: Device, inode, size and times of a file: while they stay, so does what this process read of it.
+_Identity = tuple[int, ...]
+_seen: dict[_Identity, Digest] = {}
+
+
+def seen_digest(path: Path) -> Digest:
+    """:func:`digest`, from memory where this process has read the unchanged file before.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    found = path.stat()
+    identity = (
+        found.st_dev,
+        found.st_ino,
+        found.st_size,
+        found.st_mtime_ns,
+        found.st_ctime_ns,
+    )
+    if identity not in _seen:
+        _seen[identity] = digest(path)
+    return _seen[identity]
 
 
 def sync(path: Path) -> None:
@@ -50,12 +92,39 @@ def write_new(path: Path, data: bytes) -> None:
         os.fsync(handle.fileno())
 
 
-def replace_bytes(path: Path, data: bytes) -> None:
-    """Put ``data`` at ``path`` whole or not at all, replacing what is there."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
+@contextlib.contextmanager
+def written(path: Path, *, durable: bool = False) -> Iterator[Path]:
+    """A place to write ``path``'s new content to: it replaces ``path`` whole, or not at all.
+
+    The directory is made. Whatever is raised in the block leaves ``path`` as it was, and nothing
+    beside it.
+
+    Args:
+        path: the file to be.
+        durable: flush it to the disk, so that it also survives a power failure; for what cannot be
+            made again.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # the ending stays: some writers go by it
+    name = f".{path.stem}.{os.getpid()}-{os.urandom(4).hex()}.tmp{path.suffix}"
+    temporary = path.with_name(name)
     try:
-        write_new(temporary, data)
+        yield temporary
+        if durable:
+            sync(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    sync(path.parent)
+    if durable:
+        sync(path.parent)
+
+
+def replace_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Put ``data`` at ``path`` whole or not at all, replacing what is there."""
+    with written(path, durable=durable) as temporary:
+        temporary.write_bytes(data)
+
+
+def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
+    """Put UTF-8 text at ``path`` whole or not at all, replacing what is there."""
+    replace_bytes(path, text.encode("utf-8"), durable=durable)

@@ -8,19 +8,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from rlprobe.files import written
+
 
 def write_text(path: Path, parts: Iterable[str]) -> int:
     """Write ``parts`` beside ``path`` and rename; returns the size in bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with written(path) as temporary:
         with temporary.open("w", encoding="utf-8") as handle:
             handle.writelines(parts)
-        size = temporary.stat().st_size
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return size
+        return temporary.stat().st_size
 
 
 def write_json(path: Path, value: Any, indent: int | None = None) -> int:

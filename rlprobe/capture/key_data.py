@@ -27,6 +27,7 @@ from torch import Tensor
 
 from rlprobe.capture.files import write_json
 from rlprobe.errors import UsageError
+from rlprobe.files import written
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 
@@ -64,13 +65,10 @@ def write(
         )
     array, dtype, offsets = as_array(name, value)
     directory = root / "data" / name / f"step{step}" / f"rank{rank}" / f"micro_step{micro_step}"
-    directory.mkdir(parents=True, exist_ok=True)
-    target = directory / f"{name}.npy"
-    temporary = directory / f".{name}.npy.tmp"
-    with temporary.open("wb") as handle:
-        np.save(handle, array, allow_pickle=False)
-    size = temporary.stat().st_size
-    temporary.replace(target)
+    with written(directory / f"{name}.npy") as temporary:
+        with temporary.open("wb") as handle:
+            np.save(handle, array, allow_pickle=False)
+        size = temporary.stat().st_size
     document: dict[str, Any] = {**statistics(array), "shape": list(array.shape), "dtype": dtype}
     if offsets is not None:
         document["offsets"] = offsets

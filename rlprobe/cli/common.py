@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from rlprobe.files import replace_text
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -60,11 +61,5 @@ def write_json(path: Path, value: Any) -> None:
         OSError: the directory cannot be written.
         ValueError: a number is not finite; say null or a text instead.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_text(path, text)

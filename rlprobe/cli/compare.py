@@ -161,10 +161,10 @@ def _step_pair(text: str) -> tuple[int, int]:
 def _write_table(stage: Path) -> None:
     import polars as pl
 
-    from rlprobe.compare import writer
     from rlprobe.compare.msprobe import table
+    from rlprobe.dumps.results import RECORDS
 
-    records = pl.read_parquet(stage / writer.RECORDS)
+    records = pl.read_parquet(stage / RECORDS)
     table.table(records).write_csv(stage / "table.csv")
 
 

@@ -75,7 +75,11 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
         summary = Summary(options.pair, stage.stage, list(stage.notes))
         tables = _tables(stage, options)
         if samples is not None:
-            summary.samples = samples.compare(stage.stage, out / stage.stage)
+            found = samples.compare(stage.stage)
+            if found is not None:
+                summary.samples = found.told
+                for name, table in found.tables.items():
+                    writer.write_table(out / stage.stage, name, table, summary)
         writer.write_stage(out / stage.stage, tables, summary)
         _log.info(
             "%s: %d records compared, %d identical, coverage %.1f %% / %.1f %%",

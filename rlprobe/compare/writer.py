@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -14,9 +13,11 @@ import polars as pl
 
 from rlprobe.compare import measures
 from rlprobe.compare.match.rules import RECOMPUTE
+from rlprobe.dumps import results
+from rlprobe.dumps.results import FORMAT, RECORDS, SUMMARY
+from rlprobe.files import replace_text, written
+from rlprobe.formats import mark
 
-FORMAT = 1
-RECORDS, SUMMARY = "records.parquet", "summary.json"
 #: Names of unmatched records listed in the summary, per side; all are in the records.
 LISTED = 50
 
@@ -112,6 +113,8 @@ class Summary:
     )
     #: Key data and token sketches joined by sample; None where a side has none.
     samples: dict[str, Any] | None = None
+    #: What vouches for each table beside summary.json (:func:`rlprobe.dumps.results.describe`).
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, table: pl.DataFrame) -> None:
         """Count one process's rows (columns of :data:`SCHEMA`)."""
@@ -181,27 +184,42 @@ class Summary:
             "max_error": self.max_error,
             "samples": self.samples,
             "notes": self.notes,
+            "tables": dict(sorted(self.tables.items())),
         }
 
 
-def write_stage(directory: Path, tables: Iterable[pl.DataFrame], summary: Summary) -> None:
-    """Write both files, whole or not at all, while the next table is measured.
+def write_table(directory: Path, name: str, table: pl.DataFrame, summary: Summary) -> None:
+    """Write a table beside summary.json, which will vouch for it.
 
     Raises:
         OSError: the directory cannot be written.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    records = directory / f".{RECORDS}.{os.getpid()}.tmp"
-    try:
-        _source(tables, summary).sink_parquet(records, engine="streaming", **_PARQUET)
-        text = json.dumps(summary.as_dict(), indent=1, allow_nan=False) + "\n"
-        temporary = directory / f".{SUMMARY}.{os.getpid()}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        records.replace(directory / RECORDS)
-        # last: where the summary stands, the records it sums up stand too
-        temporary.replace(directory / SUMMARY)
-    finally:
-        records.unlink(missing_ok=True)
+    with written(directory / name) as temporary:
+        table.write_parquet(temporary, compression="zstd", metadata=mark(results.kind(name)))
+        described = results.describe(temporary, table.height)
+    summary.tables[name] = described
+
+
+def write_stage(directory: Path, tables: Iterable[pl.DataFrame], summary: Summary) -> None:
+    """Write records and summary, each whole or not at all, while the next table is measured.
+
+    Tables of :func:`write_table` come before it.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    with written(directory / RECORDS) as records:
+        _source(tables, summary).sink_parquet(
+            records, engine="streaming", metadata=mark(results.kind(RECORDS)), **_PARQUET
+        )
+        # the counts of the statuses are those of the rows
+        described = results.describe(records, sum(summary.counts.values()))
+        summary.tables[RECORDS] = described
+    # last: where the summary stands, the tables that it vouches for stand too
+    text = json.dumps(summary.as_dict(), indent=1, allow_nan=False) + "\n"
+    replace_text(directory / SUMMARY, text)
+    for name in results.TABLES.keys() - summary.tables.keys():
+        (directory / name).unlink(missing_ok=True)  # of an earlier comparison
 
 
 #: Quick to write, and small enough: the values of both sides hardly compress.

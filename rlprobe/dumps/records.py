@@ -14,9 +14,12 @@ from typing import Any
 
 import polars as pl
 
+from rlprobe import formats
 from rlprobe.dumps.schema import SCHEMA as SCHEMA
 from rlprobe.errors import DumpError, StoreError
 
+#: Version of a record table.
+FORMAT = 1
 _STEP = re.compile(r"^step(0|[1-9][0-9]{0,8})$")
 _RANK = re.compile(r"^rank(0|[1-9][0-9]{0,8})?$")
 _PROC = re.compile(r"^proc([0-9]{1,9})$")
@@ -180,7 +183,9 @@ def read_stack(path: Path) -> dict[str, str]:
 def write(frame: pl.DataFrame, path: Path) -> None:
     """Write a record table as Parquet (lz4: quick to read; one row group per 2**17 rows)."""
     _checked(frame.schema, path)
-    frame.write_parquet(path, compression="lz4", row_group_size=1 << 17)
+    frame.write_parquet(
+        path, compression="lz4", row_group_size=1 << 17, metadata=formats.mark("records", FORMAT)
+    )
 
 
 def scan(path: Path) -> pl.LazyFrame:
@@ -190,6 +195,9 @@ def scan(path: Path) -> pl.LazyFrame:
         StoreError: the file is missing, damaged, or has other columns.
     """
     try:
+        formats.check_mark(
+            pl.read_parquet_metadata(path), "records", (FORMAT,), str(path), StoreError
+        )
         lazy = pl.scan_parquet(path)
         schema = lazy.collect_schema()
     except (OSError, pl.exceptions.PolarsError) as error:

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import polars as pl
 
-from rlprobe import stages
+from rlprobe import formats, stages
+from rlprobe.dumps import results as tables
 from rlprobe.errors import DumpError, StoreError
 from rlprobe.files import replace_bytes
 from rlprobe.roles import TARGET
@@ -92,8 +94,7 @@ class Results:
             plan = msgspec.json.decode(data, type=Plan)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise DumpError(f"{path} is not an alignment's plan: {error}") from error
-        if plan.format != FORMAT:
-            raise DumpError(f"{path} has format {plan.format}; this rlprobe reads {FORMAT}")
+        formats.check(plan.format, (FORMAT,), str(path))
         unknown = [s for p in plan.pairs.values() for s in p.stages if s not in stages.STAGES]
         if unknown:
             raise DumpError(f"{path}: stage {unknown[0]!r} is none")
@@ -132,16 +133,15 @@ class Results:
         Raises:
             DumpError: it is damaged.
         """
-        path = self.compared(pair, stage) / "summary.json"
-        if not path.is_file():
-            return None
-        try:
-            value = msgspec.json.decode(path.read_bytes())
-        except (OSError, msgspec.MsgspecError, RecursionError) as error:
-            raise DumpError(f"{path} is not readable: {error}; compare again") from error
-        if not isinstance(value, dict) or value.get("format") != 1:
-            raise DumpError(f"{path} is not of format 1; compare again")
-        return value
+        return tables.summary(self.compared(pair, stage))
+
+    def table(self, pair: str, stage: str, name: str = tables.RECORDS) -> pl.LazyFrame | None:
+        """A table of a comparison, as its summary vouches for it; None where it has none.
+
+        Raises:
+            DumpError: it is missing, damaged, or not the one that was written.
+        """
+        return tables.table(self.compared(pair, stage), name)
 
 
 def write(

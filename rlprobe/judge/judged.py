@@ -8,6 +8,7 @@ from pathlib import Path
 
 import polars as pl
 
+from rlprobe.dumps.results import RECORDS
 from rlprobe.errors import DumpError
 from rlprobe.judge import changes, execution, floors, noise, propagated, shards, sketched
 from rlprobe.judge.excuses import positions, recomposed, ties
@@ -75,15 +76,12 @@ def scan(results: Results, pair: str, stage: str, columns: list[str]) -> pl.Lazy
     Raises:
         DumpError: the file is damaged or of another version.
     """
-    path = results.compared(pair, stage) / "records.parquet"
-    if not path.is_file():
+    lazy = results.table(pair, stage)
+    if lazy is None:
         return None
-    try:
-        lazy = pl.scan_parquet(path)
-        missing = set(columns) - set(lazy.collect_schema().names())
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise DumpError(f"{path} is not readable: {error}; compare again") from error
+    missing = set(columns) - set(lazy.collect_schema().names())
     if missing:
+        path = results.compared(pair, stage) / RECORDS
         raise DumpError(f"{path} lacks column {min(missing)!r}; compare again")
     return lazy.select(columns)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from rlprobe.compare.samples.run import TOKEN_SKETCHES
 from rlprobe.compare.samples.sketches import SCHEMA
+from rlprobe.dumps.results import TOKEN_SKETCHES
 from rlprobe.errors import DumpError
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import change_point
@@ -152,10 +152,11 @@ def profile(
 def _tokens(results: Results, stage: str, step: int, rank: int | None) -> pl.DataFrame | None:
     """All tokens of a stage, or those of one of the benchmark's processes."""
     path = results.compared(TARGET, stage) / TOKEN_SKETCHES
-    if not path.is_file():
+    lazy = results.table(TARGET, stage, TOKEN_SKETCHES)
+    if lazy is None:
         return None
     try:
-        table = pl.read_parquet(path, columns=list(SCHEMA))
+        table = lazy.select(list(SCHEMA)).collect()
     except (OSError, pl.exceptions.PolarsError) as error:
         raise DumpError(f"{path} is not readable: {error}; compare again") from error
     table = table.filter(pl.col("step") == step)

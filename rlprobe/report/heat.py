@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import polars as pl
 from markupsafe import Markup, escape
 
-from rlprobe.compare.samples.run import TOKEN_SKETCHES
+from rlprobe.dumps.results import TOKEN_SKETCHES
 from rlprobe.errors import DumpError, ReplayError
 from rlprobe.judge.analysis import Finding
 from rlprobe.judge.inputs import Results
@@ -57,10 +57,11 @@ def build(results: Results, finding: Finding, benchmark: Run, sample: str | None
         DumpError: the table is damaged.
     """
     path = results.compared(TARGET, finding.stage.name) / TOKEN_SKETCHES
-    if not path.is_file():
+    lazy = results.table(TARGET, finding.stage.name, TOKEN_SKETCHES)
+    if lazy is None:
         return None
     try:
-        table = pl.read_parquet(path).filter(pl.col("step") == finding.stage.step)
+        table = lazy.filter(pl.col("step") == finding.stage.step).collect()
         floors = finding.stage.rows.select("name", "floor").unique("name", keep="first")
         table = table.join(floors, on="name", how="left").with_columns(
             times=pl.col("error") / pl.col("floor")

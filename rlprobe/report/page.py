@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from markupsafe import Markup, escape
 
 from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.run import first_step
+from rlprobe.files import replace_text
 from rlprobe.judge import analysis
 from rlprobe.judge.inputs import Results, require
 from rlprobe.report.content import Page, gather
@@ -32,12 +32,7 @@ def write(directory: Path) -> Path:
     step = analysis.analyse(results, first_step(benchmark, target))
     text = render(gather(results, found, step, benchmark, target))
     path = directory / NAME
-    temporary = directory / f".{NAME}.{os.getpid()}.tmp"
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_text(path, text)
     return path
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ import h5py
 import numpy as np
 
 from rlprobe.errors import ReplayError
+from rlprobe.files import written
 from rlprobe.rollouts.hdf5_layout import FORMAT, JSON_PARTS, VERSION, digest
 from rlprobe.rollouts.hdf5_reader import Reader
 from rlprobe.rollouts.model import Ragged, Rollouts
@@ -40,20 +40,13 @@ def write(path: str | os.PathLike[str], rollouts: Rollouts) -> None:
         ReplayError: the rollouts are inconsistent or hold something JSON cannot; nothing is left.
     """
     rollouts.check()
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        # "earliest" keeps files readable by the HDF5 1.10 that old images carry; locks are off
-        # because shared cluster file systems often refuse them and nobody else has this name.
-        with h5py.File(temporary, "x", libver="earliest", locking=False) as file:
-            _write_content(file, rollouts)
-        _sync(temporary)
-        temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync(target.parent)
+    # "earliest" keeps files readable by the HDF5 1.10 that old images carry; locks are off
+    # because shared cluster file systems often refuse them and nobody else has this name.
+    with (
+        written(Path(path), durable=True) as temporary,
+        h5py.File(temporary, "x", libver="earliest", locking=False) as file,
+    ):
+        _write_content(file, rollouts)
 
 
 def read(path: str | os.PathLike[str]) -> Rollouts:
@@ -144,11 +137,3 @@ def _json_bytes(value: Any, name: str) -> np.ndarray:
     except (TypeError, ValueError) as error:
         raise ReplayError(f"rollouts: {name} has no JSON form: {error}") from error
     return np.frombuffer(text.encode(), dtype=np.uint8)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,6 +19,7 @@ from rlprobe import frameworks, stages
 from rlprobe.capture import determinism
 from rlprobe.capture.session import ENV, CaptureOptions, ReplayOptions, Session
 from rlprobe.errors import RlprobeError, RunError, StoreError
+from rlprobe.files import replace_text
 from rlprobe.frameworks import proof
 from rlprobe.roles import BENCHMARK
 from rlprobe.runs import entry, process, script
@@ -232,9 +233,7 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
         "command": commands[-1],
         "environment": dict(exported),
     }
-    temporary = _record(scratch).with_suffix(".tmp")
-    temporary.write_text(json.dumps(record, indent=1), encoding="utf-8")
-    temporary.replace(_record(scratch))
+    replace_text(_record(scratch), json.dumps(record, indent=1), durable=True)
 
 
 def _start(run: Started) -> tuple[int, Mapping[str, str]]:

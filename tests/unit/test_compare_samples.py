@@ -13,9 +13,10 @@ import pytest
 
 from rlprobe import stages
 from rlprobe.cli import main
-from rlprobe.compare.samples import run, sketches
-from rlprobe.compare.samples.run import Samples
+from rlprobe.compare.samples import sketches
+from rlprobe.compare.samples.run import Compared, Samples
 from rlprobe.dumps import key_data
+from rlprobe.dumps.results import KEY_DATA, TOKEN_SKETCHES
 from rlprobe.errors import DumpError
 from rlprobe.rollouts.digest import sample_digest
 from tests.msprobe import dumps
@@ -75,15 +76,18 @@ def ragged(data: Path, place: tuple[int, int], samples: Sequence[int], error: fl
         save(data, key, place, np.concatenate(rows), offsets=[0, *ends])
 
 
-def compared(tmp: Path, stage: str = stages.LOG_PROB) -> dict[str, Any]:
-    found = Samples(tmp / "b", tmp / "t").compare(stage, tmp / "out")
+def both(tmp: Path, stage: str = stages.LOG_PROB) -> Compared:
+    found = Samples(tmp / "b", tmp / "t").compare(stage)
     assert found is not None
     return found
 
 
+def compared(tmp: Path, stage: str = stages.LOG_PROB) -> dict[str, Any]:
+    return both(tmp, stage).told
+
+
 def joined(tmp: Path, stage: str = stages.LOG_PROB) -> pl.DataFrame:
-    compared(tmp, stage)
-    return pl.read_parquet(tmp / "out" / run.KEY_DATA)
+    return both(tmp, stage).tables[KEY_DATA]
 
 
 def test_other_batches_ranks_order_and_padding_are_the_same_samples(tmp_path: Path) -> None:
@@ -136,12 +140,12 @@ def test_key_data_of_mapped_steps_meet(tmp_path: Path) -> None:
     for more in ("step1", "step2"):
         (tmp_path / "b/data/prompts" / more).mkdir()
     (tmp_path / "t/data/prompts/step6").mkdir()
-    assert Samples(tmp_path / "b", tmp_path / "t").compare(stages.LOG_PROB, tmp_path / "x") is None
+    assert Samples(tmp_path / "b", tmp_path / "t").compare(stages.LOG_PROB) is None
     mapped = Samples(tmp_path / "b", tmp_path / "t", {0: 5})
-    found = mapped.compare(stages.LOG_PROB, tmp_path / "out")
+    found = mapped.compare(stages.LOG_PROB)
     assert found is not None
-    assert found["keys"]["old_log_probs"]["identical"] == 2
-    assert pl.read_parquet(tmp_path / "out" / run.KEY_DATA)["step"].unique().to_list() == [0]
+    assert found.told["keys"]["old_log_probs"]["identical"] == 2
+    assert found.tables[KEY_DATA]["step"].unique().to_list() == [0]
 
 
 def test_a_sample_that_occurs_twice_is_paired_in_order(tmp_path: Path) -> None:
@@ -182,9 +186,9 @@ def test_rows_that_nothing_names_are_not_joined_by_position(tmp_path: Path) -> N
     for side in "bt":
         padded(tmp_path / side / "data", (0, 0), [0, 1])
         save(tmp_path / side / "data", "values", (0, 0), [[1.0], [2.0]])
-    found = compared(tmp_path, stages.VALUES)
-    assert any("nothing names" in note for note in found["notes"])
-    table = pl.read_parquet(tmp_path / "out" / run.KEY_DATA).filter(key="values")
+    found = both(tmp_path, stages.VALUES)
+    assert any("nothing names" in note for note in found.told["notes"])
+    table = found.tables[KEY_DATA].filter(key="values")
     assert sorted(table["status"].to_list()) == ["benchmark_only"] * 2 + ["target_only"] * 2
 
 
@@ -275,9 +279,9 @@ def test_token_sketches_meet_across_padding_packing_and_batches(tmp_path: Path) 
     rows += [(1, 0, 0, token, sketch(2, token)) for token in range(lengths[2])]
     token_sketches(tmp_path / "t", rows)
 
-    found = compared(tmp_path, stages.ACTOR_UPDATE)
-    assert found["token_sketches"]["tokens"] == sum(lengths) and found["notes"] == []
-    table = pl.read_parquet(tmp_path / "out" / run.TOKEN_SKETCHES)
+    found = both(tmp_path, stages.ACTOR_UPDATE)
+    told, table = found.told, found.tables[TOKEN_SKETCHES]
+    assert told["token_sketches"]["tokens"] == sum(lengths) and told["notes"] == []
     assert table.schema == sketches.SCHEMA
     differing = table.filter(pl.col("error") > 1e-6)
     assert differing.select("sample", "token").rows() == [(DIGESTS[0], 4)]
@@ -322,9 +326,9 @@ def test_a_stage_with_other_micro_batches_is_joined_by_its_proof(tmp_path: Path)
         samples = [DIGESTS[s] for s in order]
         proof = {"format": 1, "samples": [{**entry, "samples": samples}]}
         (tmp_path / side / "mock_proof.json").write_text(json.dumps(proof))
-    found = compared(tmp_path, stages.ACTOR_UPDATE)
-    assert found["token_sketches"]["tokens"] == sum(len(p) + len(r) for p, r in SAMPLES)
-    table = pl.read_parquet(tmp_path / "out" / run.TOKEN_SKETCHES)
+    found = both(tmp_path, stages.ACTOR_UPDATE)
+    told, table = found.told, found.tables[TOKEN_SKETCHES]
+    assert told["token_sketches"]["tokens"] == sum(len(p) + len(r) for p, r in SAMPLES)
     assert table.filter(sample=DIGESTS[3])["token"].to_list() == list(range(7))
 
 

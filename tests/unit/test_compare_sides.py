@@ -240,7 +240,7 @@ def test_the_command_writes_a_directory_per_stage_and_json(tmp_path: Path) -> No
     ]
     for stage in ("actor_update", "critic_update"):
         summary = json.loads((tmp_path / "out" / stage / "summary.json").read_text())
-        assert (summary["format"], summary["pair"], summary["stage"]) == (1, "repeat", stage)
+        assert (summary["format"], summary["pair"], summary["stage"]) == (2, "repeat", stage)
         assert not list((tmp_path / "out" / stage).glob(".*"))
 
 

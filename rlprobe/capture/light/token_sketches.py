@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from rlprobe.capture.engine import Place
 from rlprobe.capture.light.sketches import device_signs
 from rlprobe.capture.light.statistics import has_values
+from rlprobe.files import written
 
 #: Buckets of a token's sketch: a prime that divides no usual hidden size.
 K = 17
@@ -106,9 +107,7 @@ class TokenSketches:
         columns = [np.concatenate(column) for column in zip(*self._rows, strict=True)]
         if not columns:
             columns = [np.zeros(0, dtype=np.int32)] * 4 + [np.zeros((0, K), dtype=np.float32)]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        with temporary.open("wb") as handle:
+        with written(self.path) as temporary, temporary.open("wb") as handle:
             np.savez(
                 handle,
                 names=np.array(self._names, dtype=np.str_),
@@ -120,6 +119,4 @@ class TokenSketches:
                 k=np.int32(K),
                 left_out=np.int64(self._left_out),
             )
-        size = temporary.stat().st_size
-        temporary.replace(self.path)
-        return size
+            return handle.tell()

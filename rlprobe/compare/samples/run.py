@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from rlprobe.compare.samples import joining, sketches
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.dumps.key_data import KeyData, MicroBatch, Place, stage_of
+from rlprobe.dumps.results import KEY_DATA, TOKEN_SKETCHES
 from rlprobe.errors import StoreError
 
-KEY_DATA, TOKEN_SKETCHES = "key_data.parquet", "token_sketches.parquet"
 _PROOF = "mock_proof.json"
 
 
@@ -39,6 +40,16 @@ def open_side(side: Path) -> KeyData | None:
     return None if data is None else KeyData(data, _proof(side))
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What was found of one stage's samples."""
+
+    #: For summary.json.
+    told: dict[str, Any]
+    #: Tables to be written, by file name; none of them is empty.
+    tables: dict[str, pl.DataFrame]
+
+
 class Samples:
     """Both sides' key data, read once for all stages.
 
@@ -54,15 +65,14 @@ class Samples:
         self._map_steps = map_steps or {}
         self._sides = open_side(benchmark), open_side(target)
 
-    def compare(self, stage: str, out: Path) -> dict[str, Any] | None:
-        """Write ``out/key_data.parquet`` and ``out/token_sketches.parquet``, what there is of them.
+    def compare(self, stage: str) -> Compared | None:
+        """Join the key data and token sketches of a stage.
 
         Args:
             stage: canonical name; the keys compared are those of its micro-batches.
-            out: directory of the stage's results.
 
         Returns:
-            What was found, for summary.json; None where a side has no key data.
+            What was found; None where a side has no key data.
 
         Raises:
             DumpError, StoreError: a file is damaged.
@@ -83,23 +93,27 @@ class Samples:
                 tables.append(joined.table)
                 notes += [joined.note] if joined.note else []
         table = pl.concat([pl.DataFrame(schema=joining.SCHEMA), *tables])
-        tokens = self._tokens((benchmark, target), stage, steps, out, notes)
+        tokens = self._tokens((benchmark, target), stage, steps, notes)
         if table.is_empty() and tokens is None:
             return None
-        if not table.is_empty():
-            out.mkdir(parents=True, exist_ok=True)
-            table.write_parquet(out / KEY_DATA, compression="zstd")
-        return {"keys": joining.described(table), "token_sketches": tokens, "notes": notes}
+        found = {KEY_DATA: table}
+        sketched = None
+        if tokens is not None:
+            found[TOKEN_SKETCHES] = tokens
+            error = tokens.get_column("error")
+            largest = error.filter(error.is_finite()).max()
+            sketched = {"tokens": tokens.height, "max_error": largest}
+        told = {"keys": joining.described(table), "token_sketches": sketched, "notes": notes}
+        return Compared(told, {name: t for name, t in found.items() if not t.is_empty()})
 
     def _tokens(
         self,
         sides: tuple[KeyData, KeyData],
         stage: str,
         steps: Mapping[int, int],
-        out: Path,
         notes: list[str],
-    ) -> dict[str, Any] | None:
-        """Write the stage's token sketches, joined; None where a side has none."""
+    ) -> pl.DataFrame | None:
+        """The stage's token sketches, joined; None where a side has none."""
         paths = [side / "token_sketches" / f"{stage}.parquet" for side in self._paths]
         if not all(path.is_file() for path in paths):
             return None
@@ -127,12 +141,7 @@ class Samples:
                     pl.col("step").replace_strict(own, list(steps), return_dtype=pl.Int32)
                 )
             )
-        table = sketches.compare(*found)
-        if not table.is_empty():
-            out.mkdir(parents=True, exist_ok=True)
-            table.write_parquet(out / TOKEN_SKETCHES, compression="zstd")
-        error = table.get_column("error")
-        return {"tokens": table.height, "max_error": error.filter(error.is_finite()).max()}
+        return sketches.compare(*found)
 
 
 def _lacking(sides: tuple[KeyData, KeyData], keys: Sequence[str]) -> list[str]:

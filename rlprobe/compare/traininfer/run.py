@@ -27,11 +27,10 @@ from rlprobe.compare.traininfer.sources import NAME, sources
 from rlprobe.compare.traininfer.steps import Sides, steps
 from rlprobe.compare.traininfer.tokens import Matched, match
 from rlprobe.compare.writer import Summary
+from rlprobe.dumps.results import RECORDS, TOKEN_SKETCHES
 from rlprobe.errors import NotComparableError
 
 _log = logging.getLogger(__name__)
-
-TOKEN_SKETCHES = "token_sketches.parquet"
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,7 @@ def compare(run: Side, engine: Side | None, out: Path, options: Options) -> Outc
             },
             "notes": joined.notes,
         }
-        directory.mkdir(parents=True, exist_ok=True)
-        joined.table.write_parquet(directory / TOKEN_SKETCHES, compression="zstd")
+        writer.write_table(directory, TOKEN_SKETCHES, joined.table, summary)
     sides = Sides(
         inference,
         training,
@@ -93,7 +91,7 @@ def compare(run: Side, engine: Side | None, out: Path, options: Options) -> Outc
     )
     tables = _tables(sides, rules, options, summary)
     writer.write_stage(directory, tables, summary)
-    tensors = pl.scan_parquet(directory / writer.RECORDS).filter(
+    tensors = pl.scan_parquet(directory / RECORDS).filter(
         (pl.col("slot") != "parameters") & (pl.col("error_kind") == measures.TENSOR)
     )
     count = int(tensors.select(pl.len()).collect().item())

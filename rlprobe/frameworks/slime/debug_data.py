@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from rlprobe.errors import ReplayError
+from rlprobe.files import written
 from rlprobe.rollouts import Ragged, Rollouts, Sample, prompt_identity, sample_ids
 
 #: Per-token columns and the element type they are kept in. Floats come as Python floats.
@@ -266,10 +267,5 @@ def from_rollouts(recorded: Rollouts) -> list[dict[str, Any]]:
 
 def write(path: Path, rollout_id: int, samples: list[dict[str, Any]]) -> None:
     """Write a debug rollout file; it appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with written(path) as temporary:
         torch.save({"rollout_id": rollout_id, "samples": samples}, temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -8,10 +8,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from rlprobe.compare.samples.run import TOKEN_SKETCHES
 from rlprobe.compare.samples.sketches import SCHEMA
+from rlprobe.dumps import results as tables
+from rlprobe.dumps.results import TOKEN_SKETCHES
 from rlprobe.errors import DumpError
 from rlprobe.judge import tokens
+from tests.unit.compare_helpers import put_table
 
 STAGE = "actor_update"
 #: order, sample, token, error; three tokens of a prompt each.
@@ -32,6 +34,9 @@ class Compared:
     def compared(self, pair: str, stage: str) -> Path:
         return self.directory / pair / stage
 
+    def table(self, pair: str, stage: str, name: str) -> pl.LazyFrame | None:
+        return tables.table(self.compared(pair, stage), name)
+
 
 @pytest.fixture
 def results(tmp_path: Path) -> Compared:
@@ -41,8 +46,7 @@ def results(tmp_path: Path) -> Compared:
         orient="row",
     )
     place = tmp_path / "target" / STAGE
-    place.mkdir(parents=True)
-    table.write_parquet(place / TOKEN_SKETCHES)
+    put_table(place, TOKEN_SKETCHES, table)
     return Compared(tmp_path)
 
 
@@ -79,8 +83,7 @@ def sequences(path: Path, lines: list[list[float]], calls: int = 1) -> Compared:
         for token, error in enumerate(line)
     ]  # fmt: skip
     place = path / "target" / STAGE
-    place.mkdir(parents=True)
-    pl.DataFrame(rows, schema=SCHEMA, orient="row").write_parquet(place / TOKEN_SKETCHES)
+    put_table(place, TOKEN_SKETCHES, pl.DataFrame(rows, schema=SCHEMA, orient="row"))
     return Compared(path)
 
 
@@ -103,10 +106,11 @@ def test_a_window_leaves_what_is_in_it_alone(tmp_path: Path) -> None:
 
 def test_all_calls_of_the_block_before_weights_change_count(tmp_path: Path) -> None:
     compared = sequences(tmp_path, [[0.1] * 9], calls=3)
-    path = tmp_path / "target" / STAGE / TOKEN_SKETCHES
+    place = tmp_path / "target" / STAGE
     third = pl.col("name").str.contains("forward.2.")
     wild = pl.when(third & (pl.col("token") == 0)).then(9.0).otherwise("error")
-    pl.read_parquet(path).with_columns(error=wild).write_parquet(path)
+    changed = pl.read_parquet(place / TOKEN_SKETCHES).with_columns(error=wild)
+    put_table(place, TOKEN_SKETCHES, changed)
     assert profile(compared, passes=2).first == pytest.approx(1.0)
     assert profile(compared, passes=3).first > 10
 

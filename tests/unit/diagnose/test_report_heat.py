@@ -10,9 +10,11 @@ import pytest
 
 from rlprobe.cli import main
 from rlprobe.compare.samples import sketches
+from rlprobe.dumps.results import TOKEN_SKETCHES
 from rlprobe.errors import DumpError
 from rlprobe.report import heat
 from rlprobe.rollouts import hdf5
+from tests.unit.compare_helpers import put_table
 from tests.unit.diagnose.conftest import Align, Alignment
 from tests.unit.diagnose.planted import FORWARD
 from tests.unit.diagnose.transformer import Device
@@ -52,7 +54,7 @@ def sketched(alignment: Alignment, times: float) -> str:
         for order, name in enumerate(names)
         for token in range(TOKENS)
     ]  # fmt: skip
-    pl.DataFrame(rows, schema=sketches.SCHEMA).write_parquet(path / "token_sketches.parquet")
+    put_table(path, TOKEN_SKETCHES, pl.DataFrame(rows, schema=sketches.SCHEMA))
     return sample
 
 
@@ -78,9 +80,10 @@ def test_without_sketches_per_token_there_is_no_map(alignment: Alignment) -> Non
 
 
 def test_a_damaged_table_is_an_error(alignment: Alignment) -> None:
-    path = alignment.results / "compare" / "target" / STAGE / "token_sketches.parquet"
+    sketched(alignment, 2.0)
+    path = alignment.results / "compare" / "target" / STAGE / TOKEN_SKETCHES
     path.write_bytes(b"PAR1")
-    with pytest.raises(DumpError, match=r"token_sketches\.parquet is not readable"):
+    with pytest.raises(DumpError, match=r"token_sketches\.parquet has 4 bytes"):
         heat.build(*_parts(alignment))
 
 

@@ -1,0 +1,188 @@
+"""What a comparison left in a directory: ``summary.json``, and the tables that it vouches for.
+
+``summary.json`` names every table beside it with its digest, size, rows and version, so that one
+that is missing, emptied, cut short, changed or of another comparison is never taken for what was
+compared::
+
+    "tables": {"records.parquet": {"format": 1, "sha256": …, "size": …, "rows": …}, …}
+
+Format 1 named none; of such a summary the records are held against its counts.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from rlprobe import files, formats
+from rlprobe.errors import DumpError
+
+FORMAT = 2
+FORMATS = (1, FORMAT)
+SUMMARY, RECORDS = "summary.json", "records.parquet"
+KEY_DATA, TOKEN_SKETCHES = "key_data.parquet", "token_sketches.parquet"
+#: Tables that a comparison may leave, and the versions of each that are read.
+TABLES = dict.fromkeys((RECORDS, KEY_DATA, TOKEN_SKETCHES), (1,))
+_MAX_BYTES = 256 << 20
+_AGAIN = "compare again: remove that directory, then `snakemake align` or `rlprobe compare`"
+
+
+class Table(msgspec.Struct, frozen=True):
+    """A table as the file that vouches for it describes it."""
+
+    sha256: str
+    size: int
+    rows: int
+    format: int = 1
+
+
+def describe(path: Path, rows: int | None = None) -> dict[str, Any]:
+    """What vouches for a table that was just written.
+
+    Args:
+        path: a Parquet file.
+        rows: its rows, where they are known already.
+    """
+    found = files.seen_digest(path)
+    if rows is None:
+        rows = int(pl.scan_parquet(path).select(pl.len()).collect().item())
+    return {"format": 1, "sha256": found.sha256, "size": found.size, "rows": rows}
+
+
+def summary(directory: Path) -> dict[str, Any] | None:
+    """``summary.json`` of a comparison; None where there are no results at all.
+
+    Raises:
+        DumpError: it is damaged or of a newer version, or tables stand there without it.
+    """
+    path = directory / SUMMARY
+    if not path.is_file():
+        left = [name for name in TABLES if (directory / name).exists()]
+        if left:
+            raise DumpError(
+                f"{path} is missing, so nothing says what {left[0]} beside it is of; {_AGAIN}"
+            )
+        return None
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise DumpError(f"{path} is larger than {_MAX_BYTES} bytes: no summary")
+        value = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        raise DumpError(f"{path} is not readable: {error}; {_AGAIN}") from error
+    if not isinstance(value, dict):
+        raise DumpError(f"{path} is not a summary; {_AGAIN}")
+    formats.check(value.get("format"), FORMATS, str(path))
+    return value
+
+
+def table(directory: Path, name: str = RECORDS) -> pl.LazyFrame | None:
+    """A table of a comparison, held against what its summary says of it.
+
+    Args:
+        directory: of one pair and stage.
+        name: one of :data:`TABLES`.
+
+    Returns:
+        The whole table, to be read lazily; None where the summary names none, or there are no
+        results at all.
+
+    Raises:
+        DumpError: the table is missing, empty, cut short, changed, or of a newer version.
+    """
+    said = summary(directory)
+    if said is None:
+        return None
+    path = directory / name
+    if said["format"] == 1:
+        return _counted(path, said)
+    try:
+        tables = msgspec.convert(said.get("tables"), dict[str, Table])
+    except msgspec.ValidationError as error:
+        raise DumpError(f"{directory / SUMMARY}: tables: {error}; {_AGAIN}") from error
+    wanted = tables.get(name)
+    if wanted is None:
+        if name == RECORDS:
+            raise DumpError(f"{directory / SUMMARY} names no {RECORDS}; {_AGAIN}")
+        return None
+    return vouched(path, wanted, kind(name), TABLES[name], f"{SUMMARY} beside it", _AGAIN)
+
+
+def vouched(
+    path: Path, wanted: Table, kind: str, known: tuple[int, ...], by: str, again: str
+) -> pl.LazyFrame:
+    """A table that is exactly what another file says of it.
+
+    Args:
+        path: the table.
+        wanted: what is said of it.
+        kind: what its metadata call it (:func:`rlprobe.formats.mark`).
+        known: versions that are read.
+        by: who says so, for messages.
+        again: how to make it again, for messages.
+
+    Raises:
+        DumpError: it is not.
+    """
+    formats.check(wanted.format, known, str(path))
+    try:
+        found = files.seen_digest(path)
+    except FileNotFoundError as error:
+        raise DumpError(
+            f"{path} is missing: {by} says that it has {wanted.rows} rows; {again}"
+        ) from error
+    except OSError as error:
+        raise DumpError(f"{path} cannot be read: {error.strerror or error}; {again}") from error
+    if found.size != wanted.size:
+        raise DumpError(
+            f"{path} has {found.size} bytes, {by} says {wanted.size}: it was cut short, emptied or "
+            f"replaced; {again}"
+        )
+    if found.sha256 != wanted.sha256:
+        raise DumpError(
+            f"{path} is not what was written (sha256 {found.sha256[:12]}…, {by} says "
+            f"{wanted.sha256[:12]}…): it was changed or damaged; {again}"
+        )
+    try:
+        formats.check_mark(pl.read_parquet_metadata(path), kind, known, str(path))
+        lazy = pl.scan_parquet(path)
+        rows = int(lazy.select(pl.len()).collect().item())
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DumpError(f"{path} is not readable: {error}; {again}") from error
+    if rows != wanted.rows:
+        raise DumpError(f"{path} has {rows} rows, {by} says {wanted.rows}; {again}")
+    return lazy
+
+
+def kind(name: str) -> str:
+    """What the metadata of a comparison's table call it."""
+    return f"compare/{name.removesuffix('.parquet')}"
+
+
+def _counted(path: Path, said: dict[str, Any]) -> pl.LazyFrame | None:
+    """A table of format 1: records are as many, as often measured and as far apart as counted."""
+    if not path.is_file():
+        if path.name == RECORDS:
+            raise DumpError(f"{path} is missing, {SUMMARY} beside it sums it up; {_AGAIN}")
+        return None
+    lazy = pl.scan_parquet(path)
+    if path.name != RECORDS:
+        return lazy
+    measured = pl.col("error_kind").is_not_null() | (pl.col("status") == "nonfinite")
+    largest = pl.col("error").filter(pl.col("error").is_finite()).max()
+    try:
+        found = lazy.select(pl.len(), measured.sum(), largest).collect().row(0)
+        wanted = (sum(said["counts"].values()), said["compared"], said["max_error"])
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DumpError(f"{path} is not readable: {error}; {_AGAIN}") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DumpError(f"{path.parent / SUMMARY} lacks its counts; {_AGAIN}") from error
+    if found != wanted:
+        raise DumpError(
+            f"{path} has {found[0]} rows, {found[1]} of them measured, the largest error "
+            f"{found[2]}; {SUMMARY} beside it says {wanted[0]}, {wanted[1]} and {wanted[2]}; "
+            f"{_AGAIN}"
+        )
+    return lazy
