@@ -146,7 +146,7 @@ def _entry(name: str, slots: dict[str, list[Any]]) -> dict[str, Any]:
     entry = {"input_args": slots["input"], "input_kwargs": {}, "output": slots["output"]}
     if slots["parameters"]:
         names = ("weight", "bias")
-        entry["parameters"] = dict(zip(names, slots["parameters"], strict=False))  # type: ignore[assignment]
+        entry["parameters"] = dict(zip(names, slots["parameters"], strict=False))
     return entry
 
 

@@ -64,7 +64,7 @@ class _Remote(io.RawIOBase):
         with self._open("HEAD", {}) as answer:
             self._size = int(answer.headers["Content-Length"])
 
-    def _open(self, method: str, headers: dict[str, str]):  # type: ignore[no-untyped-def]
+    def _open(self, method: str, headers: dict[str, str]):
         request = urllib.request.Request(self._url, method=method, headers=headers)
         return urllib.request.urlopen(request, context=ssl.create_default_context(), timeout=120)
 
@@ -81,7 +81,7 @@ class _Remote(io.RawIOBase):
         self._place = (0, self._place, self._size)[whence] + offset
         return self._place
 
-    def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
+    def readinto(self, buffer) -> int:
         count = min(len(buffer), self._size - self._place)
         if count <= 0:
             return 0

@@ -23,7 +23,7 @@ class OwnWorker(ActorRolloutRefWorker):
         return self.actor.infer_batch(data).cpu()
 
 
-class OwnRunner(Runner):
+class OwnRunner(Runner):  # type: ignore[misc, valid-type]
     def add_actor_rollout_worker(self, config):
         _, groups = super().add_actor_rollout_worker(config)
         for role in self.role_worker_mapping:

@@ -75,8 +75,8 @@ class Runs:
         )
         assert asked is not None
         capture = dataclasses.replace(asked.capture, engine="light")
-        changes = {"capture": capture, "expected_stages": asked.expected_stages}
-        quiet = {"deterministic": False, "replay": None, "collect_rollouts": True}
+        changes: dict[str, Any] = {"capture": capture, "expected_stages": asked.expected_stages}
+        quiet: dict[str, Any] = {"deterministic": False, "replay": None, "collect_rollouts": True}
         return self.once(
             name,
             lambda: self.server.run(name, self.spec, *overrides, **changes, **quiet),

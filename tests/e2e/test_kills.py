@@ -99,8 +99,8 @@ def test_a_training_job_killed_in_the_middle_is_run_again(
     assert _processes(f"{MARK}={attempt.name}", "environ") == []
     for stage in stages.UPDATE_STAGES:
         name = f"records/{stage}.parquet"
-        ours, theirs = again.run("target") / name, aligned.run("target") / name
-        assert pl.read_parquet(ours).equals(pl.read_parquet(theirs)), stage
+        here, there = again.run("target") / name, aligned.run("target") / name
+        assert pl.read_parquet(here).equals(pl.read_parquet(there)), stage
 
 
 def _is_python(pid: int) -> bool:

@@ -115,15 +115,15 @@ def _leaf(rng: random.Random) -> Leaf | None:
     grad = rng.random() < 0.3
     if roll < 0.15:
         values: tuple[Any, ...] = (rng.randint(0, 99), rng.randint(-9, 0), None, None)
-        return tensor(values, shape, "torch.int64", requires_grad=False)  # type: ignore[arg-type]
+        return tensor(values, shape, "torch.int64", requires_grad=False)
     if roll < 0.2:
         values = (rng.random() < 0.5, False, None, None)
-        return tensor(values, shape, "torch.bool", requires_grad=False)  # type: ignore[arg-type]
+        return tensor(values, shape, "torch.bool", requires_grad=False)
     scale = 10 ** rng.uniform(-6, 4)
     values = tuple(
         rng.choice(_EXTREMES) if rng.random() < 0.04 else rng.gauss(0, 1) * scale for _ in range(4)
     )
-    return tensor(values, shape, dtype, requires_grad=grad)  # type: ignore[arg-type]
+    return tensor(values, shape, dtype, requires_grad=grad)
 
 
 def _other(rng: random.Random) -> Any:

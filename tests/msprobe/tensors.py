@@ -23,7 +23,7 @@ def leaf(value: torch.Tensor, name: str) -> dict[str, Any]:
         else:
             numbers = (int(value.max()), int(value.min()), None, None)
     shape = tuple(value.shape)
-    return dumps.tensor(numbers, shape, str(value.dtype), data_name=f"{name}.pt")  # type: ignore[arg-type]
+    return dumps.tensor(numbers, shape, str(value.dtype), data_name=f"{name}.pt")
 
 
 def write(directory: Path, calls: dict[str, tuple[Any, ...]]) -> Path:
@@ -50,7 +50,8 @@ def write(directory: Path, calls: dict[str, tuple[Any, ...]]) -> Path:
         more = {
             k: kept(v, f"{name}.parameters.{k}") for held in parameters for k, v in held.items()
         }
-        data[name] = dumps.call(*leaves, **({"parameters": more} if more else {}))
+        further: dict[str, Any] = {"parameters": more} if more else {}
+        data[name] = dumps.call(*leaves, **further)
     return dumps.write(directory, data, task="tensor")
 
 

@@ -100,8 +100,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[An
         (written,) = (root / name / "out").glob("compare_result_*.csv")
         with written.open(newline="") as file:
             theirs = list(csv.DictReader(file))
-        both = [sides.resolve(str(root / name / side)) for side in "bt"]
-        compare(*both, root / name / "ours", Options(jobs=2))
+        benchmark, target = (sides.resolve(str(root / name / side)) for side in "bt")
+        compare(benchmark, target, root / name / "ours", Options(jobs=2))
         records = pl.read_parquet(root / name / "ours" / "*" / "records.parquet")
         found[name] = (theirs, table.table(records))
     return found

@@ -74,14 +74,14 @@ def sessions(root: Path) -> dict[str, Any]:
         step(model)
     with capture.stage(UPDATE, 1, 2, model):
         step(model)
-    model.broken = True  # type: ignore[assignment]
+    model.broken = True
     failed = ""
     try:
         with capture.stage(UPDATE, 2, 3, model):
             step(model)
     except RuntimeError as error:
         failed = str(error)[:40]
-    model.broken = False  # type: ignore[assignment]
+    model.broken = False
     with capture.stage(UPDATE, 3, 4, model):
         step(model)
     tokens_capture = recorder(root, sketch=True, token_range=(1, 1))
@@ -108,13 +108,13 @@ def tensors(root: Path) -> dict[str, Any]:
         with capture.stage(UPDATE, 0, 1, model):
             step(model)
         restored.append(nn.functional.linear is plain)
-    model.broken = True  # type: ignore[assignment]
+    model.broken = True
     try:
         with capture.stage(UPDATE, 1, 2, model):
             step(model)
     except RuntimeError:
         restored.append(nn.functional.linear is plain)
-    model.broken = False  # type: ignore[assignment]
+    model.broken = False
     with capture.stage(UPDATE, 2, 3, model):
         step(model)
     embedding = model.get_parameter("embed.weight").detach()
@@ -144,7 +144,7 @@ def checksums(root: Path) -> dict[str, Any]:
     """L0 statistics with md5: checksums of tensors that are gone a moment later."""
     import os
 
-    os.cpu_count = lambda: 1  # type: ignore[assignment]
+    os.cpu_count = lambda: 1
     model = Overwriting()
     capture = recorder(root, summary_mode="md5")
     x = torch.arange(200_000, dtype=torch.float32)

@@ -25,14 +25,14 @@ def sharded(kind: str) -> nn.Module:
         from torch.distributed.fsdp import fully_shard
 
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        for layer in model.layers:  # type: ignore[union-attr]
+        for layer in model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
         return model
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-    policy = ModuleWrapPolicy({type(model.layers[0])})  # type: ignore[union-attr,index]
+    policy = ModuleWrapPolicy({type(model.layers[0])})
     return FullyShardedDataParallel(
         model,
         auto_wrap_policy=policy,

@@ -50,8 +50,8 @@ def put_table(directory: Path, name: str, table: pl.DataFrame) -> None:
 def compared(benchmark: Path, target: Path, out: Path, **options: Any) -> Result:
     """Compare two sides of a single stage."""
     wanted = Options(**options)
-    both = [sides.resolve(str(side)) for side in (benchmark, target)]
-    summaries = compare(*both, out, wanted)
+    left, right = (sides.resolve(str(side)) for side in (benchmark, target))
+    summaries = compare(left, right, out, wanted)
     (directory,) = out.iterdir()
     return Result(
         pl.read_parquet(directory / "records.parquet"),

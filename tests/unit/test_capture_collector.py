@@ -74,7 +74,8 @@ def test_the_master_switch_off_is_no_session_whatever_else_is_on(tmp_path: Path)
 def test_each_switch_dumps_its_stages(
     tmp_path: Path, switch: str, expected: tuple[str, ...]
 ) -> None:
-    session = _on(tmp_path, **{switch: True})
+    options: dict[str, Any] = {switch: True}
+    session = _on(tmp_path, **options)
     assert session.capture.stages == expected
     assert session.expected_stages == expected
     assert session.capture.engine == "msprobe"
@@ -92,7 +93,7 @@ def test_relative_paths_mean_the_drivers_directory(tmp_path: Path) -> None:
 
 
 def test_token_range_reaches_the_inference_stage_only_when_it_is_dumped(tmp_path: Path) -> None:
-    ranged = {"token_range_start": 1, "token_range_end": 3}
+    ranged: dict[str, Any] = {"token_range_start": 1, "token_range_end": 3}
     assert _on(tmp_path, **ranged).capture.token_range is None
     assert _on(tmp_path, actor_infer_dump=True, **ranged).capture.token_range == (1, 3)
 

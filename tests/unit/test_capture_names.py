@@ -29,7 +29,7 @@ def test_names_have_no_wrappers() -> None:
             self._checkpoint_wrapped_module = inner
 
     inner = Tiny()
-    inner.layers[0] = CheckpointWrapper(inner.layers[0])  # type: ignore[assignment]
+    inner.layers[0] = CheckpointWrapper(inner.layers[0])
     model = PeftModelForCausalLM(LoraModel(inner))
     prefix, root = unwrap(model)
     assert (prefix, root) == ("base_model.model.", inner)

@@ -81,7 +81,7 @@ def test_as_many_calls_that_are_shifted_are_not_paired_by_number(tmp_path: Path)
 
 def test_a_missing_call_and_an_extra_one_of_another_shape(tmp_path: Path) -> None:
     benchmark = functions(*MODEL, ("linear", 3.0, (6, 6)))
-    without = [*MODEL[:4], *MODEL[5:], ("linear", 3.0, (6, 6)), ("linear", 4.0, (7, 7))]
+    without: list[Any] = [*MODEL[:4], *MODEL[5:], ("linear", 3.0, (6, 6)), ("linear", 4.0, (7, 7))]
     result = compared_data(tmp_path, benchmark, functions(*without), coverage=0.5)
     assert result.summary["unmatched"]["benchmark"][0] == "Functional.linear.1.forward.input.0"
     assert result.summary["unmatched"]["target"][0] == "Functional.linear.6.forward.input.0"

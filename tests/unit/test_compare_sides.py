@@ -118,7 +118,8 @@ def test_a_run_meets_a_plain_dump(tmp_path: Path) -> None:
 
 def planned(tmp_path: Path, left: list[str], right: list[str], *wanted: str) -> Any:
     both = [tree(tmp_path / side, *places) for side, places in (("b", left), ("t", right))]
-    return planner.plan(*(sides.resolve(str(side)) for side in both), wanted)
+    benchmark, target = (sides.resolve(str(side)) for side in both)
+    return planner.plan(benchmark, target, wanted)
 
 
 def test_common_stages_in_canonical_order(tmp_path: Path) -> None:
@@ -161,11 +162,11 @@ def test_a_stage_nobody_has_is_not_comparable_and_a_wrong_name_is_a_mistake(tmp_
 
 
 def test_two_stages_pointed_at_are_compared_whatever_they_are(tmp_path: Path) -> None:
-    both = [
+    benchmark, target = (
         sides.resolve(str(tree(tmp_path, f"{stage}/step0/rank0") / stage))
         for stage in ("actor_compute_log_prob", "reference_compute_log_prob")
-    ]
-    (plan,) = planner.plan(*both)
+    )
+    (plan,) = planner.plan(benchmark, target)
     assert plan.stage == "actor_compute_log_prob"
     assert "is compared with reference_compute_log_prob" in plan.notes[0]
 
@@ -220,9 +221,9 @@ def test_generation_on_one_side_is_no_lack(tmp_path: Path) -> None:
     """A replay does not generate, and no other stage may be missing."""
     tree(tmp_path / "b", "actor_generate_sequences/step0/rank0", "actor_update/step0/rank0")
     tree(tmp_path / "t", "actor_update/step0/rank0", "critic_update/step0/rank0")
-    both = [sides.resolve(str(tmp_path / side)) for side in "bt"]
+    benchmark, target = (sides.resolve(str(tmp_path / side)) for side in "bt")
     options = Options()
-    summaries = compare(*both, tmp_path / "out", options)
+    summaries = compare(benchmark, target, tmp_path / "out", options)
     assert str(insufficient(summaries, options)).count("critic_update") == 1
     assert "actor_generate_sequences" not in str(insufficient(summaries, options))
 
@@ -254,8 +255,8 @@ def test_wrong_options_are_usage_errors(tmp_path: Path, option: list[str]) -> No
 def test_several_processes_are_one_table_in_order(tmp_path: Path) -> None:
     for side in "bt":
         tree(tmp_path / side, *(f"actor_update/step{s}/rank{r}" for s in (0, 1) for r in (0, 1, 2)))
-    both = [sides.resolve(str(tmp_path / side)) for side in "bt"]
-    compare(*both, tmp_path / "out", Options())
+    benchmark, target = (sides.resolve(str(tmp_path / side)) for side in "bt")
+    compare(benchmark, target, tmp_path / "out", Options())
     import polars as pl
 
     frame = pl.read_parquet(tmp_path / "out/actor_update/records.parquet")
@@ -274,10 +275,10 @@ def test_large_dumps_are_decoded_in_processes_of_their_own(
     for rank in (0, 1, 2):
         dumps.write(tmp_path / f"b/step0/rank{rank}", benchmark)
         dumps.write(tmp_path / f"t/step0/rank{rank}", target)
-    both = [sides.resolve(str(tmp_path / side)) for side in "bt"]
-    compare(*both, tmp_path / "one", Options(jobs=1))
+    benchmark, target = (sides.resolve(str(tmp_path / side)) for side in "bt")
+    compare(benchmark, target, tmp_path / "one", Options(jobs=1))
     monkeypatch.setattr(loading, "WORTHWHILE", 1)
-    compare(*both, tmp_path / "two", Options(jobs=2))
+    compare(benchmark, target, tmp_path / "two", Options(jobs=2))
     import polars as pl
 
     one, two = (pl.read_parquet(tmp_path / n / "unnamed/records.parquet") for n in ("one", "two"))

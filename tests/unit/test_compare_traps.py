@@ -316,9 +316,10 @@ def test_large_integer_tensors_differ_exactly(tmp_path: Path) -> None:
 
 
 def test_a_keyword_argument_has_one_name_in_both_tasks(tmp_path: Path) -> None:
+    kept: dict[str, Any] = {"data_name": "Functional.f.0.forward.kwargs.mask.pt"}
     plain, named = (
-        {"Functional.f.0.forward": {**call([], []), "input_kwargs": {"mask": tensor(**more)}}}
-        for more in ({}, {"data_name": "Functional.f.0.forward.kwargs.mask.pt"})
+        {"Functional.f.0.forward": {**call([], []), "input_kwargs": {"mask": mask}}}
+        for mask in (tensor(), tensor(**kept))
     )
     result = compared_data(tmp_path, plain, named)
     assert result.records.height == 1 and result.summary["counts"]["matched"] == 1

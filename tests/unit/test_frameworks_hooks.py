@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_a_wrapper_of_a_class_pickled_by_value_does_not_carry_the_hook_along() -
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "late_module_for_test.py").write_text(
         textwrap.dedent(
             """

@@ -21,7 +21,7 @@ def example() -> Rollouts:
             "responses": np.arange(12, dtype=np.int64).reshape(3, 4),
             "mask": np.array([[True, False], [False, True], [True, True]]),
             "rollout_log_probs": Ragged.from_rows(
-                [np.float32([-1, -2]), np.float32([]), np.float32([-3])]
+                [np.array(row, np.float32) for row in ([-1, -2], [], [-3])]
             ),
             "hidden": np.array([[1], [2], [65535]], dtype=np.uint16),
             "empty": np.empty((3, 0), dtype=np.float16),

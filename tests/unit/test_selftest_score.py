@@ -10,8 +10,8 @@ import pytest
 from rlprobe.faults.declare import Declaration, declaration
 from rlprobe.selftest import benign, fault
 from rlprobe.selftest.catalogue import Case
-from rlprobe.selftest.results import FAILED, Result, Scores, Weaker
-from rlprobe.selftest.score import Found, Right, Tally, expected, upper_bound
+from rlprobe.selftest.results import Result, Scores, Weaker
+from rlprobe.selftest.score import FAILED, Found, Right, Tally, expected, upper_bound
 from rlprobe.selftest.scoreboard import render
 
 MODULE = "model.layers.0.mlp"

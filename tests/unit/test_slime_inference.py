@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rlprobe.errors import ConfigError, HookError
+from rlprobe.frameworks.engines.sglang import is_probe
 from rlprobe.frameworks.slime import prompts_only, sglang
 
 
@@ -57,7 +58,7 @@ def batch(tokens: int, total: int | None = None, rids: Any = None, idle: bool = 
     ],
 )
 def test_which_forwards_no_rollout_asked_for(forward: Any, probe: bool) -> None:
-    assert sglang.is_probe(forward) is probe
+    assert is_probe(forward) is probe
 
 
 class Debugger:
@@ -269,7 +270,7 @@ def generation_module(answers: dict[str, Any]) -> types.ModuleType:
 
     async def generate(args: Any, sample: Any, sampling_params: dict[str, Any]) -> Any:
         payload = {"sampling_params": sampling_params, "input_ids": sample.tokens}
-        output = await module.post("http://engine/generate", payload, headers=None)  # type: ignore[attr-defined]
+        output = await module.post("http://engine/generate", payload, headers=None)
         sample.tokens = [*sample.tokens, 99]
         sample.response_length += 1
         sample.rollout_log_probs = [output["meta_info"]["output"]]

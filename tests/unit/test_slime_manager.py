@@ -160,7 +160,7 @@ def test_a_data_source_without_a_list_of_prompts_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rollouts = collect(tmp_path)
-    here = replay(tmp_path, rollouts)
+    here: Any = replay(tmp_path, rollouts)
     here.data_source = object()
     generate(here, 0)
     assert "not checked" in capsys.readouterr().err

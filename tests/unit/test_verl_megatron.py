@@ -148,8 +148,8 @@ def test_mindspeeds_patches_are_inside_ours(
     def begins(number: int, data: Any) -> None:
         mindspeed.append("begins")
 
-    monkeypatch.setattr(workers.control, "session", object)
-    monkeypatch.setattr(workers.determinism, "apply", lambda session: None)
+    monkeypatch.setattr("rlprobe.frameworks.verl.workers.control.session", object)
+    monkeypatch.setattr("rlprobe.frameworks.verl.workers.determinism.apply", lambda session: None)
     monkeypatch.setattr(workers, "_megatron_begins", begins)
     monkeypatch.setattr(workers, "_megatron_ends", lambda *found: mindspeed.append("ends"))
     worker = Worker()

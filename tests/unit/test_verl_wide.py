@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,17 +14,17 @@ from rlprobe.frameworks.verl import wide  # noqa: E402
 X = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
 
-def norm(x: torch.Tensor) -> torch.Tensor:
+def norm(x: Any) -> Any:
     """As in Llama and Qwen."""
     h = x.to(torch.float32)
     return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
 
 
-def softmax(x: torch.Tensor) -> torch.Tensor:
+def softmax(x: Any) -> Any:
     return torch.nn.functional.softmax(x, dim=-1, dtype=torch.float32).to(x.dtype)
 
 
-def angles(x: torch.Tensor) -> torch.Tensor:
+def angles(x: Any) -> Any:
     places = torch.arange(6)[None, :]
     return (x.float() @ places.float().T).cos().to(x.dtype)
 
@@ -59,7 +60,7 @@ def test_only_an_fp64_engine_is_widened() -> None:
 def test_verls_table_learns_fp64_and_forgets_nothing() -> None:
     class PrecisionType:
         @staticmethod
-        def to_dtype(precision: object) -> torch.dtype:
+        def to_dtype(precision: object) -> Any:
             if precision == "fp32":
                 return torch.float32
             raise RuntimeError(f"unexpected precision: {precision}")

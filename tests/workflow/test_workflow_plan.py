@@ -84,7 +84,7 @@ def test_lint_is_clean(project: Project) -> None:
 
 
 def test_snakefmt_is_clean(root: Path) -> None:
-    command = [Path(sys.executable).with_name("snakefmt"), "--check", "Snakefile", "workflow"]
+    command = [str(Path(sys.executable).with_name("snakefmt")), "--check", "Snakefile", "workflow"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

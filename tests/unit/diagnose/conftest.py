@@ -83,7 +83,8 @@ def align(collected: Callable[[Device, str, str | None], Any], tmp_path: Path) -
             pairs=pairs,
         )  # fmt: skip
         for role in pairs:
-            both = [sides.resolve(str(store / "runs" / keys[r])) for r in ("benchmark", role)]
+            left, right = (store / "runs" / keys[r] for r in ("benchmark", role))
+            both = sides.resolve(str(left)), sides.resolve(str(right))
             compare(*both, results / "compare" / role, Options(role, STAGES))
         return Alignment(results, store, keys)
 

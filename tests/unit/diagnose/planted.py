@@ -31,7 +31,7 @@ class Planted:
 
 def bfloat16(x: Array) -> Array:
     """Round fp32 to the nearest bf16."""
-    bits = x.astype(np.float32).view(np.uint32).astype(np.uint64)
+    bits: np.ndarray = x.astype(np.float32).view(np.uint32).astype(np.uint64)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
     return bits.astype(np.uint32).view(np.float32)
 

@@ -31,7 +31,7 @@ CHANGE = {"slot": "change", "dense_error": 0.003, "noise_dense": 1e-3}
 def test_the_two_numbers_of_a_ratio(given: dict[str, Any], name: str, error: float) -> None:
     judged = row(**given)
     found = decisive.of(judged)
-    assert (found.name, found.error) == (name, pytest.approx(error))
+    assert found.name == name and found.error == pytest.approx(error)
     assert found.floor is not None and error / found.floor == pytest.approx(judged["excess"])
 
 

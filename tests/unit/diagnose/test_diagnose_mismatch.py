@@ -29,7 +29,7 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
                 for sample, values in held[name].items()
             ]
 
-        monkeypatch.setattr(mismatch.keydata, "load", load)
+        monkeypatch.setattr("rlprobe.diagnose.mismatch.keydata.load", load)
         return mismatch.measure(cast("Run", None), 3)
 
     return run

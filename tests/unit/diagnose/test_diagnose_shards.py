@@ -84,9 +84,10 @@ def join(benchmark: Side, target: Side) -> tuple[list[dict[str, Any]], shards.Jo
             row |= {f"{n}_{name}": numbers.get(n) for n in ("shape", "max", "min", "mean", "norm")}
         row |= {f"{n}_diff": None for n in ("max", "min", "mean", "norm")}
         rows.append(row)
-    kinds = {f"{n}_diff": pl.Float64 for n in ("max", "min", "mean", "norm")}
-    strings = {"reason": pl.String, "digest_benchmark": pl.String, "digest_target": pl.String}
-    table = pl.DataFrame(rows, schema_overrides=kinds | strings, infer_schema_length=None)
+    kinds: dict[str, type[pl.DataType]] = {}
+    kinds |= {f"{n}_diff": pl.Float64 for n in ("max", "min", "mean", "norm")}
+    kinds |= dict.fromkeys(("reason", "digest_benchmark", "digest_target"), pl.String)
+    table = pl.DataFrame(rows, schema_overrides=kinds, infer_schema_length=None)
     runs = {"benchmark": benchmark, "target": target}
     results = cast("Results", SimpleNamespace(run=runs.get))
     found = shards.joined(table, results, STAGE, 0)

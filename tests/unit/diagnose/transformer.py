@@ -7,6 +7,7 @@ micro-batches and Adam. A fault is a number or function in ``Device.faults``, by
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from dataclasses import dataclass, field
@@ -172,7 +173,8 @@ class Model:
             q, k, v = (self.linear(f"{path}.{name}", x) for name in ("q_proj", "k_proj", "v_proj"))
             q = tape.rotate(q, *angles, HEADS)
             turn = self.fault(f"key angles {path}", lambda a: a)
-            k = tape.rotate(k, *(turn(a) for a in angles), HEADS)
+            cosine, sine = (turn(a) for a in angles)
+            k = tape.rotate(k, cosine, sine, HEADS)
             v = Node(self.fault(f"values {path}", lambda y: y)(v.value), (v,), lambda g: (g,))
             used = self.fault(f"mask {path}", lambda m: m)(mask)
             scale = self.fault(f"scale {path}", 1.0) * (WIDTH / HEADS) ** -0.5
@@ -236,6 +238,11 @@ class Model:
 
         hidden = self.call("model", "Model", {"input_ids": tokens}, make, leafy=False)
         return self.linear("lm_head", hidden)
+
+
+def _times(by: Array, gradient: Array) -> tuple[Array]:
+    """Back through a loss whose derivative is known."""
+    return (gradient * by,)
 
 
 def identity(x: Node) -> Node:
@@ -345,7 +352,7 @@ def update(
         by_log = (-a * ratio + 0.01 * kl) * response * F32(scale)
         by_log = device.fault("loss gradient", stage, lambda g: g)(by_log)
         loss = Node(np.float32((-a * ratio * response).sum() * scale), (logs,),
-                    lambda g, by_log=by_log: (g * by_log,))  # fmt: skip
+                    functools.partial(_times, by_log))  # fmt: skip
         dump.debug[f"loss.pg_loss.{micro}.debug"] = {"type": "float", "value": float(loss.value)}
         difference = float(((old[part] - logs.value) * response).mean())
         dump.debug[f"loss.ppo_kl.{micro}.debug"] = {"type": "float", "value": difference}

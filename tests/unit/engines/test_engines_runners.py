@@ -203,7 +203,7 @@ def sglang_runner(**options: Any) -> Any:
     module = types.ModuleType("sglang.srt.model_executor.model_runner")
     module.ModelRunner = copy_of(SglangRunner, "ModelRunner")  # type: ignore[attr-defined]
     sglang.patch(module)
-    runner = module.ModelRunner(**options)  # type: ignore[attr-defined]
+    runner = module.ModelRunner(**options)
     runner.load_model()
     return runner
 

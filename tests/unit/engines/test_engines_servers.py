@@ -63,17 +63,16 @@ def server(monkeypatch: pytest.MonkeyPatch, told: Any, actor: str = "vllm_server
     monkeypatch.setitem(
         sys.modules,
         "ray",
-        NS(get_runtime_context=lambda: NS(get_actor_name=lambda: actor)),  # type: ignore[arg-type]
+        NS(get_runtime_context=lambda: NS(get_actor_name=lambda: actor)),
     )
     servers.patch(module, "vLLMHttpServer")
-    return module.vLLMHttpServer  # type: ignore[attr-defined]
+    return module.vLLMHttpServer
 
 
 def ask(target: Any) -> list[Any]:
     async def all_at_once() -> list[Any]:
-        return await asyncio.gather(
-            target.generate([1, 2], {}, "a"), target.generate([3], {}, request_id="b")
-        )
+        asked = target.generate([1, 2], {}, "a"), target.generate([3], {}, request_id="b")
+        return list(await asyncio.gather(*asked))
 
     return asyncio.run(all_at_once())
 

@@ -94,8 +94,7 @@ def with_manifest(exported, path: Path, change, extra: dict[str, bytes] | None =
 
 def rewritten_from(source: Path, path: Path, change) -> Path:
     class Like:
-        pass
+        path = source
 
     like = Like()
-    like.path = source
     return rewritten(like, path, change)

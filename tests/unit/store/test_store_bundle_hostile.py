@@ -203,22 +203,22 @@ def test_a_file_of_another_type_than_its_name_says_is_refused(
     exported, tmp_path, path, content, message
 ):
     digest = hashlib.sha256(content).hexdigest()
+    gone: set[str] = set()
 
     def add(manifest):
         manifest["files"] = [f for f in manifest["files"] if f["path"] != path]
         manifest["files"].append({"path": path, "sha256": digest, "size": len(content)})
 
     def change(manifest):
-        gone = [f for f in manifest["files"] if f["path"] == path]
+        gone.update(f["sha256"] for f in manifest["files"] if f["path"] == path)
         add(manifest)
-        change.gone = {f["sha256"] for f in gone}
 
     archive = with_manifest(exported, tmp_path / "b", change, {digest: content})
-    if change.gone:  # its object belongs to no run any more: leave it out as well
-        members = [(i, c) for i, c in split(archive)[1:] if i.name[8:] not in change.gone]
+    if gone:  # its object belongs to no run any more: leave it out as well
+        members = [(i, c) for i, c in split(archive)[1:] if i.name[8:] not in gone]
 
         def drop(index, _):
-            index["objects"] = [o for o in index["objects"] if o["sha256"] not in change.gone]
+            index["objects"] = [o for o in index["objects"] if o["sha256"] not in gone]
             return members
 
         archive = rewritten_from(archive, tmp_path / "c", drop)

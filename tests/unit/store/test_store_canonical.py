@@ -1,6 +1,7 @@
 """Are equal numbers equal bytes, and is nothing lost?"""
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +25,7 @@ json_values = st.recursive(
 )
 
 
-def without(document: dict) -> dict:
+def without(document: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key != "dump_data_dir"}
 
 
@@ -125,7 +126,7 @@ def test_source_lines_that_look_like_frames_are_left_alone():
 
 
 segment = st.text(
-    st.characters(blacklist_characters="/,\n", blacklist_categories=("Cs",)), min_size=1, max_size=4
+    st.characters(exclude_characters="/,\n", exclude_categories=["Cs"]), min_size=1, max_size=4
 ) | st.sampled_from(["site-packages", "lib", "python3.11", "recipe"])
 path = st.lists(segment, min_size=1, max_size=5).map(lambda parts: "/" + "/".join(parts))
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from rlprobe.errors import StoreError
-from rlprobe.store import locks
 from rlprobe.store.alignments import alignments, forget_alignment, record_alignment
 from rlprobe.store.gc import collect
 from rlprobe.store.keys import run_key
@@ -242,7 +241,7 @@ def test_where_the_file_system_has_no_locks_gc_wants_to_be_told(committed, store
     def unsupported(*_args):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(locks.fcntl, "flock", unsupported)
+    monkeypatch.setattr("rlprobe.store.locks.fcntl.flock", unsupported)
     gone = committed("target")
     with pytest.raises(StoreError, match="pass --no-lock"):
         collect(store)
