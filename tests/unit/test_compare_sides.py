@@ -300,8 +300,8 @@ def put(root: Path, place: str, top: float) -> None:
 
 def paired(tmp_path: Path, **options: Any) -> tuple[list[tuple[str, str]], list[str]]:
     """Directories compared with each other, and what is said of it."""
-    both = [sides.resolve(str(tmp_path / name)) for name in ("b", "t")]
-    (stage,) = planner.plan(*both, **options)
+    benchmark, target = (sides.resolve(str(tmp_path / name)) for name in ("b", "t"))
+    (stage,) = planner.plan(benchmark, target, **options)
     found = []
     for pairing in stage.pairings:
         places = []
