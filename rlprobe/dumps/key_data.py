@@ -1,6 +1,7 @@
 """Key data of one side as rows: ``data/{key}/step{N}/rank{R}/micro_step{M}/{key}.{npy,json}``.
 
-What msprobe's ``SingleSave`` writes; ``offsets`` in the JSON tell rows of different lengths apart
+What msprobe's ``SingleSave`` writes, in any of its forms (:mod:`rlprobe.rollouts.singlesave`);
+``offsets`` in the JSON tell rows of different lengths apart
 (:mod:`rlprobe.capture.key_data`). A row is one sample's values. Which sample, follows from the
 digest of its valid prompt and response tokens, found in the key data ``prompts``, ``responses`` and
 ``attention_mask`` of the same micro-batch; or it stands beside the values; or, where a stage's
@@ -11,9 +12,9 @@ by its position alone.
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from rlprobe import stages
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import DumpError, ReplayError
+from rlprobe.rollouts import singlesave
 from rlprobe.rollouts.digest import sample_digest
+from rlprobe.rollouts.singlesave import Saved
 
 Array = npt.NDArray[Any]
 
@@ -61,8 +64,6 @@ _ONE_SCHEDULE = "loss_mask"
 _NOT_OF_SAMPLES = "_grad_norm"
 #: Larger arrays of one micro-batch are refused.
 MAX_BYTES = 4 << 30
-_NUMBERED = {kind: re.compile(rf"^{kind}(\d{{1,9}})$") for kind in ("step", "rank", "micro_step")}
-
 #: Rank and micro-step.
 Place = tuple[int, int]
 
@@ -140,15 +141,26 @@ class KeyData:
         self.data = data
         self.proof = list(proof)
         self._batches: dict[int, dict[Place, MicroBatch]] = {}
+        self._files: dict[tuple[str, int], dict[Place, Saved]] = {}
 
     def keys(self) -> list[str]:
         """Names of what was recorded of samples (gradient norms are of parameter groups)."""
-        found = (p.name for p in self.data.iterdir() if p.is_dir())
-        return sorted(name for name in found if not name.endswith(_NOT_OF_SAMPLES))
+        return [name for name in self._names if not name.endswith(_NOT_OF_SAMPLES)]
+
+    def _saved(self, key: str, step: int) -> dict[Place, Saved]:
+        if (key, step) not in self._files:
+            self._files[key, step] = singlesave.saved(self.data, key, step)
+        return self._files[key, step]
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return singlesave.names(self.data)
 
     def steps(self) -> list[int]:
         """Steps of which anything was recorded."""
-        return sorted({n for key in self.keys() for n, _ in _children(self.data / key, "step")})
+        places = {self.data / key.split(".", 1)[0] for key in self.keys()}
+        places |= {self.data / key for key in self.keys()}
+        return sorted({n for place in places for n, _ in singlesave.numbered(place, "step")})
 
     def micro_batches(self, step: int) -> dict[Place, MicroBatch]:
         """The micro-batches whose tokens were recorded.
@@ -203,12 +215,7 @@ class KeyData:
         Raises:
             DumpError: a file is damaged.
         """
-        return {
-            (rank, micro): _rows(path, key)
-            for rank, directory in _children(self.data / key / f"step{step}", "rank")
-            for micro, path in _children(directory, "micro_step")
-            if (path / f"{key}.npy").is_file()
-        }
+        return {place: _rows(files, key) for place, files in self._saved(key, step).items()}
 
     def _read_batches(self, step: int) -> dict[Place, MicroBatch]:
         prompts, responses, masks, inputs = (
@@ -274,7 +281,10 @@ class KeyData:
 
     def _samples(self, key: str, step: int, rank: int, micro: int) -> list[str]:
         """The samples that stand beside a micro-batch's values; empty where none do."""
-        directory = self.data / key / f"step{step}" / f"rank{rank}" / f"micro_step{micro}"
+        saved = self._saved(key, step).get((rank, micro))
+        if saved is None or saved.parts:
+            return []
+        directory = saved.directory
         samples = _described(directory, key).get("samples", [])
         if not isinstance(samples, list) or not all(isinstance(s, str) for s in samples):
             raise DumpError(f"{directory / key}.json: its samples are no list of digests")
@@ -302,13 +312,6 @@ def _valid(mask: list[Array] | None, prompts: list[Array], responses: list[Array
     return np.stack([row.astype(bool) for row in mask]) if len(widths) == 1 else None
 
 
-def _children(directory: Path, kind: str) -> list[tuple[int, Path]]:
-    if not directory.is_dir():
-        return []
-    found = ((_NUMBERED[kind].match(p.name), p) for p in directory.iterdir() if p.is_dir())
-    return sorted((int(match[1]), path) for match, path in found if match)
-
-
 def _described(directory: Path, key: str) -> dict[str, Any]:
     """What stands in the JSON beside an array; empty where there is none."""
     path = directory / f"{key}.json"
@@ -322,21 +325,45 @@ def _described(directory: Path, key: str) -> dict[str, Any]:
     return found
 
 
-def _rows(directory: Path, key: str) -> list[Array]:
-    """The rows of one file."""
-    path = directory / f"{key}.npy"
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DumpError(f"{path} has more than {MAX_BYTES} bytes; refused")
-        array = np.load(path, allow_pickle=False)
-        offsets = _described(directory, key).get("offsets")
-        if offsets is None:
-            return [np.atleast_1d(row) for row in np.atleast_1d(array)]
-        bounds = np.asarray(offsets)
-        if bounds.ndim != 1 or bounds.dtype.kind != "i" or (np.diff(bounds) < 0).any():
-            raise ValueError("its offsets are not in order")
-        if len(bounds) and (bounds[0] < 0 or bounds[-1] > len(array)):
-            raise ValueError("its offsets lie outside it")
-        return [array[a:b] for a, b in itertools.pairwise(bounds)]
-    except (OSError, ValueError, TypeError, AttributeError, EOFError, RecursionError) as error:
-        raise DumpError(f"{path} is not key data: {error}") from error
+def _rows(saved: Saved, key: str) -> list[Array]:
+    """The rows of one micro-batch."""
+    found: list[Array] = []
+    for path in saved.files:
+        try:
+            array = _loaded(path)
+            if key in TOKENS:
+                array = singlesave.whole_numbers(array, key)
+            if saved.parts and array.ndim < 2:
+                # a list of rows, one file each
+                found.append(np.atleast_1d(array))
+            elif saved.parts:
+                found += list(array)
+            else:
+                found += _cut(array, saved.directory, key)
+        except (OSError, ValueError, TypeError, AttributeError, EOFError, RecursionError) as error:
+            raise DumpError(f"{path} is not key data of {key}: {error}") from error
+    return found
+
+
+def _loaded(path: Path) -> Array:
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES} bytes; refused")
+    # mapped, so that a header that claims more than the file holds allocates nothing
+    mapped = np.load(path, mmap_mode="r", allow_pickle=False)
+    array: Array = np.array(mapped)
+    if array.dtype.kind not in "iufb":
+        raise ValueError(f"it holds {array.dtype}")
+    return array
+
+
+def _cut(array: Array, directory: Path, key: str) -> list[Array]:
+    """Rows of different lengths by the offsets beside them, else along the first axis."""
+    offsets = _described(directory, key).get("offsets")
+    if offsets is None:
+        return [np.atleast_1d(row) for row in np.atleast_1d(array)]
+    bounds = np.asarray(offsets)
+    if bounds.ndim != 1 or bounds.dtype.kind != "i" or (np.diff(bounds) < 0).any():
+        raise ValueError("its offsets are not in order")
+    if len(bounds) and (bounds[0] < 0 or bounds[-1] > len(array)):
+        raise ValueError("its offsets lie outside it")
+    return [array[a:b] for a, b in itertools.pairwise(bounds)]

@@ -3,21 +3,23 @@
     DUMP/data/{prompts,responses,attention_mask,position_ids,input_ids}/
         step{N}/rank{R}/micro_step{M}/{name}.npy
 
-is what msprobe's ``SingleSave`` leaves. It holds tokens and nothing else: no rewards, texts or
+is what msprobe's ``SingleSave`` leaves, ids turned to floats, or one of its other forms
+(:mod:`.singlesave`). It holds tokens and nothing else: no rewards, texts or
 sampling settings, and rows lie in the order in which ranks and micro-batches met them.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 import numpy as np
 
 from rlprobe.errors import ReplayError
+from rlprobe.rollouts import singlesave
 from rlprobe.rollouts.digest import prompt_digest
 from rlprobe.rollouts.model import Rollouts, Sample, sample_ids
+from rlprobe.rollouts.singlesave import Saved
 
 #: What ``meta["source"]`` says of rollouts read here.
 SOURCE = "key data"
@@ -42,7 +44,7 @@ def steps(dump_path: str | os.PathLike[str]) -> list[int]:
             f"{data}: {', '.join(absent)} missing; a replay needs {', '.join(KEYS)} "
             "(collect with key_data_dump: True)"
         )
-    found = [set(_numbered(data / key, "step")) for key in KEYS]
+    found = [{n for n, _ in singlesave.numbered(data / key, "step")} for key in KEYS]
     return sorted(set.intersection(*found))
 
 
@@ -59,15 +61,14 @@ def read_step(dump_path: str | os.PathLike[str], step: int) -> Rollouts:
     """
     data = Path(dump_path) / "data"
     _require_step(dump_path, step)
-    ranks = _agreed(data, f"step{step}", "rank")
+    files = _agreed(data, step)
     kept: list[dict[str, np.ndarray]] = []
     duplicates = []
-    for rank in ranks:
+    for rank in sorted({rank for rank, _ in files[KEYS[0]]}):
         place = f"step{step}/rank{rank}"
-        micro_steps = _agreed(data, place, "micro_step")
         part = {
             key: _joined(
-                [_load(data / key / place / f"micro_step{m}" / f"{key}.npy") for m in micro_steps],
+                [_load(saved, key) for (r, _), saved in sorted(files[key].items()) if r == rank],
                 f"{data / key / place}",
             )
             for key in KEYS
@@ -100,41 +101,43 @@ def _require_step(dump_path: str | os.PathLike[str], step: int) -> None:
     )
 
 
-def _numbered(directory: Path, prefix: str) -> list[int]:
-    pattern = re.compile(rf"{prefix}([0-9]{{1,9}})")
-    matches = (pattern.fullmatch(entry.name) for entry in directory.iterdir() if entry.is_dir())
-    return sorted(int(match.group(1)) for match in matches if match)
-
-
-def _agreed(data: Path, place: str, prefix: str) -> list[int]:
-    """Numbers of ``{prefix}{n}`` under a place, the same for every key."""
-    per_key = {}
-    for key in KEYS:
-        directory = data / key / place
-        per_key[key] = set(_numbered(directory, prefix)) if directory.is_dir() else set()
-    union = set().union(*per_key.values())
-    for key, numbers in per_key.items():
-        if union - numbers:
+def _agreed(data: Path, step: int) -> dict[str, dict[tuple[int, int], Saved]]:
+    """Each key's files by rank and micro-batch, the same of which every key has."""
+    files = {key: singlesave.saved(data, key, step) for key in KEYS}
+    union = set().union(*files.values())
+    for key, places in files.items():
+        lacking = sorted(union - places.keys())
+        if lacking:
+            rank, micro = lacking[0]
+            whole = not any(r == rank for r, _ in places)
             raise ReplayError(
-                f"{data / key / place}: {prefix}{min(union - numbers)} is missing, which other "
-                "keys have"
+                f"{data / key / f'step{step}'}: rank{rank}{'' if whole else f'/micro_step{micro}'} "
+                f"has no {key}, which other keys have"
             )
     if not union:
-        raise ReplayError(f"{data / KEYS[0] / place}: no {prefix}{{N}} directory")
-    return sorted(union)
+        raise ReplayError(f"{data / KEYS[0] / f'step{step}'}: no rank{{R}} directory with an array")
+    return files
 
 
-def _load(path: Path) -> np.ndarray:
+def _load(saved: Saved, key: str) -> np.ndarray:
+    """One micro-batch [rows, …, tokens] as integers."""
+    parts = [_array(path, key) for path in saved.files]
+    if not saved.parts:
+        return parts[0]
+    # a list's tensors are rows, or batches of rows
+    rows = [part[np.newaxis] if part.ndim == 1 else part for part in parts]
+    return _joined(rows, f"{saved.directory}")
+
+
+def _array(path: Path, key: str) -> np.ndarray:
     try:
         # Mapped, so that a header claiming more than the file holds allocates nothing.
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError as error:
-        raise ReplayError(f"{path}: missing") from error
+        if not isinstance(array, np.ndarray) or array.ndim < 1:
+            raise ValueError("expected an array of shape [rows, …, tokens]")
+        return np.array(singlesave.whole_numbers(array, key))
     except (OSError, ValueError, EOFError, SyntaxError) as error:
-        raise ReplayError(f"{path}: not a readable array ({error})") from error
-    if not isinstance(array, np.ndarray) or array.ndim < 2 or array.dtype.kind not in "iub":
-        raise ReplayError(f"{path}: expected integers of shape [rows, …, tokens]")
-    return np.array(array)
+        raise ReplayError(f"{path}: not a readable array of {key} ({error})") from error
 
 
 def _joined(parts: list[np.ndarray], where: str) -> np.ndarray:

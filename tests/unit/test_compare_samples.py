@@ -370,3 +370,74 @@ def test_samples_that_are_no_digests_are_damage(tmp_path: Path) -> None:
     save(tmp_path, "given_old_log_probs", (0, 0), [[1.0]], samples=[1])
     with pytest.raises(DumpError, match="no list of digests"):
         key_data.KeyData(tmp_path, []).rows("given_old_log_probs", 0)
+
+
+def single_save(data: Path, key: str, rows: Sequence[Sequence[float]], form: str) -> None:
+    """One batch as msprobe's SingleSave, or the vendor's guide, has it: everything a float."""
+    inner = data / key / "step0" / "rank0"
+    if form in ("save", "guide", "list in micro-batch"):
+        inner = inner / "micro_step0"
+    inner.mkdir(parents=True)
+    array = np.asarray(rows, dtype=np.float32)
+    if form in ("list", "list in micro-batch"):
+        for n, row in enumerate(array):
+            np.save(inner / f"{key}.{n}.npy", row)
+        (inner / f"{key}.json").write_text(json.dumps({"data": [{"max": 1.0}] * len(array)}))
+        return
+    name = f"{key.removesuffix('s')}0" if form == "guide" else key
+    np.save(inner / f"{name}.npy", array)
+    (inner / f"{name}.json").write_text(json.dumps({"data": {"max": 1.0, "shape": [2, 3]}}))
+
+
+@pytest.mark.parametrize("form", ["save", "save_ex", "list", "list in micro-batch", "guide"])
+def test_what_msprobes_own_single_save_leaves_is_joined(tmp_path: Path, form: str) -> None:
+    """Token ids as floats, no micro-batch, a file a row, the guide's file names."""
+    padded(tmp_path / "b/data", (0, 0), [1, 0], pad=3)
+    ids = [SAMPLES[0], SAMPLES[1]]
+    data = tmp_path / "t/data"
+    single_save(data, "prompts", [[0] * (3 - len(p)) + p for p, _ in ids], form)
+    single_save(data, "responses", [r + [0] * (3 - len(r)) for _, r in ids], form)
+    mask = [[0] * (3 - len(p)) + [1] * (len(p) + len(r)) + [0] * (3 - len(r)) for p, r in ids]
+    single_save(data, "attention_mask", mask, form)
+    values = [[*log_probs(n), *[7.0] * (3 - len(r))] for n, (_, r) in enumerate(ids)]
+    values[1][2] += 0.5
+    single_save(data, "old_log_probs", values, form)
+    table = joined(tmp_path)
+    assert table["status"].unique().to_list() == ["matched"]
+    found = table.filter(key="old_log_probs").sort("row_target")
+    assert found["identical"].to_list() == [True, False]
+    assert found["max_abs_err"].to_list() == [0.0, 0.5]
+    assert found["max_abs_token"].to_list() == [None, 2]
+
+
+def test_a_dict_of_tensors_is_a_key_each(tmp_path: Path) -> None:
+    for side in "bt":
+        padded(tmp_path / side / "data", (0, 0), [0, 1])
+        inner = tmp_path / side / "data/aux/step0/rank0/micro_step0"
+        inner.mkdir(parents=True)
+        for name in ("router", "balance"):
+            np.save(inner / f"aux.{name}.npy", np.ones((2, 1)) * (2 if side == "t" else 1))
+    keys = compared(tmp_path)["keys"]
+    assert keys["aux.router"]["matched"] == keys["aux.balance"]["matched"] == 2
+    assert keys["aux.router"]["max_error"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        (np.array([[1.5, 2.0]]), "prompts holds 1.5; ids are whole numbers"),
+        (np.array([[np.nan, 2.0]]), "prompts holds nan"),
+        (np.array([[float(1 << 25), 2.0]], np.float32), "not known exactly"),
+        (np.array([["a", "b"]]), "it holds <U1"),
+    ],
+)
+def test_a_key_that_is_refused_is_named_and_the_rest_compared(
+    tmp_path: Path, ids: Any, said: str
+) -> None:
+    for side in "bt":
+        padded(tmp_path / side / "data", (0, 0), [0], pad=3)
+    place = tmp_path / "t/data/prompts/step0/rank0/micro_step0/prompts.npy"
+    np.save(place, ids)
+    found = compared(tmp_path)
+    assert any(note.startswith("prompts, step 0: not compared") and said in note
+               for note in found["notes"])  # fmt: skip

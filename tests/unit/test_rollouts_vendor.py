@@ -77,9 +77,12 @@ def test_steps_are_those_every_key_has(dump):
     [
         ("data", r"neither step\{N\}.h5 files nor data/"),
         ("data/position_ids", "position_ids missing; a replay needs"),
-        ("data/prompts/step0/rank1", "rank1 is missing, which other keys have"),
-        ("data/prompts/step0/rank1/micro_step0", "micro_step0 is missing, which other keys"),
-        ("data/prompts/step0/rank1/micro_step0/prompts.npy", r"prompts\.npy: missing"),
+        ("data/prompts/step0/rank1", "rank1 has no prompts, which other keys have"),
+        (
+            "data/prompts/step0/rank1/micro_step0",
+            "rank1/micro_step0 has no prompts, which other keys",
+        ),
+        ("data/prompts/step0/rank1/micro_step0/prompts.npy", "rank1/micro_step0 has no prompts"),
     ],
 )
 def test_what_is_missing_is_named(dump, missing, message):
@@ -118,7 +121,31 @@ def test_keys_that_disagree_about_rows_are_refused(dump):
         vendor.read_step(dump, 0)
 
 
-def test_floats_are_not_token_ids(dump):
-    replace(dump, "responses", np.zeros((2, 2)))
-    with pytest.raises(ReplayError, match="expected integers of shape"):
+def test_whole_floats_are_token_ids(dump):
+    """msprobe's SingleSave turns every tensor to float before it writes it."""
+    expected = vendor.read_step(dump, 0)
+    for path in (dump / "data").rglob("*.npy"):
+        np.save(path, np.load(path).astype(np.float32))
+    found = vendor.read_step(dump, 0)
+    assert found.tensors["prompts"].dtype == np.int64
+    assert [s.sample_digest for s in found.samples] == [s.sample_digest for s in expected.samples]
+
+
+def test_lists_of_rows_without_micro_batches_are_batches(tmp_path):
+    """save_ex of a list: a file a row, and no directory of micro-batches."""
+    put(tmp_path / "whole", micro_batch(10))
+    for key, array in micro_batch(10).items():
+        place = tmp_path / "list/data" / key / "step0/rank0"
+        place.mkdir(parents=True)
+        for n, row in enumerate(array):
+            np.save(place / f"{key}.{n}.npy", row.astype(np.float32))
+    found = vendor.read_step(tmp_path / "list", 0)
+    expected = vendor.read_step(tmp_path / "whole", 0)
+    assert found.tensors["input_ids"].tolist() == expected.tensors["input_ids"].tolist()
+
+
+@pytest.mark.parametrize("ids", [np.full((2, 2), 0.5), np.full((2, 2), np.nan)])
+def test_other_floats_are_not_token_ids(dump, ids):
+    replace(dump, "responses", ids)
+    with pytest.raises(ReplayError, match=r"responses.*ids are whole numbers"):
         vendor.read_step(dump, 0)

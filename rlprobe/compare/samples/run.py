@@ -16,7 +16,7 @@ from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.dumps.key_data import KeyData, MicroBatch, Place, stage_of
 from rlprobe.dumps.results import KEY_DATA, TOKEN_SKETCHES
-from rlprobe.errors import StoreError
+from rlprobe.errors import DumpError, StoreError
 
 _PROOF = "mock_proof.json"
 
@@ -75,7 +75,7 @@ class Samples:
             What was found; None where a side has no key data.
 
         Raises:
-            DumpError, StoreError: a file is damaged.
+            StoreError: a table is damaged. A key that cannot be read is left out, with a note.
         """
         benchmark, target = self._sides
         if benchmark is None or target is None:
@@ -89,12 +89,17 @@ class Samples:
         tables, notes = [], _lacking((benchmark, target), keys)
         for step, other in steps.items():
             for key in keys:
-                joined = joining.join(key, step, benchmark.rows(key, step), target.rows(key, other))
+                try:
+                    rows = benchmark.rows(key, step), target.rows(key, other)
+                except DumpError as error:
+                    notes.append(f"{key}, step {step}: not compared: {error}")
+                    continue
+                joined = joining.join(key, step, *rows)
                 tables.append(joined.table)
                 notes += [joined.note] if joined.note else []
         table = pl.concat([pl.DataFrame(schema=joining.SCHEMA), *tables])
         tokens = self._tokens((benchmark, target), stage, steps, notes)
-        if table.is_empty() and tokens is None:
+        if table.is_empty() and tokens is None and not notes:
             return None
         found = {KEY_DATA: table}
         sketched = None
