@@ -182,8 +182,80 @@ def test_contradictions_within_a_sample_are_refused(change: dict[str, Any], mess
         recorded([sample(**change)])
 
 
-def test_values_without_a_json_form_are_named() -> None:
-    with pytest.raises(ReplayError, match="metadata cannot be recorded"):
-        recorded([sample(metadata={1: "a number as a key would come back as text"})])
-    with pytest.raises(ReplayError, match="metadata cannot be recorded"):
-        recorded([sample(metadata={"x": object()})])
+@pytest.mark.parametrize("make", [np.float64, np.float32, np.float16, np.int64, np.bool_])
+def test_numpy_scalars_are_numbers_wherever_they_stand(tmp_path: Path, make: Any) -> None:
+    """A reward function that computes with numpy."""
+    one = sample(reward=make(1), metadata={"score": make(1), "all": [make(0)]})
+    one["tokens"] = [np.int32(token) for token in one["tokens"]]
+    _, read = debug_data.read(save(tmp_path / "7.pt", [one]))
+    made = recorded(read)
+    assert made.samples[0].reward == 1.0
+    assert made.values["metadata"] == [{"score": 1, "all": [0]}]
+    assert made.samples[0].sample_digest == sample_digest([11, 12, 13], [21, 22])
+
+
+@pytest.mark.parametrize(
+    "reward", [torch.tensor(0.5), torch.tensor([0.5]), np.array(0.5), np.array([0.5]), np.str_("x")]
+)
+def test_a_reward_in_a_tensor_is_the_number_in_it(tmp_path: Path, reward: Any) -> None:
+    _, read = debug_data.read(save(tmp_path / "7.pt", [sample(reward=reward)]))
+    expected = None if isinstance(reward, np.str_) else 0.5
+    assert recorded(read).samples[0].reward == expected
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, list, tuple])
+def test_tokens_may_come_in_any_array(tmp_path: Path, kind: Any) -> None:
+    tokens = kind([11, 12, 13, 21, 22])
+    _, read = debug_data.read(save(tmp_path / "7.pt", [sample(tokens=tokens)]))
+    assert recorded(read).samples[0].sample_digest == sample_digest([11, 12, 13], [21, 22])
+
+
+def test_log_probs_that_the_engine_could_not_give_are_nan_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = recorded([sample(rollout_log_probs=[None, -0.25]), sample(rollout_log_probs=[None] * 2)])
+    assert np.isnan(made.tensors["rollout_log_probs"].row(0)).tolist() == [True, False]
+    assert made.meta["missing_log_probs"] == {"rollout_log_probs": 3}
+    assert "3 tokens of rollout_log_probs" in caplog.text
+
+
+class Image:
+    """An object of a class that is not loaded."""
+
+    def __init__(self) -> None:
+        self.pixels = [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ({0: "first turn"}, {"0": "first turn"}),
+        ({"seen": {3, 1}}, {"seen": [1, 3]}),
+        ({"x": b"raw"}, {"x": "<bytes>"}),
+        ({"x": Image()}, {"x": f"<{__name__}.Image>"}),
+    ],
+)
+def test_what_no_training_number_depends_on_is_kept_as_a_text_and_said(
+    tmp_path: Path, value: Any, kept: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, read = debug_data.read(save(tmp_path / "7.pt", [sample(metadata=value)]))
+    assert recorded(read).values["metadata"] == [kept]
+    assert "kept as a text in metadata" in caplog.text
+
+
+@pytest.mark.parametrize("key", ["reward", "tokens", "loss_mask", "rollout_log_probs"])
+def test_an_object_that_training_depends_on_is_refused_by_its_key(tmp_path: Path, key: str) -> None:
+    path = save(tmp_path / "7.pt", [sample(), sample(**{key: [Image()]})])
+    with pytest.raises(ReplayError, match=rf"sample 1: {key} holds an object of .*Image"):
+        debug_data.read(path)
+
+
+def test_a_scalar_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
+    """numpy's own constructor would read beyond what the file holds."""
+
+    class Short:
+        def __reduce__(self) -> Any:
+            return (np.float64(1).__reduce__()[0], (np.dtype("f8"), b"x"))
+
+    with pytest.raises(ReplayError, match="has 1 bytes"):
+        debug_data.read(save(tmp_path / "7.pt", [sample(metadata={"x": Short()})]))

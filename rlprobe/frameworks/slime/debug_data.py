@@ -1,20 +1,22 @@
 """slime's debug rollout files: read safely, turned into rollouts, and written again.
 
 ``--save-debug-rollout-data`` writes ``torch.save({"rollout_id", "samples": [dict]})``, one dict per
-``Sample.to_dict()``, and ``--load-debug-rollout-data`` reads it back with a full unpickler. Here a
-file is read with torch's restricted unpickler, which makes tensors, numpy arrays of numbers and
-plain containers and nothing else; a file that holds more (images of a multimodal prompt) is
-refused by name.
+``Sample.to_dict()``, and ``--load-debug-rollout-data`` reads it back with a full unpickler. Here
+tensors, numpy's numbers and plain containers are made and nothing else (:mod:`.debug_load`). An
+object of another class is refused by the name of its key where training depends on it; elsewhere
+(metadata, images of a multimodal prompt) its name is kept as a text, and said.
 
 Columns that hold one number per token become ragged tensors, everything else stays JSON.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
+import logging
+import math
 import os
 import pickle
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ import torch
 
 from rlprobe.errors import ReplayError
 from rlprobe.files import written
+from rlprobe.frameworks.slime import debug_load
+from rlprobe.frameworks.slime.debug_load import Foreign
 from rlprobe.rollouts import Ragged, Rollouts, Sample, prompt_identity, sample_ids
 
 #: Per-token columns and the element type they are kept in. Floats come as Python floats.
@@ -36,6 +40,14 @@ TOKEN_COLUMNS: dict[str, str] = {
     "rollout_top_p_token_offsets": "int32",
     "rollout_routed_experts": "int32",
 }
+_log = logging.getLogger(__name__)
+
+#: Columns that training reads besides those per token: nothing in them is made a text.
+_TRAINED_ON = frozenset(
+    {"reward", "response_length", "status", "index", "group_index", "remove_sample", "prompt"}
+)
+#: Columns of log-probs, in which an engine may have left out what it could not give.
+_LOG_PROBS = frozenset({"rollout_log_probs", "teacher_log_probs"})
 #: Columns that slime reads back as arrays; the others must be lists (slime adds to them).
 _ARRAYS = frozenset({"rollout_routed_experts"})
 #: Rows that lack a per-token column, while others have it, are listed here.
@@ -62,14 +74,13 @@ def read(path: str | os.PathLike[str]) -> tuple[int, list[dict[str, Any]]]:
             full unpickler could make.
     """
     try:
-        with torch.serialization.safe_globals(_numpy_globals()):
-            raw = torch.load(path, map_location="cpu", weights_only=True)
+        raw = debug_load.load(path)
     except FileNotFoundError as error:
         raise ReplayError(f"debug rollout file {path} does not exist") from error
     except pickle.UnpicklingError as error:
         raise ReplayError(
-            f"{path} holds objects that cannot be loaded safely ({_first_line(error)}); rlprobe "
-            "records text-only rollouts: leave images and objects of your own out of the samples"
+            f"{path} holds objects that cannot be loaded safely ({_first_line(error)}); leave "
+            "objects of your own classes out of the samples"
         ) from error
     except _DAMAGED as error:
         raise ReplayError(
@@ -92,8 +103,14 @@ def _checked(raw: Any, path: str) -> tuple[int, list[dict[str, Any]]]:
         unknown = [key for key in sample if not isinstance(key, str)]
         if unknown:
             raise ReplayError(f"{path}: sample {index} has a key {unknown[0]!r} that is no text")
-        for name in TOKEN_COLUMNS:
+        for name in sorted(_TRAINED_ON | TOKEN_COLUMNS.keys()):
             value = sample.get(name)
+            foreign = _foreign(value)
+            if foreign is not None:
+                raise ReplayError(
+                    f"{path}: sample {index}: {name} holds an object of {foreign}, which is not "
+                    "loaded, and training depends on it"
+                )
             # an expanded tensor, and an array never filled, may claim more than the file has bytes
             count = value.numel() if isinstance(value, torch.Tensor) else getattr(value, "size", 0)
             if count > size:
@@ -101,21 +118,15 @@ def _checked(raw: Any, path: str) -> tuple[int, list[dict[str, Any]]]:
     return int(raw.get("rollout_id") or 0), samples
 
 
-def _numpy_globals() -> list[Any]:
-    """What a pickled numpy array of numbers needs; numpy 1 and 2 name one of it differently."""
-    core = importlib.import_module(
-        "numpy._core.multiarray" if np.__version__[0] != "1" else "numpy.core.multiarray"
-    )
-    make = core._reconstruct
-    dtypes = dict.fromkeys(type(np.dtype(code)) for code in "?bBhHiIlLqQefd")
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    # before 2.6 torch knows an object by its own name only
-    both = [(make, f"numpy.{name}.multiarray._reconstruct") for name in ("core", "_core")]
-    return [np.ndarray, np.dtype, *(both if version >= (2, 6) else [make]), *dtypes]
-
-
 def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """Why, without torch's advice to load the file unsafely and without its terminal codes."""
+    text = _CODES.sub("", str(error))
+    why = _WHY.search(text)
+    return (why[1] if why else (text.splitlines() or [type(error).__name__])[0])[:200]
+
+
+_CODES = re.compile(r"\x1b\[[0-9;]*m")
+_WHY = re.compile(r"WeightsUnpickler error:\s*(\S[^\n]*)")
 
 
 def to_rollouts(
@@ -132,8 +143,12 @@ def to_rollouts(
     """
     recorded = Rollouts(step=step, trainer_step=trainer_step, sampling=sampling)
     absent: dict[str, list[int]] = {}
+    missing: dict[str, int] = {}
+    as_text: set[str] = set()
     for name, dtype in TOKEN_COLUMNS.items():
         rows = [sample.get(name) for sample in samples]
+        if name in _LOG_PROBS:
+            rows = [_without_gaps(row, name, missing) for row in rows]
         present = [_array(row, name, dtype, i) for i, row in enumerate(rows) if row is not None]
         if not present:
             continue
@@ -142,14 +157,26 @@ def to_rollouts(
         recorded.tensors[name] = Ragged.from_rows(
             [empty if row is None else next(filled) for row in rows]
         )
-        missing = [i for i, row in enumerate(rows) if row is None]
-        if missing:
-            absent[name] = missing
+        lacking = [i for i, row in enumerate(rows) if row is None]
+        if lacking:
+            absent[name] = lacking
     for name in sorted({key for sample in samples for key in sample} - TOKEN_COLUMNS.keys()):
-        column = [_plain(sample.get(name), name, i) for i, sample in enumerate(samples)]
+        column = [_plain(sample.get(name), name, i, as_text) for i, sample in enumerate(samples)]
         if any(value is not None for value in column):
             recorded.values[name] = column
     recorded.meta = {"source": "slime", _ABSENT: absent}
+    if missing:
+        recorded.meta["missing_log_probs"] = missing
+        _log.warning(
+            "the engine gave no log-prob for %s; they are NaN",
+            ", ".join(f"{count} tokens of {name}" for name, count in missing.items()),
+        )
+    if as_text:
+        _log.warning(
+            "what has no form in JSON is kept as a text in %s (no number of training depends on "
+            "it)",
+            ", ".join(sorted(as_text)),
+        )
     recorded.samples = _samples(step, samples)
     recorded.check()
     return recorded
@@ -167,27 +194,48 @@ def _array(value: Any, name: str, dtype: str, row: int) -> np.ndarray:
         raise ReplayError(f"sample {row}: {name} is no array of numbers ({error})") from error
 
 
-def _plain(value: Any, name: str, row: int) -> Any:
-    if isinstance(value, (torch.Tensor, np.ndarray, np.generic)):
-        value = value.tolist()
-    try:
-        _require_text_keys(value)
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ReplayError(
-            f"sample {row}: {name} cannot be recorded ({error}); rlprobe records text-only rollouts"
-        ) from error
+def _without_gaps(row: Any, name: str, missing: dict[str, int]) -> Any:
+    """Log-probs with NaN where the engine gave none, which are counted."""
+    if not isinstance(row, (list, tuple)) or None not in row:
+        return row
+    missing[name] = missing.get(name, 0) + sum(value is None for value in row)
+    return [math.nan if value is None else value for value in row]
 
 
-def _require_text_keys(value: Any) -> None:
+def _foreign(value: Any) -> str | None:
+    """The class of an object that was not loaded, anywhere in a value."""
+    if isinstance(value, Foreign):
+        return value.name()
     if isinstance(value, dict):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise TypeError(f"key {key!r} is not text")
-            _require_text_keys(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _require_text_keys(item)
+        value = [*value.keys(), *value.values()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return next((name for item in value if (name := _foreign(item)) is not None), None)
+    return None
+
+
+def _plain(value: Any, name: str, row: int, as_text: set[str]) -> Any:
+    """A value as JSON has it; of what has no form in it, the text, and the key's name is noted."""
+
+    def plain(item: Any) -> Any:
+        if isinstance(item, (torch.Tensor, np.ndarray, np.generic)):
+            item = item.tolist()
+        if item is None or isinstance(item, (bool, int, float, str)):
+            return item
+        if isinstance(item, dict):
+            if not all(isinstance(key, str) for key in item):
+                as_text.add(name)
+            return {str(key): plain(inner) for key, inner in item.items()}
+        if isinstance(item, (list, tuple)):
+            return [plain(inner) for inner in item]
+        as_text.add(name)
+        if isinstance(item, (set, frozenset)):
+            return sorted((plain(inner) for inner in item), key=str)
+        return f"<{item.name() if isinstance(item, Foreign) else type(item).__qualname__}>"
+
+    try:
+        return json.loads(json.dumps(plain(value)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ReplayError(f"sample {row}: {name} cannot be recorded ({error})") from error
 
 
 def _samples(step: int, samples: Sequence[dict[str, Any]]) -> list[Sample]:
@@ -195,7 +243,6 @@ def _samples(step: int, samples: Sequence[dict[str, Any]]) -> list[Sample]:
     built = []
     for row, (id, sample) in enumerate(zip(sample_ids(step, identities), samples, strict=True)):
         prompt, response = split(sample, row)
-        reward = sample.get("reward")
         built.append(
             Sample.build(
                 id,
@@ -204,10 +251,17 @@ def _samples(step: int, samples: Sequence[dict[str, Any]]) -> list[Sample]:
                 response,
                 prompt_text=_text(sample.get("prompt")),
                 response_text=_text(sample.get("response")),
-                reward=float(reward) if isinstance(reward, (int, float)) else None,
+                reward=_number(sample.get("reward")),
             )
         )
     return built
+
+
+def _number(value: Any) -> float | None:
+    """A reward that is one number, in whatever holds it; None for any other (a dict of several)."""
+    if isinstance(value, (torch.Tensor, np.ndarray)) and math.prod(value.shape) == 1:
+        value = value.reshape(()).tolist()
+    return float(value) if isinstance(value, (int, float, np.number, np.bool_)) else None
 
 
 def split(sample: dict[str, Any], row: int) -> tuple[list[int], list[int]]:
@@ -217,8 +271,14 @@ def split(sample: dict[str, Any], row: int) -> tuple[list[int], list[int]]:
         ReplayError: the response is longer than the whole, or masks and log-probs have another
             length than the response.
     """
-    tokens = [int(token) for token in sample.get("tokens") or ()]
-    length = int(sample.get("response_length") or 0)
+    raw = sample.get("tokens")
+    try:
+        tokens = [int(token) for token in (() if raw is None else raw)]
+        length = int(sample.get("response_length") or 0)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ReplayError(
+            f"sample {row}: tokens or response_length are no whole numbers ({error})"
+        ) from error
     if not tokens or not 0 <= length <= len(tokens):
         raise ReplayError(
             f"sample {row}: {len(tokens)} tokens with a response of {length}; expected a finished "
