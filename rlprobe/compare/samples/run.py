@@ -105,8 +105,8 @@ class Samples:
         sketched = None
         if tokens is not None:
             found[TOKEN_SKETCHES] = tokens
-            error = tokens.get_column("error")
-            largest = error.filter(error.is_finite()).max()
+            errors = tokens.get_column("error")
+            largest = errors.filter(errors.is_finite()).max()
             sketched = {"tokens": tokens.height, "max_error": largest}
         told = {"keys": joining.described(table), "token_sketches": sketched, "notes": notes}
         return Compared(told, {name: t for name, t in found.items() if not t.is_empty()})
