@@ -24,10 +24,10 @@ align: $(STAMP)
 
 # Two processes: most of the long tests' time is waiting for a framework or a Slurm to start.
 test: $(STAMP)
-	pytest -n 2 --no-loadscope-reorder -m "not contract" $(PYTEST_ARGS)
+	pytest -n 2 --no-loadscope-reorder -m "not contract and not long" $(PYTEST_ARGS)
 
 test-fast: $(STAMP)
-	pytest -n 2 -m "not slow and not contract" tests/unit tests/workflow $(PYTEST_ARGS)
+	pytest -n 2 -m "not slow and not contract and not long" tests/unit tests/workflow $(PYTEST_ARGS)
 
 # Every option, mode, trainer and version; exits non-zero when a cell fails.
 contract: $(STAMP)
