@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from rlprobe.compare import sides
 from rlprobe.compare.compare import COVERAGE, Options, compare, insufficient
 from rlprobe.compare.match import rules
 from rlprobe.errors import NotComparableError, UsageError
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import polars as pl
@@ -46,10 +49,10 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "-o",
         "--out",
-        type=Path,
         required=True,
         metavar="OUT",
-        help="directory of the results, a directory per stage in it",
+        help="directory of the results, made where it is missing: OUT/STAGE/records.parquet and "
+        "summary.json",
     )
     parser.add_argument(
         "--stage",
@@ -111,6 +114,16 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     if not 0 <= args.coverage <= 1:
         raise UsageError(f"--coverage is a share from 0 to 1, found {args.coverage}")
+    for what, given in (
+        ("BENCHMARK", args.benchmark),
+        ("TARGET", args.target),
+        ("--train-infer", args.train_infer),
+        ("--engine-dump", args.engine_dump),
+        ("-o", args.out),
+    ):
+        if given is not None and not given.strip():
+            raise UsageError(f"{what} is an empty path; was a shell variable not set?")
+    args.out = Path(args.out)
     if args.jobs < 1:
         raise UsageError(f"--jobs is at least 1, found {args.jobs}")
     options = Options(
@@ -146,8 +159,10 @@ def run(args: argparse.Namespace) -> int:
                 "stages": [s.as_dict() for s in summaries],
             },
         )
-    if lack is not None and not args.no_fail:
-        raise lack
+    if lack is not None:
+        if not args.no_fail:
+            raise lack
+        _log.warning("%s", lack)
     return 0
 
 

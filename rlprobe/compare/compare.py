@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from rlprobe.compare import loading, measures, planner, writer
+from rlprobe.compare import lacking, loading, measures, planner, writer
 from rlprobe.compare.match import pairs
 from rlprobe.compare.match.rules import Rules
 from rlprobe.compare.planner import Pairing, StagePlan
@@ -26,11 +26,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+#: The pair whose sides run in unlike precision by intent.
+OTHER_PRECISION = "high_precision"
 #: Share of both sides' records that must have been compared.
 COVERAGE = 0.9
 #: Records measured at a time where each row stands for itself: enough to keep the cores busy,
 #: few enough that memory is used again instead of asked for.
 _SLICE = 1 << 17
+#: How the reason of records begins whose whole process has no counterpart.
+_NO_PROCESS = ("the benchmark has no ", "the target has no ")
 #: Where a run or a dump tree keeps key data.
 _KEY_DATA = ("data", "dump/data")
 
@@ -73,6 +77,7 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
     samples = _samples(benchmark, target, options)
     for stage in plan:
         summary = Summary(options.pair, stage.stage, list(stage.notes))
+        summary.across_dtypes = options.pair == OTHER_PRECISION
         tables = _tables(stage, options)
         if samples is not None:
             found = samples.compare(stage.stage)
@@ -81,15 +86,7 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
                 for name, table in found.tables.items():
                     writer.write_table(out / stage.stage, name, table, summary)
         writer.write_stage(out / stage.stage, tables, summary)
-        _log.info(
-            "%s: %d records compared, %d identical, coverage %.1f %% / %.1f %%",
-            stage.stage,
-            summary.compared,
-            summary.identical,
-            100 * summary.coverage("benchmark"),
-            100 * summary.coverage("target"),
-        )
-        _tell(summary)
+        _tell(summary, options)
         summaries.append(summary)
     return summaries
 
@@ -115,8 +112,29 @@ def _samples(benchmark: Side, target: Side, options: Options) -> Samples | None:
     return Samples(benchmark.path, target.path, options.map_steps)
 
 
-def _tell(summary: Summary) -> None:
-    """What was found of key data and token sketches."""
+def _tell(summary: Summary, options: Options) -> None:
+    """How much was compared, and what was found of key data and token sketches."""
+    unseen = f", no difference seen in {summary.unseen}" if summary.unseen else ""
+    _log.info(
+        "%s: %d records compared, %d identical%s, coverage %.1f %% / %.1f %%",
+        summary.stage,
+        summary.compared,
+        summary.identical,
+        unseen,
+        100 * summary.coverage("benchmark"),
+        100 * summary.coverage("target"),
+    )
+    if summary.checksums["compared"]:
+        _log.info(
+            "%s: %d of %d checksums differ",
+            summary.stage,
+            summary.checksums["differ"],
+            summary.checksums["compared"],
+        )
+    # where it is too little, the error says the same
+    enough = min(map(summary.coverage, ("benchmark", "target"))) >= options.coverage
+    for line in lacking.said(summary.lacking.items()) if enough else ():
+        _log.info("%s: not compared: %s", summary.stage, line)
     if summary.samples is None:
         return
     for key, found in summary.samples["keys"].items():
@@ -159,20 +177,67 @@ def insufficient(summaries: Sequence[Summary], options: Options) -> NotComparabl
 
 
 def _lack(what: str, summaries: Sequence[Summary]) -> str:
+    """What was not compared and why, the commonest reason first, and what to do about it."""
     lines = [what]
+    commonest: dict[str, int] = {}
     for s in summaries:
-        line = (
+        lines.append(
             f"{s.stage}: benchmark {s.measured['benchmark']} of {s.records['benchmark']}, "
             f"target {s.measured['target']} of {s.records['target']}"
         )
-        first = [f"{side} only: {names[0]}" for side, names in s.unmatched.items() if names]
-        first += [f"the {side} has no record at all" for side in s.ranks if not s.ranks[side]]
-        lines.append("; ".join([line, *first]))
-    lines.append(
-        "check that both sides were dumped at the same level and with the same stages; "
-        "summary.json lists what is unmatched"
-    )
+        lines += [f"the {side} has no record at all" for side in s.ranks if not s.ranks[side]]
+        if s.checksums["differ"]:
+            lines.append(f"  {s.checksums['differ']} of {s.checksums['compared']} checksums differ")
+        lines += [f"  {line}" for line in lacking.said(s.lacking.items())]
+        for reason, found in s.lacking.items():
+            commonest[reason] = commonest.get(reason, 0) + found.records
+    lines.append(_advice(max(commonest, key=commonest.__getitem__, default=""), summaries))
     return "\n  ".join(lines)
+
+
+def _advice(reason: str, summaries: Sequence[Summary]) -> str:
+    """What to do about the commonest reason."""
+    if reason == lacking.SHAPES:
+        return (
+            "the two sides were given other batches, lengths or shards: run both on the same "
+            "samples with the same micro-batch size and parallel layout"
+        )
+    if reason == lacking.DTYPES:
+        return "run both sides in the same precision, or call the pair --pair high_precision"
+    if reason == lacking.UNREADABLE:
+        return "copy the dumps again with dump_tensor_data, or collect them again"
+    if reason in (measures.CHECKSUMS_DIFFER, measures.XOR_EQUAL):
+        return (
+            "checksums say whether, never how much: dump with summary_mode statistics, or task "
+            "tensor"
+        )
+    if reason in measures.NO_STATISTICS.values():
+        return "dump these with task tensor: msprobe takes no statistics of their type"
+    if reason.startswith(_NO_PROCESS) and reason not in lacking.NO_SUCH.values():
+        return "compare steps, ranks or stages that both sides have"
+    kinds = [{name.partition(".")[0] for s in summaries for name in s.unmatched[side]}
+             for side in ("benchmark", "target")]  # fmt: skip
+    if kinds[0] and kinds[1] and not kinds[0] & kinds[1]:
+        return (
+            f"only the benchmark has records named {', '.join(sorted(kinds[0]))}, only the target "
+            f"{', '.join(sorted(kinds[1]))}: dump both at the same level (L0 modules, L1 functions)"
+        )
+    return (
+        "check that both sides are the same model, dumped at the same level and with the same "
+        "stages; name their differences in --rules; summary.json lists what is unmatched"
+    )
+
+
+def _one_sided(stage: StagePlan, pairing: Pairing) -> str | None:
+    """Why a process has no counterpart; None where it has one."""
+    if pairing.benchmark is not None and pairing.target is not None:
+        return None
+    side = "target" if pairing.target is None else "benchmark"
+    if getattr(stage, side) is None:
+        return f"{_NO_PROCESS[0 if side == 'benchmark' else 1]}stage {stage.stage}"
+    there = any(getattr(p, side) is not None for p in stage.pairings if p.step == pairing.step)
+    what = f"rank {pairing.rank} of step {pairing.step}" if there else f"step {pairing.step}"
+    return f"{_NO_PROCESS[0 if side == 'benchmark' else 1]}{what}"
 
 
 def _tables(stage: StagePlan, options: Options) -> Iterator[pl.DataFrame]:
@@ -220,6 +285,9 @@ def _table(
 ) -> pl.DataFrame:
     """The measured rows of one process pair, columns of :data:`writer.SCHEMA`."""
     table = measures.measure(side_by_side)
+    alone = _one_sided(stage, pairing)
+    if alone is not None:
+        table = table.with_columns(reason=pl.coalesce("reason", pl.lit(alone)))
     if _has_tensors(table):
         table = _elementwise(table, stage, pairing, options)
     ranks = {
@@ -242,7 +310,10 @@ def _has_tensors(table: pl.DataFrame) -> bool:
     if any(column.null_count() == len(column) for column in names):
         return False
     wanted = names[0].is_not_null() & names[1].is_not_null()
-    return bool((wanted & (table.get_column("error_kind") != measures.DIGEST)).any())
+    known = table.get_column("identical") & table.get_column("error_kind").is_in(
+        [measures.DIGEST, measures.TENSOR]
+    )
+    return bool((wanted & ~known.fill_null(False)).any())
 
 
 def _elementwise(

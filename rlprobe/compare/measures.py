@@ -3,23 +3,26 @@
 ``error`` is the relative L2 difference ``||t - b|| / ||b||`` (relative to ``||t||`` where the
 benchmark is zero). Where it comes from is ``error_kind``:
 
-- ``digest``: equal content digests, so 0;
+- ``digest``: equal content digests, so 0; unequal ones beside equal statistics, so unknown;
 - ``tensor``: from the tensors themselves (:mod:`rlprobe.compare.tensors`);
 - ``sketch``: from linear sketches, unbiased, one standard deviation of ``1 / sqrt(2 k)``;
-- ``statistics``: a lower bound, because statistics cannot see more. With d = t - b of n elements,
-  ``||d||`` is at least ``| ||t|| - ||b|| |``, ``|max t - max b|``, ``|min t - min b|`` and
-  ``|mean t - mean b| * sqrt(n)``.
+- ``statistics``: a lower bound (:mod:`rlprobe.compare.bounds`), because statistics cannot see more;
+  of scalars the difference itself, and 1 where texts differ.
 
-Differences are target minus benchmark, as msprobe's are.
+It is null where nothing was measured, and then ``reason`` says why. ``identical`` means that every
+bit is known to be equal: by digest, or element by element. Statistics and sketches that agree are
+"no difference seen". Differences are target minus benchmark, as msprobe's are.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from typing import TYPE_CHECKING
 
 import polars as pl
+
+from rlprobe.compare import bounds, scalars
+from rlprobe.dumps.schema import UNREADABLE_DTYPE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,12 +34,31 @@ SKETCH_FLOOR = math.sqrt(2.0) * 1.8e-7
 #: Digests that identify content: sha256, and msprobe's CRC-32 (not its xor, which is blind to
 #: order and to values that occur twice).
 CONTENT_DIGESTS = ("sha256:", "crc32:")
-STATISTICS = ("max", "min", "mean", "norm")
+STATISTICS = bounds.STATISTICS
 DIGEST, TENSOR, SKETCH, STATISTIC = "digest", "tensor", "sketch", "statistics"
 
 MATCHED, BENCHMARK_ONLY, TARGET_ONLY = "matched", "benchmark_only", "target_only"
 DTYPE, SHAPE, NONFINITE, UNREADABLE = "dtype", "shape", "nonfinite", "unreadable"
 STATUSES = (MATCHED, BENCHMARK_ONLY, TARGET_ONLY, DTYPE, SHAPE, NONFINITE, UNREADABLE)
+
+#: Reasons of rows in which nothing was measured, or nothing could be seen.
+UNSEEN = "no difference seen"
+WITHIN_ROUNDING = "statistics differ by no more than their own rounding"
+UNSEEN_BY_SKETCH = "no difference seen by the sketch"
+CHECKSUMS_DIFFER = "checksums differ; there are no statistics"
+CHECKSUMS_DIFFER_ONLY = "checksums differ, statistics are equal: only tensors can tell how much"
+CHECKSUMS_CONTRADICT = "checksums are equal, extremes are not: one of them is wrong"
+XOR_EQUAL = (
+    "equal xor checksums, which are blind to order and to values that occur in pairs; there are no "
+    "statistics"
+)
+NO_STATISTICS = {
+    "both": "neither side has statistics",
+    "benchmark": "the benchmark has no statistics",
+    "target": "the target has no statistics",
+    "common": "no statistic is on both sides",
+    "scale": "statistics differ, and neither norm nor extremes say relative to what",
+}
 
 _SKETCH_ROWS = 1 << 12
 
@@ -46,45 +68,31 @@ def measure(table: pl.DataFrame) -> pl.DataFrame:
 
     ``table`` is :func:`rlprobe.compare.match.pairs.side_by_side`'s; its sketches are consumed.
     """
-    table = table.with_columns(_number("benchmark"), _number("target")).with_columns(
-        *_status(), *(_difference(name) for name in STATISTICS)
-    )
-    table = _exact_integers(table)
-    table = table.with_columns(_scalar_difference()).with_columns(
-        statistics=_statistics_error(), same_digest=_same_digest()
-    )
+    table = table.with_columns(*_status(), *(bounds.difference(name) for name in STATISTICS))
+    table = scalars.exact(table)
+    table = table.with_columns(statistics=bounds.statistics_error(table), **_digests(table))
     table = table.with_columns(_sketch_error(table))
     return table.with_columns(*_error()).drop(
         "statistics",
         "same_digest",
+        "same_xor",
+        "differing",
         "sketch_error",
         "sketch_benchmark",
         "sketch_target",
-        "number_benchmark",
-        "number_target",
+        "same_scalar",
         "size_target",
         "same_shape",
     )
 
 
-def _number(side: str) -> pl.Expr:
-    """A scalar's value as a number; null for tensors and texts."""
-    value = pl.col(f"value_{side}")
-    number = (
-        pl.when(value.is_in(["True", "False"]))
-        .then((value == "True").cast(pl.Float64))
-        .otherwise(value.cast(pl.Float64, strict=False))
-    )
-    return pl.when(pl.col(f"shape_{side}").is_null()).then(number).alias(f"number_{side}")
-
-
 def _nonfinite(side: str) -> pl.Expr:
-    """Whether a side's extremes are not finite.
+    """Whether a side's extremes, or the number it is, are not finite.
 
     Mean and norm do not count: a finite mask of -3.4e38 overflows both.
     """
-    found = pl.lit(False)
-    for name in ("max", "min", "number"):
+    found = scalars.nonfinite(side)
+    for name in ("max", "min"):
         found = found | (~pl.col(f"{name}_{side}").is_finite()).fill_null(False)
     return found
 
@@ -94,8 +102,14 @@ def _status() -> list[pl.Expr]:
     only_b, only_t = pl.col("order_target").is_null(), pl.col("order_benchmark").is_null()
     same_dtype = pl.col("dtype_benchmark").eq_missing(pl.col("dtype_target"))
     layout = pl.col("size_benchmark") == pl.col("size_target")
+    odd = [
+        (pl.col(f"dtype_{side}") == UNREADABLE_DTYPE).fill_null(False)
+        for side in ("benchmark", "target")
+    ]
     status = (
-        pl.when(only_b)
+        pl.when(odd[0] | odd[1])
+        .then(pl.lit(UNREADABLE))
+        .when(only_b)
         .then(pl.lit(BENCHMARK_ONLY))
         .when(only_t)
         .then(pl.lit(TARGET_ONLY))
@@ -108,7 +122,11 @@ def _status() -> list[pl.Expr]:
         .otherwise(pl.lit(MATCHED))
     )
     reason = (
-        pl.when(benchmark & target)
+        pl.when(odd[0])
+        .then(pl.lit("benchmark: ") + pl.col("value_benchmark"))
+        .when(odd[1])
+        .then(pl.lit("target: ") + pl.col("value_target"))
+        .when(benchmark & target)
         .then(pl.lit("both"))
         .when(benchmark)
         .then(pl.lit("benchmark"))
@@ -120,116 +138,26 @@ def _status() -> list[pl.Expr]:
     return [status.alias("status"), reason.alias("reason")]
 
 
-def _difference(name: str) -> pl.Expr:
-    b, t = pl.col(f"{name}_benchmark"), pl.col(f"{name}_target")
-    # equal infinities differ by nothing; inf - inf would say NaN
-    return pl.when(b == t).then(0.0).otherwise(t - b).alias(f"{name}_diff")
-
-
-def _exact_integers(table: pl.DataFrame) -> pl.DataFrame:
-    """Differences of extremes that a float64 cannot tell apart (int64 near 2**62)."""
-    exact = pl.col("shape_benchmark").is_not_null() & (
-        pl.col("value_benchmark") != pl.col("value_target")
-    )
-    rows = (
-        table.with_row_index("row").filter(exact).select("row", "value_benchmark", "value_target")
-    )
-    if rows.is_empty():
-        return table
-    extremes = [(_extremes(b), _extremes(t)) for _, b, t in rows.iter_rows()]
-    fixed = rows.select(
-        "row",
-        *(
-            pl.Series(
-                name,
-                [float(t[key] - b[key]) if b and t else None for b, t in extremes],
-                dtype=pl.Float64,
-            )
-            for name, key in (("max_exact", "Max"), ("min_exact", "Min"))
-        ),
-    )
-    return (
-        table.with_row_index("row")
-        .join(fixed, on="row", how="left", maintain_order="left")
-        .with_columns(
-            max_diff=pl.coalesce("max_exact", "max_diff"),
-            min_diff=pl.coalesce("min_exact", "min_diff"),
-        )
-        .drop("row", "max_exact", "min_exact")
-    )
-
-
-def _extremes(text: str) -> dict[str, int] | None:
-    """What :mod:`rlprobe.dumps.dumpjson` keeps of an integer tensor; None for any other text."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return None
-    exact = isinstance(found, dict) and all(type(found.get(key)) is int for key in ("Max", "Min"))
-    return found if exact else None
-
-
-def _scalar_difference() -> pl.Expr:
-    """A scalar's difference is its maximum's."""
-    b, t = pl.col("number_benchmark"), pl.col("number_target")
-    difference = pl.when(b == t).then(0.0).otherwise(t - b)
-    return pl.coalesce("max_diff", difference).alias("max_diff")
-
-
-def _statistics_error() -> pl.Expr:
-    """The largest lower bound of the L2 difference, relative to the norm."""
-    bounds = [
-        pl.col("max_diff").abs(),
-        pl.col("min_diff").abs(),
-        pl.col("norm_diff").abs(),
-        pl.col("mean_diff").abs() * pl.col("size_benchmark").sqrt(),
-    ]
-    # NaN arises where both statistics overflowed to unlike infinities; it bounds nothing
-    bound = pl.max_horizontal([b.fill_nan(None) for b in bounds])
-    scales = []
-    for side in ("benchmark", "target"):
-        norm = pl.col(f"norm_{side}")
-        extreme = pl.max_horizontal(
-            pl.col(f"max_{side}").abs(),
-            pl.col(f"min_{side}").abs(),
-            pl.col(f"number_{side}").abs(),
-        )
-        scales.append(pl.when(norm.is_finite() & (norm > 0)).then(norm).otherwise(extreme))
-    scale = pl.when(scales[0] > 0).then(scales[0]).otherwise(scales[1])
-    text = (
-        pl.col("shape_benchmark").is_null()
-        & pl.col("shape_target").is_null()
-        & pl.col("number_benchmark").is_null()
-        & pl.col("value_benchmark").is_not_null()
-        & pl.col("value_target").is_not_null()
-    )
-    same_text = pl.col("value_benchmark") == pl.col("value_target")
-    return (
-        pl.when(text)
-        .then(pl.when(same_text).then(0.0).otherwise(1.0))
-        .when(bound == 0)
-        .then(0.0)
-        .otherwise(bound / scale)
-    )
-
-
-def _same_digest() -> pl.Expr:
-    digest = pl.col("digest_benchmark")
-    content = (digest == pl.col("digest_target")) & pl.any_horizontal(
-        digest.str.starts_with(prefix) for prefix in CONTENT_DIGESTS
-    )
-    files = pl.col("data_benchmark") == pl.col("data_target")
-    return (
-        (content.fill_null(False) | files.fill_null(False))
-        & pl.col("same_shape")
-        & (pl.col("dtype_benchmark") == pl.col("dtype_target"))
-    ).fill_null(False)
-
-
-def _same_xor() -> pl.Expr:
-    digest = pl.col("digest_benchmark")
-    same = (digest == pl.col("digest_target")) & digest.str.starts_with("xor:")
-    return (same & pl.col("same_shape")).fill_null(False)
+def _digests(table: pl.DataFrame) -> dict[str, pl.Expr]:
+    """``same_digest``: the content is known to be equal; ``same_xor``; ``differing`` checksums."""
+    never = pl.lit(False)
+    b, t = pl.col("digest_benchmark"), pl.col("digest_target")
+    same = pl.col("same_shape") & (pl.col("dtype_benchmark") == pl.col("dtype_target"))
+    sides = [table.get_column(f"{name}_benchmark") for name in ("digest", "data")]
+    digests, files = (side.null_count() < len(side) for side in sides)
+    content = xor = differing = never
+    if digests:
+        content = (b == t) & pl.any_horizontal(b.str.starts_with(p) for p in CONTENT_DIGESTS)
+        xor = (b == t) & b.str.starts_with("xor:") & same
+        # checksums of two kinds say nothing of one another
+        differing = (b != t) & (b.str.slice(0, 4) == t.str.slice(0, 4)) & same
+    stored = (pl.col("data_benchmark") == pl.col("data_target")) if files else never
+    equal = (content.fill_null(False) | stored.fill_null(False)) & same
+    return {
+        "same_digest": equal.fill_null(False),
+        "same_xor": xor.fill_null(False),
+        "differing": differing.fill_null(False),
+    }
 
 
 def _sketch_error(table: pl.DataFrame) -> pl.Series:
@@ -280,23 +208,26 @@ def _matrix(sketches: pl.Series) -> npt.NDArray[np.float32] | None:
 
 
 def _error() -> list[pl.Expr]:
-    single = pl.col("order_benchmark").is_null() | pl.col("order_target").is_null()
+    status = pl.col("status")
+    open_ = status.is_in([MATCHED, DTYPE, NONFINITE])
+    empty = open_ & (pl.col("size_benchmark") == 0).fill_null(False) & (status == MATCHED)
     sketch = pl.col("sketch_error")
-    sketched = sketch.is_not_null() & sketch.is_finite()
-    same = pl.col("same_digest")
-    # Different checksums with equal statistics: they differ, by how much nobody can say.
-    unknown = (
-        (pl.col("digest_benchmark") != pl.col("digest_target")).fill_null(False)
-        & (pl.col("statistics").fill_null(0.0) == 0)
-        & (pl.col("dtype_benchmark") == pl.col("dtype_target"))
+    sketched = (sketch.is_not_null() & sketch.is_finite()).fill_null(False)
+    statistics = pl.col("statistics")
+    measured = statistics.is_not_null()
+    extremes = pl.any_horizontal(
+        (pl.col(f"{name}_diff") != 0).fill_null(False) for name in ("max", "min")
     )
-    statistics = pl.col("statistics").fill_nan(None)
+    contradiction = pl.col("same_digest") & extremes & open_ & (status != NONFINITE)
+    same = pl.col("same_digest") & ~contradiction & open_
+    # Different checksums with equal statistics: they differ, by how much nobody can say.
+    unknown = pl.col("differing") & (statistics == 0).fill_null(False) & (status == MATCHED)
     # what is not finite on one side only is no number away from the other side
-    apart = (pl.col("status") == NONFINITE) & (pl.col("reason") != "both")
-    error: pl.Expr = (
-        pl.when(single)
+    apart = (status == NONFINITE) & (pl.col("reason") != "both")
+    error = (
+        pl.when(~open_)
         .then(None)
-        .when(same)
+        .when(same | empty)
         .then(0.0)
         .when(apart)
         .then(None)
@@ -306,53 +237,84 @@ def _error() -> list[pl.Expr]:
         .then(None)
         .otherwise(statistics)
     )
-    kind: pl.Expr = (
-        pl.when(single)
+    kind = (
+        pl.when(~open_)
         .then(None)
         .when(same)
         .then(pl.lit(DIGEST))
+        .when(empty)
+        .then(pl.lit(TENSOR))
         .when(apart)
         .then(pl.lit(STATISTIC))
         .when(sketched)
         .then(pl.lit(SKETCH))
         .when(unknown)
         .then(pl.lit(DIGEST))
-        .when(statistics.is_not_null())
+        # opposite infinities differ, however little can be said of the rest
+        .when(measured | ((status == NONFINITE) & _any_difference()))
         .then(pl.lit(STATISTIC))
     )
-    xor = _same_xor()
-    error = pl.when(error.is_null() & xor).then(0.0).otherwise(error)
-    kind = pl.when(kind.is_null() & xor).then(pl.lit(DIGEST)).otherwise(kind)
     k = pl.col("sketch_benchmark").list.len()
     uncertainty = (
-        pl.when(same)
+        pl.when(same | empty)
         .then(0.0)
-        .when(sketched)
+        .when(open_ & sketched & ~apart)
         .then(pl.when(sketch < SKETCH_FLOOR).then(1.0).otherwise(1 / (2 * k).sqrt()))
     )
+    same_scalar = pl.col("same_scalar")
+    plain = open_ & ~same & ~empty
     reason = pl.coalesce(
         "reason",
-        pl.when(~single & unknown & ~sketched)
-        .then(pl.lit("checksums differ, statistics are equal: only tensors can tell how much"))
-        .when(~single & sketched & ~same & (sketch < SKETCH_FLOOR))
-        .then(pl.lit("no difference seen by the sketch"))
-        .when(xor & pl.col("statistics").is_null())
-        .then(pl.lit("equal xor checksums: blind to order and to values that occur in pairs")),
-    )
-    differing = (pl.col("digest_benchmark") != pl.col("digest_target")).fill_null(False)
-    identical = ~single & (
-        same
-        | (
-            (pl.col("statistics") == 0)
-            & ~differing
-            & (sketch.is_null() | (sketch == 0))
-            & pl.col("same_shape")
-        )
+        pl.when(contradiction)
+        .then(pl.lit(CHECKSUMS_CONTRADICT))
+        .when(plain & sketched & (sketch < SKETCH_FLOOR))
+        .then(pl.lit(UNSEEN_BY_SKETCH))
+        .when(plain & ~sketched & unknown)
+        .then(pl.lit(CHECKSUMS_DIFFER_ONLY))
+        .when(plain & ~sketched & ~measured)
+        .then(_unmeasured())
+        .when(plain & ~sketched & (statistics == 0) & _any_difference())
+        .then(pl.lit(WITHIN_ROUNDING))
+        .when(plain & ~sketched & (statistics == 0) & ~same_scalar)
+        .then(pl.lit(UNSEEN)),
     )
     return [
-        identical.fill_null(False).alias("identical"),
+        (same | empty | (same_scalar & open_)).alias("identical"),
         error.alias("error"),
         kind.alias("error_kind"),
         uncertainty.alias("error_uncertainty"),
         reason.alias("reason"),
     ]
+
+
+def _any_difference() -> pl.Expr:
+    return pl.any_horizontal(
+        ((pl.col(f"{name}_diff") != 0) & pl.col(f"{name}_diff").is_not_nan()).fill_null(False)
+        for name in STATISTICS
+    )
+
+
+def _unmeasured() -> pl.Expr:
+    """Why a record that both sides have was not measured."""
+    nothing = [
+        pl.all_horizontal(pl.col(f"{name}_{side}").is_null() for name in (*STATISTICS, "value"))
+        for side in ("benchmark", "target")
+    ]
+    return (
+        pl.when(_any_difference())
+        .then(pl.lit(NO_STATISTICS["scale"]))
+        .when(pl.col("differing"))
+        .then(pl.lit(CHECKSUMS_DIFFER))
+        .when(pl.col("same_xor"))
+        .then(pl.lit(XOR_EQUAL))
+        # an argument that is None on both sides has nothing to compare
+        .when(pl.col("dtype_benchmark").is_null() & pl.col("dtype_target").is_null())
+        .then(None)
+        .when(nothing[0] & nothing[1])
+        .then(pl.lit(NO_STATISTICS["both"]))
+        .when(nothing[0])
+        .then(pl.lit(NO_STATISTICS["benchmark"]))
+        .when(nothing[1])
+        .then(pl.lit(NO_STATISTICS["target"]))
+        .otherwise(pl.lit(NO_STATISTICS["common"]))
+    )

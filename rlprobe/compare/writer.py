@@ -11,7 +11,8 @@ from typing import Any
 
 import polars as pl
 
-from rlprobe.compare import measures
+from rlprobe.compare import lacking, measures
+from rlprobe.compare.lacking import Lacking
 from rlprobe.compare.match.rules import RECOMPUTE
 from rlprobe.dumps import results
 from rlprobe.dumps.results import FORMAT, RECORDS, SUMMARY
@@ -78,6 +79,14 @@ SCHEMA: dict[str, Any] = {
 }
 
 
+def _compared(across_dtypes: bool) -> pl.Expr:
+    """Whether a record counts as compared: something of it was measured, in one shape and type."""
+    statuses = [measures.MATCHED, *([measures.DTYPE] if across_dtypes else [])]
+    return (pl.col("status").is_in(statuses) & pl.col("error_kind").is_not_null()) | (
+        pl.col("status") == measures.NONFINITE
+    )
+
+
 def completed(table: pl.DataFrame) -> pl.DataFrame:
     """The table with exactly the columns of :data:`SCHEMA`; what was not measured is null."""
     missing = [
@@ -101,7 +110,15 @@ class Summary:
     records: Counter[str] = field(default_factory=Counter)
     measured: Counter[str] = field(default_factory=Counter)
     compared: int = 0
+    #: Of those compared: known to be equal bit by bit, and not seen to differ.
     identical: int = 0
+    unseen: int = 0
+    #: Records of which both sides have a checksum of one kind, and those whose checksums differ.
+    checksums: Counter[str] = field(default_factory=Counter)
+    #: Why records were not compared: how many, and the first of them.
+    lacking: dict[str, Lacking] = field(default_factory=dict)
+    #: Whether records of unlike dtypes count as compared: one side runs in another precision.
+    across_dtypes: bool = False
     max_error: float | None = None
     steps: set[int] = field(default_factory=set)
     ranks: dict[str, set[int]] = field(
@@ -123,13 +140,15 @@ class Summary:
         used = table.get_column("rule").drop_nulls()
         for rule, count in used.value_counts().iter_rows():
             self.rules[rule] += count
-        measured = pl.col("error_kind").is_not_null() | (pl.col("status") == measures.NONFINITE)
+        measured = _compared(self.across_dtypes)
         repeated = pl.col("status").is_in([measures.BENCHMARK_ONLY, measures.TARGET_ONLY]) & pl.col(
             "rule"
         ).eq_missing(RECOMPUTE)
+        unseen = (pl.col("error") == 0) | (pl.col("error_uncertainty") >= 1)
         numbers = table.select(
             measured.sum().alias("compared"),
             (pl.col("identical") & measured).sum().alias("identical"),
+            (~pl.col("identical") & measured & unseen).fill_null(False).sum().alias("unseen"),
             pl.col("error").filter(pl.col("error").is_finite()).max().alias("max_error"),
             *(
                 # a null argument has nothing to compare, a repeated call nothing new
@@ -139,6 +158,10 @@ class Summary:
         ).row(0, named=True)
         self.compared += numbers["compared"]
         self.identical += numbers["identical"]
+        self.unseen += numbers["unseen"]
+        self._count_checksums(table)
+        if numbers["compared"] < table.height:
+            self._count_lacking(table.filter(~measured & ~repeated))
         for side in ("benchmark", "target"):
             self.records[side] += numbers[f"records_{side}"]
             self.measured[side] += numbers["compared"]
@@ -146,6 +169,24 @@ class Summary:
         if numbers["max_error"] is not None:
             self.max_error = max(self.max_error or 0.0, numbers["max_error"])
         self.steps.update(table.get_column("step").unique())
+
+    def _count_checksums(self, table: pl.DataFrame) -> None:
+        b, t = (table.get_column(f"digest_{side}") for side in ("benchmark", "target"))
+        if b.null_count() == len(b) or t.null_count() == len(t):
+            return
+        same_kind = (b.str.slice(0, 4) == t.str.slice(0, 4)).fill_null(False)
+        self.checksums["compared"] += int(same_kind.sum())
+        self.checksums["differ"] += int((same_kind & (b != t).fill_null(False)).sum())
+
+    def _count_lacking(self, rows: pl.DataFrame) -> None:
+        named = lacking.named(rows)
+        for reason, count, *first in named.iter_rows():
+            found = self.lacking.get(reason)
+            self.lacking[reason] = (
+                Lacking(count, *first)
+                if found is None
+                else found._replace(records=found.records + count)
+            )
 
     def _list(self, table: pl.DataFrame, side: str) -> None:
         self.ranks[side].update(table.get_column(f"rank_{side}").drop_nulls().unique())
@@ -176,6 +217,11 @@ class Summary:
             "coverage": {side: self.coverage(side) for side in ("benchmark", "target")},
             "compared": self.compared,
             "identical": self.identical,
+            "no_difference_seen": self.unseen,
+            "checksums": {key: self.checksums[key] for key in ("compared", "differ")},
+            "not_compared": [
+                {"reason": reason, **found._asdict()} for reason, found in self.lacking.items()
+            ],
             "steps": sorted(self.steps),
             "ranks": {side: sorted(ranks) for side, ranks in self.ranks.items()},
             "unmatched": self.unmatched,

@@ -320,6 +320,7 @@ def _control(results: Results, pair: str) -> Values:
     return {
         "compared": sum(s["compared"] for s in known),
         "identical": sum(s["identical"] for s in known),
+        "no_difference_seen": sum(s.get("no_difference_seen", 0) for s in known),
         "max_error": _largest_error(results, pair),
     }
 

@@ -6,6 +6,9 @@ from typing import Any
 
 import polars as pl
 
+#: dtype of a row for something in the file that cannot be read; ``value`` says why.
+UNREADABLE_DTYPE = "unreadable"
+
 #: Columns of one dump file, a row per leaf in msprobe's row order.
 LEAF_SCHEMA: dict[str, Any] = {
     "name": pl.String,

@@ -210,9 +210,11 @@ def _controls(found: Diagnosis) -> str:
             said.append(f"{names.get(pair, pair)} could not be compared.")
             continue
         identical = control.get("identical") or 0
+        unseen = control.get("no_difference_seen") or 0
         text = f"{names.get(pair, pair)}: {identical:,} of {compared:,} records identical"
+        text += f", no difference seen in {unseen:,}" if unseen else ""
         largest = control.get("max_error")
-        differ = largest and identical < compared
+        differ = largest and identical + unseen < compared
         text += f", largest difference {largest:.2g}." if differ else "."
         said.append(text)
     return " ".join(said) or "No control was run, so the devices' own randomness is unknown."

@@ -51,7 +51,9 @@ def stage(results: Results, name: str, step: Step, open_: bool) -> StageTable:
         for record in summary["unmatched"][side]
     ]
     counts = ", ".join(f"{count} {status}" for status, count in summary["counts"].items() if count)
-    text = f"{summary['compared']:,} compared, {summary['identical']:,} identical ({counts})"
+    unseen = summary.get("no_difference_seen", 0)
+    seen = f", no difference seen in {unseen:,}" if unseen else ""
+    text = f"{summary['compared']:,} compared, {summary['identical']:,} identical{seen} ({counts})"
     finding = step.findings.get(name)
     rows = [] if finding is None else _rows(finding.stage.rows)
     notes = [str(note) for note in summary["notes"]]

@@ -112,7 +112,7 @@ def test_a_run_meets_a_plain_dump(tmp_path: Path) -> None:
         Options(),
     )
     (summary,) = result
-    assert summary.stage == "actor_update" and summary.identical == 2
+    assert summary.stage == "actor_update" and (summary.compared, summary.unseen) == (2, 2)
     assert any("step 0 of the benchmark is compared with step 7" in n for n in summary.notes)
 
 
@@ -224,7 +224,7 @@ def test_generation_on_one_side_is_no_lack(tmp_path: Path) -> None:
     benchmark, target = (sides.resolve(str(tmp_path / side)) for side in "bt")
     options = Options()
     summaries = compare(benchmark, target, tmp_path / "out", options)
-    assert str(insufficient(summaries, options)).count("critic_update") == 1
+    assert str(insufficient(summaries, options)).count("critic_update:") == 1
     assert "actor_generate_sequences" not in str(insufficient(summaries, options))
 
 

@@ -89,7 +89,8 @@ def test_a_difference_under_msprobes_rules_is_still_a_difference(tmp_path: Path)
     changed = {"Functional.linear.0.forward": call(far, near)}
     row = compared_data(tmp_path, data, changed).row("Functional.linear.0.forward.output.0")
     # max and min move by 0.2 in a norm of 2, the norm by 0.4, the mean by 0.05 * sqrt(16)
-    assert row["error"] == pytest.approx(0.2)
+    # less what the norms' own rounding may be
+    assert row["error"] == pytest.approx(0.2, rel=1e-5) and row["error"] < 0.2
     assert not row["identical"]
 
 
@@ -148,7 +149,8 @@ def test_a_finite_mask_whose_statistics_overflow_is_finite(tmp_path: Path) -> No
     mask = tensor((0.0, -3.4028234663852886e38, -math.inf, math.inf))
     data = {"Functional.where.0.forward": call([tensor()], [mask])}
     row = compared_data(tmp_path, data, data).row("Functional.where.0.forward.output.0")
-    assert row["status"] == "matched" and row["error"] == 0 and row["identical"]
+    assert row["status"] == "matched" and row["error"] == 0
+    assert row["reason"] == "no difference seen" and not row["identical"]
 
 
 def test_another_mask_value_is_seen_behind_an_infinite_norm(tmp_path: Path) -> None:
@@ -158,7 +160,8 @@ def test_another_mask_value_is_seen_behind_an_infinite_norm(tmp_path: Path) -> N
         for m in (low, lower)
     )
     row = compared_data(tmp_path, data, changed).row("Functional.where.0.forward.output.0")
-    assert row["error"] == pytest.approx(1.0)
+    # all 16 elements of the benchmark may be as low as the lowest
+    assert row["error"] == pytest.approx(1.0 / 4)
 
 
 def test_proc_directories_are_compared_with_rank_directories(tmp_path: Path) -> None:
@@ -211,7 +214,7 @@ def test_xor_checksums_are_not_taken_for_content(tmp_path: Path) -> None:
     leaf = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2]}
     data = {"Functional.linear.0.forward": call([], [{**leaf, "md5": "0xfe1511780746a372"}])}
     row = compared_data(tmp_path, data, data).row("Functional.linear.0.forward.output.0")
-    assert row["error"] == 0 and not row["identical"] and "blind to order" in row["reason"]
+    assert row["error"] is None and not row["identical"] and "blind to order" in row["reason"]
 
 
 def test_statistics_of_high_precision_dumps_lack_mean_and_norm(tmp_path: Path) -> None:
@@ -220,7 +223,8 @@ def test_statistics_of_high_precision_dumps_lack_mean_and_norm(tmp_path: Path) -
         for top in (1.0, 1.5)
     )
     row = compared_data(tmp_path, data, changed).row("Functional.linear.0.forward.output.0")
-    assert row["error"] == pytest.approx(0.5)
+    # all 16 elements may be as large as the largest
+    assert row["error"] == pytest.approx(0.5 / 4)
 
 
 def test_bare_nan_and_infinity_are_read(tmp_path: Path) -> None:

@@ -261,7 +261,8 @@ def _crc32(text: str) -> str:
 def _figures() -> dict[str, pl.Expr]:
     """The elementwise columns; msprobe rounds to 12 decimals, a cosine near 1 to 6."""
     measured = pl.col("max_abs_err").is_not_null()
-    same_file = pl.col("identical") & ~measured & pl.col("data_name_target").is_not_null()
+    known = pl.col("identical") & (pl.col("error_kind") == measures.DIGEST).fill_null(False)
+    same_file = known & ~measured & pl.col("data_name_target").is_not_null()
     elements = pl.col("shape_target").list.eval(pl.element().product()).list.first().fill_null(1)
     single = elements == 1
     cosine = pl.col("cosine")

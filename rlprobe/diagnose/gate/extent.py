@@ -211,9 +211,15 @@ def _repeats(results: Results) -> GateItem:
             continue
         compared = sum(summary["compared"] for summary in known)
         identical = sum(summary["identical"] for summary in known)
+        unseen = sum(summary.get("no_difference_seen", 0) for summary in known)
         largest = max((summary["max_error"] or 0.0) for summary in known)
         if identical == compared:
             said.append(f"the {what} repeats itself exactly ({compared} records)")
+        elif identical + unseen == compared:
+            said.append(
+                f"the {what} repeats itself: {identical} of {compared} records identical, no "
+                "difference seen in the others"
+            )
         else:
             uneasy = True
             said.append(

@@ -1,0 +1,193 @@
+"""What statistics prove of the difference of two tensors: a lower bound, never above the truth.
+
+With d = t - b of n elements, ``||d||`` is at least ``|max t - max b|``, ``|min t - min b|``,
+``| ||t|| - ||b|| |`` and ``|mean t - mean b| * sqrt(n)``. Extremes are elements and therefore
+exact. A mean and a norm are rounded: to the type of the tensor when stored, and before that while
+they were summed in float32, so that only what exceeds both sides' rounding counts. ``||b||`` is at
+most ``sqrt(n)`` times its largest magnitude, and at most its norm with that rounding; an infinite,
+zero or absent norm bounds nothing.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+STATISTICS = ("max", "min", "mean", "norm")
+SMALLEST, LARGEST = 5e-324, 1.7976931348623157e308
+
+_U32, _U64 = 2.0**-24, 2.0**-53
+#: Rounding of a stored statistic by the tensor's type: relative, and absolute among the denormals.
+_STORED = {
+    "float64": (_U64, 2.0**-1074),
+    "complex128": (4 * _U64, 2.0**-1074),
+    "float32": (_U32, 2.0**-149),
+    "complex64": (4 * _U32, 2.0**-149),
+    "float16": (2.0**-11, 2.0**-25),
+    "bfloat16": (2.0**-8, 2.0**-134),
+}
+#: Any other type's statistics are taken in float32; 8-bit floats may be rounded to 2 bits.
+_COARSE = (2.0**-2, 2.0**-9)
+#: Summing n squares one behind the other in float32, in at least 64 sums at a time, is off by up to
+#: n / 64 round-offs (torch's own norm on a CPU reaches n / 80); means are summed as a tree.
+_LANES, _NORM, _MEAN = 64.0, 8.0, 64.0
+#: Squares below float32's range are lost: each costs the norm at most this much.
+_LOST32 = 2.0**-73
+
+
+def difference(name: str) -> pl.Expr:
+    """Target minus benchmark of one statistic; 0 of equal infinities, NaN where one side is NaN."""
+    b, t = pl.col(f"{name}_benchmark"), pl.col(f"{name}_target")
+    # polars holds NaN for equal to NaN; inf - inf would say NaN
+    return pl.when((b == t) & b.is_not_nan()).then(0.0).otherwise(t - b).alias(f"{name}_diff")
+
+
+def statistics_error(table: pl.DataFrame) -> pl.Series:
+    """A lower bound of the relative L2 difference of each row; null where nothing is known.
+
+    Args:
+        table: statistics and ``*_diff`` of both sides, ``status``, ``scalar_error`` (exact, of
+            scalars, which it takes precedence for), ``size_benchmark``.
+    """
+    differences = [pl.col(f"{name}_diff").abs().fill_nan(None) for name in STATISTICS]
+    known = pl.col("status").is_in(["matched", "dtype", "nonfinite"])
+    nan = pl.any_horizontal(
+        pl.col(f"{name}_{side}").is_nan().fill_null(False)
+        for name in ("max", "min")
+        for side in ("benchmark", "target")
+    )
+    largest = pl.when(known & ~nan).then(pl.max_horizontal(differences))
+    frame = table.select(
+        largest=largest,
+        # beside an infinity the rest has no scale
+        wanted=(largest > 0) & (pl.col("status") != "nonfinite"),
+        scalar=pl.col("scalar_error"),
+    )
+    error = frame.select(pl.when(pl.col("largest") == 0).then(0.0)).to_series()
+    rows = frame.get_column("wanted").fill_null(False).arg_true()
+    if len(rows):
+        error = error.scatter(rows, _bound(table[rows]))
+    return (
+        pl.DataFrame([error.alias("e"), frame.get_column("scalar")])
+        .select(statistics=pl.coalesce("scalar", "e"))
+        .to_series()
+    )
+
+
+def _bound(rows: pl.DataFrame) -> pl.Series:
+    """The bound of rows whose statistics differ."""
+    sides = ("benchmark", "target")
+    rows = rows.select(
+        *(f"{name}_{side}" for name in STATISTICS for side in sides),
+        *(f"{name}_diff" for name in STATISTICS),
+        root=pl.col("size_benchmark").sqrt(),
+        size=pl.col("size_benchmark"),
+        **{key: expr for side in sides for key, expr in _rounding(rows, side).items()},
+    ).with_columns(
+        **{f"extreme_{side}": _extreme(side) for side in sides},
+        **{f"slack_{side}": _norm_slack(side) for side in sides},
+    )
+    root = pl.col("root")
+    mean_slack = _mean_slack("benchmark") + _mean_slack("target")
+    norm_slack = pl.col("slack_benchmark") + pl.col("slack_target")
+    least = pl.max_horizontal(
+        _finite(pl.col("max_diff").abs()) - _of_complex("max"),
+        _finite(pl.col("min_diff").abs()) - _of_complex("min"),
+        _finite(pl.col("norm_diff").abs(), infinite=None) - norm_slack,
+        (_finite(pl.col("mean_diff").abs(), infinite=None) - mean_slack) * root,
+    ).clip(lower_bound=0.0)
+    rows = rows.with_columns(least=least)
+    ratios = {}
+    for side in sides:
+        extreme, norm = pl.col(f"extreme_{side}"), pl.col(f"norm_{side}")
+        upper = norm + pl.col(f"slack_{side}")
+        by_extreme = pl.when(extreme > 0).then(pl.col("least") / extreme / root)
+        by_norm = pl.when(norm.is_finite() & (upper > 0)).then(pl.col("least") / upper)
+        # a benchmark whose norm may have been lost to rounding may be zero: then 1 is the truth
+        sure = (norm > pl.col(f"slack_{side}")) | (extreme > 0)
+        ratio = pl.max_horizontal(by_extreme, by_norm.fill_nan(None))
+        ratios[side] = pl.when(sure).then(ratio).otherwise(pl.min_horizontal(ratio, pl.lit(1.0)))
+    zero = pl.col("extreme_benchmark") == 0
+    error = (
+        pl.when(pl.col("least") == 0)
+        .then(0.0)
+        .when(zero & (pl.col("extreme_target") > 0))
+        .then(1.0)
+        .when(zero)
+        .then(pl.min_horizontal(ratios["target"], pl.lit(1.0)))
+        .otherwise(ratios["benchmark"])
+    )
+    return rows.select(
+        pl.when(error.is_null() | (pl.col("least") == 0))
+        .then(error)
+        .otherwise(error.clip(SMALLEST, LARGEST))
+        .alias("bound")
+    ).to_series()
+
+
+def _finite(value: pl.Expr, infinite: float | None = LARGEST) -> pl.Expr:
+    """A difference that overflowed is at least the largest number there is."""
+    value = value.fill_nan(None)
+    return pl.when(value.is_infinite()).then(pl.lit(infinite, pl.Float64)).otherwise(value)
+
+
+def _extreme(side: str) -> pl.Expr:
+    """The largest magnitude of a side, from its extremes."""
+    largest, least = pl.col(f"max_{side}").abs(), pl.col(f"min_{side}").abs()
+    return pl.when(largest.is_not_null() & least.is_not_null()).then(
+        pl.max_horizontal(largest, least) * (1 + pl.col(f"modulus_{side}"))
+    )
+
+
+def _of_complex(name: str) -> pl.Expr:
+    """Extremes of complex tensors are magnitudes, which are rounded."""
+    b, t = (
+        pl.col(f"{name}_{side}").abs() * pl.col(f"modulus_{side}")
+        for side in ("benchmark", "target")
+    )
+    return b + t
+
+
+def _rounding(rows: pl.DataFrame, side: str) -> dict[str, pl.Expr]:
+    """Columns ``stored``, ``tiny``, ``summed`` and ``modulus`` of a side, from its types."""
+    column = f"dtype_{side}"
+    names = rows.get_column(column).drop_nulls().unique().to_list()
+    found = {name: _STORED.get(name.rpartition(".")[2]) or _other(name) for name in names}
+    wide = {name: name.rpartition(".")[2] in ("float64", "complex128") for name in names}
+
+    def of(table: dict[str, float], default: float) -> pl.Expr:
+        return pl.col(column).replace_strict(table, default=default, return_dtype=pl.Float64)
+
+    return {
+        f"stored_{side}": of({name: pair[0] for name, pair in found.items()}, _COARSE[0]),
+        f"tiny_{side}": of({name: pair[1] for name, pair in found.items()}, _COARSE[1]),
+        f"summed_{side}": of({name: _U64 if wide[name] else _U32 for name in names}, _U32),
+        f"modulus_{side}": of(
+            {name: found[name][0] if "complex" in name else 0.0 for name in names}, 0.0
+        ),
+    }
+
+
+def _other(name: str) -> tuple[float, float]:
+    whole = name.rpartition(".")[2].startswith(("int", "uint", "bool"))
+    return (_U32, 2.0**-149) if whole else _COARSE
+
+
+def _norm_slack(side: str) -> pl.Expr:
+    relative = pl.col(f"stored_{side}") + pl.col(f"summed_{side}") * (
+        pl.col("size") / _LANES + _NORM
+    )
+    lost = pl.when(pl.col(f"summed_{side}") < _U32).then(1.6e-162).otherwise(_LOST32)
+    return pl.col(f"norm_{side}") * relative + pl.col(f"tiny_{side}") + lost * pl.col("root")
+
+
+def _mean_slack(side: str) -> pl.Expr:
+    """Rounding of a mean; without extremes the norm bounds the magnitudes that were summed."""
+    norm = pl.col(f"norm_{side}")
+    typical = pl.coalesce(
+        f"extreme_{side}", pl.when(norm.is_finite()).then(norm + pl.col(f"slack_{side}"))
+    )
+    return (
+        pl.col(f"mean_{side}").abs() * pl.col(f"stored_{side}")
+        + pl.col(f"tiny_{side}")
+        + typical * pl.col(f"summed_{side}") * _MEAN
+    )

@@ -1,0 +1,91 @@
+"""Why records were not compared, in words that are the same for every record it happened to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import polars as pl
+
+from rlprobe.compare import measures
+
+#: Reasons of records both sides have; what stands in ``reason`` is used where it is one for many.
+SHAPES, DTYPES = "shapes differ", "dtypes differ"
+UNREADABLE = "cannot be read"
+NO_SUCH = {
+    measures.BENCHMARK_ONLY: "the target has no such record",
+    measures.TARGET_ONLY: "the benchmark has no such record",
+}
+#: Characters of a name in a message; the whole name is in the records.
+NAME = 96
+
+
+class Lacking(NamedTuple):
+    """Records that were not compared for one reason."""
+
+    records: int
+    #: Name of the first, and what it has on either side.
+    first: str
+    detail: str | None
+
+
+def named(rows: pl.DataFrame) -> pl.DataFrame:
+    """Columns reason, count, first, detail of rows that were not compared (records' columns)."""
+    shapes = [
+        pl.lit("[") + pl.col(f"shape_{side}").cast(pl.List(pl.String)).list.join(", ") + "]"
+        for side in ("benchmark", "target")
+    ]
+    status = pl.col("status")
+    reason = (
+        pl.when(status == measures.SHAPE)
+        .then(pl.lit(SHAPES))
+        .when(status == measures.UNREADABLE)
+        .then(pl.lit(UNREADABLE))
+        .when(status.is_in(list(NO_SUCH)))
+        .then(pl.coalesce("reason", status.replace_strict(NO_SUCH, default=None)))
+        .when((status == measures.DTYPE) & pl.col("error_kind").is_not_null())
+        .then(pl.lit(DTYPES))
+        .otherwise(pl.coalesce("reason", pl.lit("nothing was measured")))
+    )
+    detail = (
+        pl.when(status == measures.SHAPE)
+        .then(
+            shapes[0].fill_null(pl.lit("a scalar"))
+            + " against "
+            + shapes[1].fill_null(pl.lit("a scalar"))
+        )
+        .when(status == measures.UNREADABLE)
+        .then("reason")
+        .when(status == measures.DTYPE)
+        .then(
+            pl.col("dtype_benchmark").fill_null("None")
+            + " against "
+            + pl.col("dtype_target").fill_null("None")
+        )
+    )
+    # a null argument on both sides, or on the only one, has nothing to compare
+    content = pl.col("dtype_benchmark").is_not_null() | pl.col("dtype_target").is_not_null()
+    return (
+        rows.filter(content)
+        .select(reason=reason, name="name", detail=detail)
+        .group_by("reason", maintain_order=True)
+        .agg(count=pl.len(), first=pl.col("name").first(), detail=pl.col("detail").first())
+    )
+
+
+def short(name: str, room: int = NAME) -> str:
+    """A name that fits a line: its beginning and its end."""
+    if len(name) <= room:
+        return name
+    tail = room // 2
+    return f"{name[: room - tail - 1]}…{name[-tail:]}"
+
+
+def said(found: Iterable[tuple[str, Lacking]]) -> list[str]:
+    """A line for each reason, the commonest first."""
+    lines = []
+    for reason, lacking in sorted(found, key=lambda item: -item[1].records):
+        many = f"{lacking.records} records" if lacking.records > 1 else "1 record"
+        detail = f" ({short(lacking.detail, 2 * NAME)})" if lacking.detail else ""
+        lines.append(f"{many}: {reason}; first: {short(lacking.first)}{detail}")
+    return lines
