@@ -11,6 +11,8 @@ from rlprobe.cli.common import write_json
 from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.run import diagnose
 from rlprobe.errors import NotComparableError
+from rlprobe.judge import extent, reasons
+from rlprobe.judge.extent import Extents
 from rlprobe.refine.refined import sharpened
 
 _log = logging.getLogger(__name__)
@@ -35,6 +37,17 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def _say_extent(extents: Extents) -> None:
+    """How many records each excuse took, and how many were not judged, by reason."""
+    whole = extent.total(extents)
+    for said, counts, meanings in (
+        ("excused", whole.excused, reasons.EXCUSES),
+        ("not judged", whole.unjudged, reasons.UNJUDGED),
+    ):
+        for reason, count in counts.items():
+            _log.info("%s: %s (%s): %s", said, f"{count:,}", reason, meanings[reason])
+
+
 def run(args: argparse.Namespace) -> int:
     found = sharpened(args.results, diagnose(args.results))
     value = found.as_dict()
@@ -42,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         write_json(args.json, value)
     _log.info("%s", found.sentence)
+    _say_extent(found.extent)
     if found.verdict == diagnosis.NOT_COMPARABLE and not args.no_fail:
         raise NotComparableError(found.sentence)
     return 0

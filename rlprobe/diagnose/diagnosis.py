@@ -7,10 +7,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from rlprobe.causes import CAUSES
+from rlprobe import formats
+from rlprobe.causes import CAUSES, MEANINGS
 from rlprobe.errors import DumpError
+from rlprobe.judge.extent import Extents
 
-FORMAT = 1
+FORMAT = 2
+#: Formats that are read; 1 has no extent, and of a cause neither ``known`` nor ``statement``.
+FORMATS = (1, 2)
 NAME = "diagnosis.json"
 #: A diagnosis has some kilobytes; anything larger is no diagnosis.
 MAX_BYTES = 64 << 20
@@ -54,15 +58,25 @@ class First(msgspec.Struct, frozen=True):
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """The class of what is wrong, how sure that is (0 to 1), and why it is said."""
+    """The class of what is wrong, how that is known, and why it is said."""
 
     class_: str = msgspec.field(name="class")
+    #: 0 to 1.
     confidence: float
     evidence: list[str]
+    #: Observed in the operators' trace, reproduced by running the suspect again, only consistent
+    #: with the numbers, or unknown.
+    known: Literal["observed", "reproduced", "consistent", "unknown"] = "consistent"
+    #: The cause in words; by default what its class means.
+    statement: str = ""
 
     def __post_init__(self) -> None:
         if self.class_ not in CAUSES:
             raise ValueError(f"cause class {self.class_!r}; accepted: {', '.join(CAUSES)}")
+        if self.class_ == "unknown":
+            msgspec.structs.force_setattr(self, "known", "unknown")
+        if not self.statement:
+            msgspec.structs.force_setattr(self, "statement", MEANINGS[self.class_])
 
 
 class StageResult(msgspec.Struct, frozen=True):
@@ -89,11 +103,15 @@ class Diagnosis(msgspec.Struct, frozen=True):
     #: How the floor was made and what it aims at; see docs/diagnosis.md.
     noise: Values
     stages: list[StageResult]
+    #: Per stage and captured step: how much was recorded, judged, excused and not judged, and why.
+    extent: Extents = {}
+    #: sha256 of ``judged/summary.json``, the tables that this diagnosis follows from.
+    judged: str | None = None
     format: int = FORMAT
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data in the order of the file."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
+        plain: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
         return {"format": plain.pop("format"), **plain}
 
 
@@ -115,11 +133,7 @@ def read(path: Path) -> Diagnosis:
     try:
         raw = msgspec.json.decode(data)
         found = raw.get("format") if isinstance(raw, dict) else None
-        if found != FORMAT:
-            raise DumpError(
-                f"{path} has format {found!r}; this rlprobe reads {FORMAT}. Run `rlprobe diagnose` "
-                "again"
-            )
-        return msgspec.convert(raw, Diagnosis)
+        formats.check(found, FORMATS, str(path))
+        return msgspec.convert(raw, Diagnosis, str_keys=True)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise DumpError(f"{path} is not a diagnosis: {error}") from error

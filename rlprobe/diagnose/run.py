@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,12 @@ from rlprobe.diagnose.gate import Gate, check
 from rlprobe.diagnose.gate.evidence import Evidence
 from rlprobe.diagnose.gate.extent import coverage
 from rlprobe.errors import ReplayError
-from rlprobe.judge import analysis, decisive, judged, multiples, noise, tokens
+from rlprobe.judge import analysis, compared, decisive, extent, multiples, noise, tables, tokens
 from rlprobe.judge.analysis import Finding, Step
+from rlprobe.judge.extent import Extents
 from rlprobe.judge.floors import R_LIMIT, REPEAT_FACTOR
 from rlprobe.judge.inputs import Results, require
+from rlprobe.judge.judge import judge
 from rlprobe.roles import BENCHMARK, HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET
 from rlprobe.rollouts import hdf5
 from rlprobe.store.read import Run
@@ -38,19 +41,30 @@ from rlprobe.store.read import Run
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Judged:
+    """The judged tables of an alignment: their summary's digest, and how much they judge."""
+
+    summary: str
+    extents: Extents
+
+
 def diagnose(directory: Path) -> Diagnosis:
-    """Judge an alignment.
+    """Judge an alignment, and write its judged tables (:mod:`rlprobe.judge.tables`).
 
     Args:
         directory: RESULTS_DIR with ``alignment.json`` and ``compare/``.
 
     Raises:
         DumpError, StoreError: a file or run is missing or damaged.
+        OSError: the tables cannot be written.
     """
     results = Results.open(directory)
     benchmark, target = require(results, BENCHMARK), require(results, TARGET)
     number = first_step(benchmark, target)
-    step = analysis.analyse(results, number)
+    step = judge(results, number)
+    judged = tables.tables(results, step)
+    how_much = Judged(tables.write(results, step, judged), extent.of(judged))
     controls = {
         role: run
         for role in (REPEAT, REPEAT_TARGET, HIGH_PRECISION)
@@ -62,11 +76,11 @@ def diagnose(directory: Path) -> Diagnosis:
     parted = None if gate.is_shut else analysis.first_of(step)
     strip = _strip(results, target, step, parted, gate)
     if gate.is_shut:
-        return _not_comparable(results, gate, step, strip, benchmark)
+        return _not_comparable(results, gate, step, strip, benchmark, how_much)
     if parted is None:
         later = len([s for s in target.manifest.steps if s > number])
-        return _aligned(results, gate, step, strip, later)
-    return _diverged(results, gate, step, strip, parted, benchmark, target)
+        return _aligned(results, gate, step, strip, later, how_much)
+    return _diverged(results, gate, step, strip, parted, benchmark, target, how_much)
 
 
 def first_step(benchmark: Run, target: Run) -> int:
@@ -103,22 +117,28 @@ def _strip(
 
 
 def _aligned(
-    results: Results, gate: Gate, step: Step, strip: list[StageResult], later: int
+    results: Results,
+    gate: Gate,
+    step: Step,
+    strip: list[StageResult],
+    later: int,
+    judged: Judged,
 ) -> Diagnosis:
     largest = _largest(step)
     unused = sum(finding.unused for finding in step.findings.values())
     caveats = sum(item.state == CAVEAT for item in gate.items)
     return Diagnosis(
         verdict="aligned",
-        sentence=sentence.aligned(
-            results.plan, strip, largest, unused, caveats, step.number, later
-        ),
+        sentence=sentence.aligned(results.plan, strip, largest, unused, caveats, step.number, later)
+        + sentence.extent(extent.total(judged.extents)),
         gate=gate.items,
         first=None,
         cause=None,
         coverage=coverage(results),
         noise=_noise(results, step, None),
         stages=strip,
+        extent=judged.extents,
+        judged=judged.summary,
     )
 
 
@@ -130,6 +150,7 @@ def _diverged(
     parted: Finding,
     benchmark: Run,
     target: Run,
+    judged: Judged,
 ) -> Diagnosis:
     parted = multiples.measured(results, step.number, parted)
     cause = classify(step, parted, _world_size(target), _profile(results, step, parted))
@@ -147,18 +168,26 @@ def _diverged(
             decisive.of(row),
             row.get("excess"),
             cause,
-        ),
+        )
+        + sentence.extent(extent.total(judged.extents)),
         gate=gate.items,
         first=first,
         cause=cause,
         coverage=coverage(results),
         noise=_noise(results, step, parted),
         stages=strip,
+        extent=judged.extents,
+        judged=judged.summary,
     )
 
 
 def _not_comparable(
-    results: Results, gate: Gate, step: Step, strip: list[StageResult], benchmark: Run
+    results: Results,
+    gate: Gate,
+    step: Step,
+    strip: list[StageResult],
+    benchmark: Run,
+    judged: Judged,
 ) -> Diagnosis:
     first: First | None = None
     cause: Cause | None = None
@@ -182,6 +211,8 @@ def _not_comparable(
         coverage=coverage(results),
         noise=_noise(results, step, None),
         stages=strip,
+        extent=judged.extents,
+        judged=judged.summary,
     )
 
 
@@ -329,10 +360,10 @@ def _largest_error(results: Results, pair: str) -> float | None:
     """Over all records but masks, whose "lowest number" is another in each format."""
     found = []
     for stage in results.stages(pair):
-        lazy = judged.scan(results, pair, stage, ["index", "error"])
+        lazy = compared.scan(results, pair, stage, ["index", "error"])
         if lazy is not None:
             rows = lazy.filter(~pl.col("index").fill_null("").str.contains("mask"))
-            found.append(judged.collect(rows, results.compared(pair, stage)))
+            found.append(compared.collect(rows, results.compared(pair, stage)))
     largest = pl.concat(found).get_column("error").max() if found else None
     return float(largest) if isinstance(largest, float) else None
 

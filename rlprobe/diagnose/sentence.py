@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlprobe.diagnose.diagnosis import Cause, First, GateItem, StageResult
 from rlprobe.judge.decisive import DENSE, ELEMENTS, NORM, Measure
+from rlprobe.judge.extent import Extent
 from rlprobe.judge.inputs import Plan
 from rlprobe.roles import BENCHMARK, TARGET
 
@@ -70,6 +71,13 @@ def diverged(
         else " Its cause is not known."
     )
     return f"{plan.name}: {_sides(plan)} part in {first.stage}, {step}, {where}{size}.{why}"
+
+
+def extent(judged: Extent) -> str:
+    """How much was judged, to stand after a verdict; empty where all was."""
+    if judged.judged == judged.recorded:
+        return ""
+    return f" Judged: {judged.judged:,} of {judged.recorded:,} recorded quantities."
 
 
 def not_comparable(plan: Plan, shut: list[GateItem]) -> str:

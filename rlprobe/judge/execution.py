@@ -9,8 +9,8 @@ their own. Here every row gets its place in time:
 - ``phase``: forward, loss, backward, gradients, changes.
 - ``place``: within the phase; a call's inputs stand before everything that ran inside it.
 
-``judged`` marks what can tell a first divergence: what ran before the first update of weights
-within the stage. Later, weights differ by inheritance.
+``before_update`` marks what ran before the first update of weights within the stage. Later, weights
+differ by inheritance.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def timeline(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[Call]]:
 
     Returns:
         the rows with ``call_id`` (index into the calls), ``passage``, ``phase``, ``place``,
-        ``judged``, sorted; and the calls.
+        ``before_update``, sorted; and the calls.
     """
     rows = rows.sort("order", maintain_order=True).with_row_index("_at")
     rows = rows.with_columns(
@@ -190,7 +190,7 @@ def _places(rows: pl.DataFrame) -> pl.DataFrame:
         .then(last + pl.col("call").fill_null(0))
         .otherwise(pl.col("passage"))
     ).with_columns(
-        judged=pl.when(pl.col("phase") >= GRADIENTS)
+        before_update=pl.when(pl.col("phase") >= GRADIENTS)
         .then((pl.col("call").fill_null(0) == 0) | (pl.lit(updates) <= 1))
         .otherwise(pl.col("passage") < before),
         # Inputs before what ran inside, the outermost first; results in the order of the dump.

@@ -18,7 +18,6 @@ from collections.abc import Mapping
 import polars as pl
 
 from rlprobe.judge import changes
-from rlprobe.judge.roundoff import UNIT
 
 #: A repeat's difference is one draw; twice that bounds another with near certainty.
 REPEAT_FACTOR = 2.0
@@ -33,7 +32,7 @@ def with_floor(
     repeats: Mapping[str, pl.DataFrame],
     precise: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
-    """Add ``repeat_error``, ``floor``, ``excess``, ``R`` and ``beyond``.
+    """Add ``repeat_error``, ``floor``, ``excess`` and ``R``.
 
     Args:
         rows: target's comparison, columns of records.parquet.
@@ -41,8 +40,7 @@ def with_floor(
         precise: comparison of the benchmark with its high-precision control.
 
     ``excess`` is the difference over the floor (records.parquet's ``ratio``, lowered by what the
-    repeats say); ``beyond`` whether the record cannot be noise. A record that is not finite on
-    one side only is beyond anything.
+    repeats say). Whether that is noise, :mod:`rlprobe.judge.excuse` says.
     """
     rows = rows.with_columns(repeat_error=pl.lit(None, pl.Float64))
     scale = pl.lit(1.0)
@@ -74,15 +72,7 @@ def with_floor(
         .fill_nan(0.0)
     )
     rows = changes.raise_excess(rows)
-    rows = _against_precise(rows, precise)
-    lopsided = (pl.col("status") == "nonfinite") & (pl.col("reason") != "both")
-    # A mask may be of booleans on one side and of numbers to add on the other: two ways to say the
-    # same, which their numbers cannot tell.
-    kinds = [pl.col(f"dtype_{side}").is_in(list(UNIT)) for side in ("benchmark", "target")]
-    unlike = (kinds[0] != kinds[1]).fill_null(False)
-    rows = rows.with_columns(excess=pl.when(~unlike).then(pl.col("excess")))
-    worse = (pl.col("excess") > 1) & (pl.col("R").is_null() | (pl.col("R") > R_LIMIT))
-    return rows.with_columns(beyond=((worse & ~unlike) | lopsided).fill_null(False))
+    return _against_precise(rows, precise)
 
 
 def _seen(column: str) -> pl.Expr:

@@ -9,16 +9,31 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rlprobe.dumps.key_data import ADVANTAGES, GIVEN, OUTCOMES, REWARDS, TOKENS, Array, KeyData, Row
+from rlprobe.dumps.key_data import (
+    ADVANTAGES,
+    GIVEN,
+    OUTCOMES,
+    REWARDS,
+    TOKENS,
+    Array,
+    KeyData,
+    Row,
+    stage_of,
+)
 from rlprobe.judge import fits
 from rlprobe.store.read import Run
 
-__all__ = ["ADVANTAGES", "GIVEN", "OUTCOMES", "REWARDS", "TOKENS", "Array", "Row"]
+__all__ = ["ADVANTAGES", "GIVEN", "OUTCOMES", "REWARDS", "TOKENS", "Array", "Row", "stage_of"]
 
 
 def names(run: Run) -> list[str]:
     """Names of the key data that a run has."""
     return _of(run).keys() if (run.dump / "data").is_dir() else []
+
+
+def is_there(run: Run, name: str, step: int) -> bool:
+    """Whether a run has key data of a name at a step."""
+    return (run.dump / "data" / name / f"step{step}").is_dir()
 
 
 def load(run: Run, name: str, step: int) -> list[Row]:

@@ -7,10 +7,9 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from rlprobe.diagnose.run import first_step
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
-from rlprobe.judge import analysis, execution, keydata
+from rlprobe.judge import analysis, execution, keydata, tables
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.analysis import OUTCOME, Finding
 from rlprobe.judge.inputs import Results, require
@@ -39,7 +38,7 @@ def find(directory: Path, budget_mib: int) -> Plan:
     """The suspects of a results directory.
 
     Args:
-        directory: RESULTS_DIR of an alignment that was compared.
+        directory: RESULTS_DIR of an alignment that was diagnosed.
         budget_mib: of tensors, for each process of each of the two runs.
 
     Raises:
@@ -47,7 +46,7 @@ def find(directory: Path, budget_mib: int) -> Plan:
     """
     results = Results.open(directory)
     benchmark, target = require(results, BENCHMARK), require(results, TARGET)
-    step = analysis.analyse(results, first_step(benchmark, target))
+    step = tables.read(results)
     parted = analysis.first_of(step)
 
     def nothing(reason: str) -> Plan:

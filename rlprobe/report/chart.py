@@ -38,7 +38,7 @@ def error_against_depth(rows: pl.DataFrame, marked: str | None = None) -> Markup
     """Relative error of every judged record in execution order, over the noise band.
 
     Args:
-        rows: a stage's rows (:mod:`rlprobe.judge.judged`).
+        rows: a stage's rows (:mod:`rlprobe.judge.tables`).
         marked: name of the record that parts first.
 
     Returns:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from rlprobe.diagnose import mismatch
 from rlprobe.diagnose.diagnosis import Diagnosis, GateItem, StageResult
-from rlprobe.judge import analysis, noise
+from rlprobe.judge import analysis, extent, noise
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import Difference
@@ -156,6 +156,9 @@ def _facts(
     facts.append(
         ("coverage", f"{shares.get('benchmark', 0.0):.1%} / {shares.get('target', 0.0):.1%}")
     )
+    judged = extent.total(found.extent)
+    if judged.judged != judged.recorded:
+        facts.append(("judged", f"{judged.judged:,} of {judged.recorded:,}"))
     return facts
 
 

@@ -10,9 +10,8 @@ import jinja2
 from markupsafe import Markup, escape
 
 from rlprobe.diagnose import diagnosis
-from rlprobe.diagnose.run import first_step
 from rlprobe.files import replace_text
-from rlprobe.judge import analysis
+from rlprobe.judge import tables
 from rlprobe.judge.inputs import Results, require
 from rlprobe.report.content import Page, gather
 from rlprobe.roles import BENCHMARK, TARGET
@@ -29,7 +28,7 @@ def write(directory: Path) -> Path:
     results = Results.open(directory)
     found = diagnosis.read(directory / diagnosis.NAME)
     benchmark, target = require(results, BENCHMARK), require(results, TARGET)
-    step = analysis.analyse(results, first_step(benchmark, target))
+    step = tables.read(results, found.judged)
     text = render(gather(results, found, step, benchmark, target))
     path = directory / NAME
     replace_text(path, text)

@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from rlprobe.judge import judged
+from rlprobe.judge import compared
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import TARGET
@@ -97,10 +97,10 @@ def trend(results: Results) -> Trend | None:
     """
     medians: dict[str, dict[int, float]] = {}
     for name in results.stages(TARGET):
-        lazy = judged.scan(results, TARGET, name, ["step", "slot", "error"])
+        lazy = compared.scan(results, TARGET, name, ["step", "slot", "error"])
         if lazy is None:
             continue
-        table = judged.collect(
+        table = compared.collect(
             lazy.filter(pl.col("error").is_not_null() & (pl.col("slot") != "parameters"))
             .group_by("step")
             .agg(pl.col("error").median()),

@@ -27,7 +27,7 @@ from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.diagnose.run import diagnose
 from rlprobe.errors import ConfigError
-from rlprobe.judge import analysis
+from rlprobe.judge import tables
 from rlprobe.judge.inputs import NAME as PLAN
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import BENCHMARK, REPEAT, TARGET
@@ -103,16 +103,13 @@ class Judged:
         """A record's error in multiples of its floor; None where it has none.
 
         Raises:
-            DumpError: a comparison's table is damaged.
+            DumpError: the stage's judged table is missing or damaged.
         """
-        found = analysis.analyse(Results.open(self.directory), step).findings.get(stage)
-        if found is None:
-            return None
-        rows = found.stage.rows.filter((pl.col("rank") == rank) & (pl.col("name") == record))
-        if not rows.is_empty():
-            return _number(rows.get_column("excess").max())
-        # a result of the stage, which is key data and no record
-        return next((o.excess for o in found.outcomes if o.name == record), None)
+        table = tables.read_table(Results.open(self.directory), stage)
+        # a result of the stage is key data, of no rank
+        mine = pl.col("rank").is_null() | (pl.col("rank") == rank)
+        rows = table.filter((pl.col("step") == step) & mine & (pl.col("name") == record))
+        return _number(rows.get_column("excess").max())
 
 
 def _number(value: Any) -> float | None:

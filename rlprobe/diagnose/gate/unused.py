@@ -1,7 +1,7 @@
 """Records that were not judged because they differ only where no result looks.
 
 A caveat and no open item: that those positions are padding follows from the results, which agree;
-nobody has looked at the positions themselves (:mod:`rlprobe.judge.excuses.confined`).
+nobody has looked at the positions themselves (:mod:`rlprobe.judge.excuses.padding_only`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def check(step: Step) -> GateItem | None:
 
 def _size(found: list[Finding]) -> str:
     """The largest difference, and how many times its floor the furthest record is."""
-    rows = pl.concat([f.beyond_floor.select("error", "excess") for f in found])
+    rows = pl.concat([f.padding_only.select("error", "excess") for f in found])
     error, excess = (rows.get_column(name).max() for name in ("error", "excess"))
     said = f"{error:.2g}" if isinstance(error, float) else "more than their floor"
     if isinstance(excess, float) and math.isfinite(excess):

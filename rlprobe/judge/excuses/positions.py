@@ -14,7 +14,9 @@ import polars as pl
 
 from rlprobe import stages
 from rlprobe.judge import execution, keydata
+from rlprobe.judge.excuse import Excuse
 from rlprobe.judge.inputs import Results
+from rlprobe.judge.reasons import OTHER_PLACES
 from rlprobe.roles import BENCHMARK, TARGET
 
 REORDERED = "rows stand in another order"
@@ -104,6 +106,12 @@ def _split(rows: pl.DataFrame) -> bool:
     return other.height > _MANY * moving.height
 
 
-def only_what_has_no_place(rows: pl.DataFrame) -> pl.DataFrame:
-    """Judge only what does not depend on which rows a micro-batch holds."""
-    return rows.with_columns(judged=pl.col("judged") & (pl.col("phase") >= execution.GRADIENTS))
+def excuses(misplaced: str | None) -> list[Excuse]:
+    """Leave out all that depends on which rows a micro-batch holds, where these differ.
+
+    Args:
+        misplaced: how, of :func:`difference`.
+    """
+    if misplaced is None:
+        return []
+    return [Excuse(OTHER_PLACES, pl.col("phase") < execution.GRADIENTS)]

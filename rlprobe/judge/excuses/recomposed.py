@@ -20,7 +20,9 @@ from __future__ import annotations
 import polars as pl
 
 from rlprobe.judge import execution
+from rlprobe.judge.excuse import Excuse
 from rlprobe.judge.execution import Call
+from rlprobe.judge.reasons import RECOMPOSED
 
 #: Relative difference from which tensors of one norm have little in common.
 _UNRELATED = 0.1
@@ -29,25 +31,25 @@ _SEEN = 2.0
 _MOVING = pl.col("phase").is_in([execution.FORWARD, execution.BACKWARD]) & pl.col("slot").is_in(
     ["input", "output"]
 )
-_LOPSIDED = (pl.col("status") == "nonfinite") & (pl.col("reason") != "both")
 
 
-def allow(rows: pl.DataFrame, calls: list[Call]) -> tuple[pl.DataFrame, list[str]]:
+def excuses(rows: pl.DataFrame, calls: list[Call]) -> tuple[list[Excuse], list[str]]:
     """Leave out what cannot be judged by position inside blocks that agree.
 
     Args:
-        rows: :func:`execution.timeline`'s rows of one process with ``floor``, ``excess``,
-            ``beyond``.
+        rows: one process's, of :func:`rlprobe.judge.excuse.begin`.
         calls: their calls.
 
     Returns:
-        the rows, and the blocks (module paths) inside which rows stand otherwise.
+        the excuses, and the blocks (module paths) inside which rows stand otherwise.
     """
-    paths = pl.Series("path", [_path(call, calls) for call in calls], pl.String)
-    rows = rows.with_columns(path=paths.gather(rows.get_column("call_id")))
+    paths = [_path(call, calls) for call in calls]
+    rows = rows.with_columns(
+        path=pl.Series("path", paths, pl.String).gather(rows.get_column("call_id"))
+    )
     moving = rows.filter(_MOVING & pl.col("judged"))
     recorded = set(moving.get_column("path"))
-    void, blocks = [], set()
+    given, blocks = [], set()
     for (passage, phase, path), found in moving.filter(pl.col("beyond") & _other_rows()).group_by(
         "passage", "phase", "path", maintain_order=True
     ):
@@ -55,12 +57,9 @@ def allow(rows: pl.DataFrame, calls: list[Call]) -> tuple[pl.DataFrame, list[str
         here = (pl.col("passage") == passage) & (pl.col("phase") == phase)
         if block is not None and _agrees(moving.filter(here & (pl.col("path") == block)), found):
             blocks.add(block)
-            below = (pl.col("path") == path) | pl.col("path").str.starts_with(f"{path}.")
-            void.append(here & below)
-    if void:
-        left_out = pl.any_horizontal(void) & ~_LOPSIDED.fill_null(False)
-        rows = rows.with_columns(judged=pl.col("judged") & ~left_out)
-    return rows.drop("path"), sorted(blocks)
+            below = [i for i, p in enumerate(paths) if p == path or p.startswith(f"{path}.")]
+            given.append(Excuse(RECOMPOSED, here & pl.col("call_id").is_in(below)))
+    return given, sorted(blocks)
 
 
 def _path(call: Call, calls: list[Call]) -> str:

@@ -19,7 +19,8 @@ from tests.unit.diagnose.planted import FORWARD, SHUT
 from tests.unit.diagnose.transformer import Device
 
 EPSILON = next(fault for fault in FORWARD if fault.name == "epsilon of a norm")
-KEYS = ["format", "verdict", "sentence", "gate", "first", "cause", "coverage", "noise", "stages"]
+KEYS = ["format", "verdict", "sentence", "gate", "first", "cause", "coverage", "noise", "stages",
+        "extent", "judged"]  # fmt: skip
 
 
 def test_aligned_diverged_and_not_comparable_have_their_exit_codes(
@@ -51,7 +52,7 @@ def test_aligned_diverged_and_not_comparable_have_their_exit_codes(
         ("", "not a diagnosis"),
         ("{", "not a diagnosis"),
         ("[]", "format None"),
-        ('{"format": 2}', "format 2"),
+        ('{"format": 3}', "made by a newer rlprobe: its format is 3"),
         ('{"format": 1, "verdict": "fine"}', "not a diagnosis"),
     ],
 )

@@ -7,8 +7,10 @@ from typing import Any
 import polars as pl
 import pytest
 
-from rlprobe.judge.excuses.confined import Outcome, is_confined
+from rlprobe.judge.excuse import begin
+from rlprobe.judge.excuses.padding_only import is_confined
 from rlprobe.judge.floors import with_floor
+from rlprobe.judge.outcomes import Outcome
 
 
 def table(**columns: list[Any]) -> pl.DataFrame:
@@ -28,29 +30,39 @@ def table(**columns: list[Any]) -> pl.DataFrame:
     return frame.with_columns(ratio=pl.col("error") / pl.col("noise"))
 
 
+def held(
+    rows: pl.DataFrame,
+    repeats: dict[str, pl.DataFrame] | None = None,
+    precise: pl.DataFrame | None = None,
+) -> pl.DataFrame:
+    """The rows against their floors, before any excuse."""
+    floored = with_floor(rows, repeats or {}, precise)
+    return begin(floored.with_columns(before_update=pl.lit(True)))
+
+
 def test_without_a_control_the_bound_judges() -> None:
-    found = with_floor(table(error=[5e-6, 5e-7]), {})
+    found = held(table(error=[5e-6, 5e-7]), {})
     assert found.get_column("beyond").to_list() == [True, False]
     assert found.get_column("floor").to_list() == [1e-6, 1e-6]
 
 
 def test_a_device_that_does_not_repeat_itself_raises_the_floor() -> None:
     again = table(error=[4e-6, 0.0])
-    found = with_floor(table(error=[5e-6, 5e-6]), {"repeat": again})
+    found = held(table(error=[5e-6, 5e-6]), {"repeat": again})
     assert not found.get_column("beyond").any()
-    exact = with_floor(table(error=[5e-6, 5e-6]), {"repeat": table(error=[0.0, 0.0])})
+    exact = held(table(error=[5e-6, 5e-6]), {"repeat": table(error=[0.0, 0.0])})
     assert exact.get_column("beyond").all()
 
 
 def test_a_repeat_whose_sketch_saw_nothing_raises_nothing() -> None:
     again = table(error=[2e-7], error_uncertainty=[1.0])
-    found = with_floor(table(error=[5e-6]), {"repeat": again})
+    found = held(table(error=[5e-6]), {"repeat": again})
     assert found.get_column("repeat_error").to_list() == [0.0]
     assert found.get_column("floor").to_list() == [1e-6]
 
 
 def test_no_difference_seen_is_not_near_the_floor() -> None:
-    found = with_floor(table(error=[2e-7], error_uncertainty=[1.0], noise=[3e-7]), {})
+    found = held(table(error=[2e-7], error_uncertainty=[1.0], noise=[3e-7]), {})
     assert found.get_column("excess").to_list() == [0.0]
 
 
@@ -58,25 +70,25 @@ def test_a_target_no_worse_than_the_benchmark_is_not_beyond() -> None:
     # In bf16 both sides are 1e-2 away from fp32; the target a little more.
     precise = table(error=[1.66e-3, 1.66e-3])
     rows = table(error=[2.9e-3, 2e-2], noise=[1e-5, 1e-5])
-    found = with_floor(rows, {}, precise)
+    found = held(rows, {}, precise)
     assert found.get_column("R").to_list() == pytest.approx([1.43, 12.0], rel=0.01)
     assert found.get_column("beyond").to_list() == [False, True]
 
 
 def test_a_benchmark_that_is_the_worse_one_is_not_blamed_on_the_target() -> None:
-    found = with_floor(table(error=[1e-2], noise=[1e-5]), {}, table(error=[1e-2]))
+    found = held(table(error=[1e-2], noise=[1e-5]), {}, table(error=[1e-2]))
     assert found.get_column("R").to_list() == [0.0]
     assert not found.get_column("beyond").any()
 
 
 def test_not_finite_on_one_side_is_beyond_anything() -> None:
     rows = table(error=[None, None], status=["nonfinite"] * 2, reason=["target", "both"])
-    assert with_floor(rows, {}).get_column("beyond").to_list() == [True, False]
+    assert held(rows, {}).get_column("beyond").to_list() == [True, False]
 
 
 def test_a_mask_of_booleans_is_not_compared_with_one_of_numbers() -> None:
     rows = table(error=[1.0, 1.0], dtype_target=["torch.bool", "torch.bfloat16"])
-    assert with_floor(rows, {}).get_column("beyond").to_list() == [False, True]
+    assert held(rows, {}).get_column("beyond").to_list() == [False, True]
 
 
 def hidden(error: float, **more: Any) -> pl.DataFrame:

@@ -12,8 +12,8 @@ import pytest
 from rlprobe.diagnose.cause import clipped, gradients, modules, repeated, results
 from rlprobe.diagnose.cause.shape import of
 from rlprobe.judge import execution, origin
-from rlprobe.judge.excuses.confined import Outcome
 from rlprobe.judge.keydata import Difference
+from rlprobe.judge.outcomes import Outcome
 
 RANDOM = np.random.default_rng(0)
 INPUT = RANDOM.standard_normal((40, 64)) * 3.0

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 from rlprobe.judge import execution
+from rlprobe.judge.excuse import reduce
 from rlprobe.judge.excuses import recomposed
 from rlprobe.judge.execution import Call
 
@@ -28,7 +29,7 @@ def record(module: str, slot: str, **given: Any) -> dict[str, Any]:
         "shape_target": shape, "error": error, "floor": FLOOR, "excess": size / FLOOR,
         "beyond": size > FLOOR, "norm_benchmark": 100.0, "norm_diff": 1e-5,
         "max_benchmark": 5.0, "min_benchmark": -5.0, "max_diff": 0.0, "min_diff": 0.0,
-        "mean_diff": 0.0, **given,
+        "mean_diff": 0.0, "excused_by": None, "unjudged_because": None, **given,
     }  # fmt: skip
 
 
@@ -40,9 +41,17 @@ def calls() -> list[Call]:
     ]
 
 
+def allowed(rows: list[dict[str, Any]], made: list[Call]) -> tuple[pl.DataFrame, list[str]]:
+    """The rows after what blocks excuse, and these blocks."""
+    kinds = {"excused_by": pl.String, "unjudged_because": pl.String}
+    table = pl.DataFrame(rows, infer_schema_length=None, schema_overrides=kinds)
+    excuses, blocks = recomposed.excuses(table, made)
+    return reduce(table, excuses), blocks
+
+
 def beyond(rows: list[dict[str, Any]]) -> tuple[list[str], list[str]]:
     """Modules of what is judged beyond its floor; blocks with other rows inside."""
-    judged, blocks = recomposed.allow(pl.DataFrame(rows, infer_schema_length=None), calls())
+    judged, blocks = allowed(rows, calls())
     left = judged.filter(pl.col("judged") & pl.col("beyond"))
     return left.get_column("module").to_list(), blocks
 
@@ -103,6 +112,6 @@ def test_functional_calls_belong_to_the_module_that_made_them() -> None:
     nested = calls()
     nested[1] = Call(None, "silu", 0, "forward", 0, 0, 0, parent=0)
     rows = around(record(INSIDE, "output", error=1.2) | {"module": None})
-    judged, blocks = recomposed.allow(pl.DataFrame(rows, infer_schema_length=None), nested)
+    judged, blocks = allowed(rows, nested)
     assert blocks == [EXPERTS]
     assert not judged.filter(pl.col("call_id") == 1).get_column("judged").any()

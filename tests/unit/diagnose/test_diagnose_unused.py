@@ -10,10 +10,9 @@ import pytest
 
 from rlprobe.cli import main
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.judge.analysis import Finding, confined_elsewhere
-from rlprobe.judge.excuses.confined import Outcome
-from rlprobe.judge.judged import Process, Stage
-from rlprobe.judge.origin import MODULE, Origin
+from rlprobe.judge import reasons
+from rlprobe.judge.excuse import reduce
+from rlprobe.judge.excuses import padding_only
 from rlprobe.selftest.pipeline import Judged
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.transformer import LAYERS, ROWS, STAGES, Device
@@ -38,7 +37,7 @@ def test_they_are_a_caveat_with_their_number_and_stages(align: Align) -> None:
     assert all(f"{stage} ({HIDDEN // 3})" in item.evidence for stage in STAGES)
     assert "use one kernel on both sides" in item.action
     assert f"; {HIDDEN} more differ only at positions that no result depends on" in found.sentence
-    assert found.sentence.endswith("; one caveat.")
+    assert "; one caveat. Judged: " in found.sentence
 
 
 def test_without_them_nothing_is_said_of_them(align: Align) -> None:
@@ -79,30 +78,21 @@ def test_the_page_shows_them_as_any_caveat(align: Align) -> None:
     assert len(cells) == len(captions) == len(STAGES)
 
 
-def finding(stage: str, errors: dict[str, float | None], *, confined: bool) -> Finding:
-    """A stage whose records all are beyond their floor; without results unless it is confined."""
-    rows = pl.DataFrame(
+def stage(errors: dict[str, float | None]) -> pl.DataFrame:
+    """A stage's rows, all of them beyond their floor."""
+    return pl.DataFrame(
         {
             "name": list(errors),
             "status": [
                 "matched" if error is not None else "nonfinite" for error in errors.values()
             ],
+            "reason": [None if error is not None else "target" for error in errors.values()],
             "error": pl.Series(list(errors.values()), dtype=pl.Float64),
             "slot": "output",
             "judged": True,
             "beyond": True,
+            "excused_by": pl.Series([None] * len(errors), dtype=pl.String),
         }
-    )
-    first = Origin(MODULE, "attn", "Attention", rows.row(0, named=True), "")
-    return Finding(
-        Stage(stage, 0, [Process(0, rows, [])]),
-        [],
-        [Outcome("old_log_probs", 0.0, 1e-6)] if confined else [],
-        None if confined else first,
-        None if confined else 0,
-        rows.height,
-        0 if confined else rows.height,
-        rows.height if confined else 0,
     )
 
 
@@ -118,8 +108,8 @@ def finding(stage: str, errors: dict[str, float | None], *, confined: bool) -> F
 def test_a_stage_without_results_follows_another_only_in_all_its_records(
     errors: dict[str, float | None], follows: bool
 ) -> None:
-    other = finding("actor_compute_log_prob", {"probabilities": 0.6}, confined=True)
-    mine = finding("reference_compute_log_prob", errors, confined=False)
-    found = confined_elsewhere(mine, [other, mine])
-    assert (found.origin is None) is follows and found.confined is follows
-    assert (found.unused, found.beyond) == ((1, 0) if follows else (0, len(errors)))
+    mine = stage(errors)
+    left = reduce(mine, padding_only.elsewhere(mine, [stage({"probabilities": 0.6})]))
+    assert left.get_column("beyond").to_list() == [not follows] * len(errors)
+    excused = [reasons.PADDING_ONLY if follows else None] * len(errors)
+    assert left.get_column("excused_by").to_list() == excused

@@ -88,12 +88,12 @@ def test_a_damaged_table_is_an_error(alignment: Alignment) -> None:
 
 
 def _parts(alignment: Alignment) -> tuple[Any, ...]:
-    from rlprobe.judge import analysis
     from rlprobe.judge.inputs import Results, require
+    from rlprobe.judge.judge import judge
     from rlprobe.roles import BENCHMARK
 
     results = Results.open(alignment.results)
-    found = analysis.analyse(results, 0).findings[STAGE]
+    found = judge(results, 0).findings[STAGE]
     return results, found, require(results, BENCHMARK), None
 
 

@@ -26,8 +26,10 @@ from typing import Any
 import polars as pl
 
 from rlprobe.judge import execution
+from rlprobe.judge.excuse import Excuse, reduce
 from rlprobe.judge.noise import FALSE_ALARM_RATE
 from rlprobe.judge.noise_updates import poisson_quantile
+from rlprobe.judge.reasons import NEAR_TIES
 from rlprobe.judge.roundoff import UNIT
 
 #: E|x| of a difference of two normal variables times the margin's density, over E e.
@@ -39,14 +41,14 @@ _SEEN = 1.5
 _CHOICE = r"^torch\.u?int\d+$"
 
 
-def allow(rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
-    """Widen the floors of one process's rows behind choices at near ties.
+def excuses(rows: pl.DataFrame) -> tuple[list[Excuse], int]:
+    """Wider floors for one process's rows behind choices at near ties.
 
     Args:
-        rows: :func:`execution.timeline`'s rows with ``floor``, ``excess`` and ``beyond``.
+        rows: :func:`rlprobe.judge.excuse.begin`'s.
 
     Returns:
-        the rows, and how many choices fell the other way at most.
+        the excuses, and how many choices fell the other way at most.
     """
     differing = rows.filter(
         (pl.col("slot") == "output")
@@ -57,13 +59,16 @@ def allow(rows: pl.DataFrame) -> tuple[pl.DataFrame, int]:
         & pl.col("beyond")
         & pl.col("module").is_not_null()
     )
+    given: list[Excuse] = []
     total = 0
     for row in differing.sort("passage", "place").iter_rows(named=True):
         found = _flips(row, rows)
         if found is not None:
-            rows = _behind(rows, row, found)
+            more = _behind(row, found)
+            rows = reduce(rows, more)  # one choice's scores may lie behind another's
+            given += more
             total += found
-    return rows, total
+    return given, total
 
 
 def _flips(row: dict[str, Any], rows: pl.DataFrame) -> int | None:
@@ -94,8 +99,8 @@ def _flips(row: dict[str, Any], rows: pl.DataFrame) -> int | None:
     return min(allowed, max(1, math.ceil(differ)))
 
 
-def _behind(rows: pl.DataFrame, row: dict[str, Any], flips: int) -> pl.DataFrame:
-    """The rows with the floors of what runs after a choice."""
+def _behind(row: dict[str, Any], flips: int) -> list[Excuse]:
+    """What a choice excuses: inside its block all, and a wider floor for what runs after it."""
     tokens = row["shape_benchmark"][0]
     added = min(_REACH * math.sqrt(2.0 * flips / max(tokens, 1)), 2.0)
     updates = pl.col("phase") == execution.GRADIENTS
@@ -106,17 +111,7 @@ def _behind(rows: pl.DataFrame, row: dict[str, Any], flips: int) -> pl.DataFrame
     block = row["module"].rpartition(".")[0]
     inside = pl.col("module").str.starts_with(f"{block}.") if block else pl.lit(False)
     itself = (pl.col("call_id") == row["call_id"]) & (pl.col("place") == row["place"])
-    floor = pl.max_horizontal("floor", pl.lit(added))
-    lopsided = (pl.col("status") == "nonfinite") & (pl.col("reason") != "both")
-    wider = behind & pl.col("floor").is_not_null() & ~lopsided
-    return rows.with_columns(
-        judged=pl.col("judged") & ~(((behind & inside) | itself).fill_null(False) & ~lopsided),
-        beyond=pl.when(wider)
-        .then(pl.col("beyond") & (pl.col("excess") * pl.col("floor") > floor))
-        .otherwise(pl.col("beyond"))
-        .fill_null(False),
-        excess=pl.when(wider)
-        .then(pl.col("excess") * pl.col("floor") / floor)
-        .otherwise(pl.col("excess")),
-        floor=pl.when(wider).then(floor).otherwise(pl.col("floor")),
-    )
+    return [
+        Excuse(NEAR_TIES, (behind & inside) | itself),
+        Excuse(NEAR_TIES, behind, added),
+    ]

@@ -1,0 +1,62 @@
+"""Tables of comparisons, as judging and the report read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+
+from rlprobe.dumps.results import RECORDS
+from rlprobe.errors import DumpError
+from rlprobe.judge.inputs import Results
+
+#: Columns of records.parquet that judging needs.
+COLUMNS = [
+    "step", "rank", "rank_benchmark", "rank_target", "order", "name", "module", "op", "call",
+    "direction", "slot", "index", "status", "reason",
+    *(f"{name}_{side}" for name in ("name", "dtype", "shape", "max", "min", "mean", "norm", "value",
+                                    "digest")
+      for side in ("benchmark", "target")),
+    "max_diff", "min_diff", "mean_diff", "norm_diff", "error", "error_kind", "error_uncertainty",
+]  # fmt: skip
+_REPEAT_COLUMNS = ["step", "rank", "name", "error", "error_kind", "error_uncertainty"]
+
+
+def scan(results: Results, pair: str, stage: str, columns: list[str]) -> pl.LazyFrame | None:
+    """A comparison's records; None where there are none.
+
+    Raises:
+        DumpError: the file is damaged or of another version.
+    """
+    lazy = results.table(pair, stage)
+    if lazy is None:
+        return None
+    missing = set(columns) - set(lazy.collect_schema().names())
+    if missing:
+        path = results.compared(pair, stage) / RECORDS
+        raise DumpError(f"{path} lacks column {min(missing)!r}; compare again")
+    return lazy.select(columns)
+
+
+def collect(lazy: pl.LazyFrame, path: Path) -> pl.DataFrame:
+    """The rows of a scan.
+
+    Raises:
+        DumpError: the file is damaged.
+    """
+    try:
+        return lazy.collect()
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise DumpError(f"{path} is not readable: {error}; compare again") from error
+
+
+def control(results: Results, pair: str, stage: str, step: int) -> pl.DataFrame | None:
+    """A control's comparison of a stage at a step; None where there is none.
+
+    Raises:
+        DumpError: the file is damaged or of another version.
+    """
+    lazy = scan(results, pair, stage, _REPEAT_COLUMNS)
+    if lazy is None:
+        return None
+    return collect(lazy.filter(pl.col("step") == step), results.compared(pair, stage))

@@ -1,0 +1,87 @@
+"""Differences at positions that nothing depends on.
+
+Two attention kernels may fill fully masked rows (padding) differently: 0 in one, the mean of all
+values in the other. Whole tensors then differ by tens of per cent although every log-probability,
+loss and gradient agrees. What a stage computes *for* others tells: a relative error that reaches
+the results arrives there at about its own size, so one that is a thousand times larger than what
+the results could show, while they agree within noise, stays where no result looks. Only attention
+makes such rows: a difference that begins elsewhere (a constant added to all logits, which softmax
+takes out again) is a difference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import polars as pl
+
+from rlprobe.judge import execution
+from rlprobe.judge.excuse import Excuse
+from rlprobe.judge.origin import Origin
+from rlprobe.judge.outcomes import Outcome
+from rlprobe.judge.reasons import PADDING_ONLY
+from rlprobe.judge.roundoff import UNIT
+
+#: How much larger than the results' floor a relative error must be to have missed them all.
+FACTOR = 1000.0
+_ATTENTION = re.compile(r"attention|attn|softmax", re.IGNORECASE)
+_EXCUSE = Excuse(PADDING_ONLY, pl.col("beyond") & (pl.col("slot") != "parameters"))
+
+
+def excuses(rows: pl.DataFrame, first: Origin | None, outcomes: Sequence[Outcome]) -> list[Excuse]:
+    """Excuse everything that is beyond its floor, or nothing.
+
+    Args:
+        rows: all ranks' rows of a stage.
+        first: where they part first.
+        outcomes: what the stage hands on.
+    """
+    if first is not None and _attends(first) and is_confined(rows, outcomes):
+        return [_EXCUSE]
+    return []
+
+
+def elsewhere(rows: pl.DataFrame, excused: Sequence[pl.DataFrame]) -> list[Excuse]:
+    """Excuse a stage without results of its own where the same records differ likewise elsewhere.
+
+    Args:
+        rows: of the stage; nothing follows from its outcomes, as it has none.
+        excused: rows of other stages that :func:`excuses` took.
+    """
+    beyond = rows.filter(pl.col("beyond") & (pl.col("slot") != "parameters"))
+    if beyond.is_empty() or not excused:
+        return []
+    keys = ["name", "status"]
+    known = pl.concat([other.select(*keys, "error") for other in excused])
+    known = known.group_by(keys).agg(theirs=pl.col("error").max())
+    # All of them: a fault may come after padding that is filled differently.
+    alike = beyond.join(known, on=keys, how="left").select(
+        (pl.col("error") / pl.col("theirs")).is_between(0.5, 2.0).fill_null(False).all()
+    )
+    return [_EXCUSE] if alike.item() else []
+
+
+def _attends(first: Origin) -> bool:
+    """Whether a difference begins in attention, the only place that looks at padding at all."""
+    return _ATTENTION.search(f"{first.module} {first.operator} {first.row.get('op')}") is not None
+
+
+def is_confined(rows: pl.DataFrame, outcomes: Sequence[Outcome]) -> bool:
+    """Whether everything beyond its floor stays where no result looks.
+
+    False without outcomes: then nothing says so.
+    """
+    beyond = rows.filter(pl.col("judged") & pl.col("beyond"))
+    if beyond.is_empty() or not outcomes or any(outcome.excess > 1 for outcome in outcomes):
+        return False
+    if (beyond.get_column("phase") != execution.FORWARD).any():
+        return False
+    if (beyond.get_column("status") == "nonfinite").any():
+        return False
+    # Other tokens, positions or masks are no rounding of unused rows.
+    if not beyond.get_column("dtype_benchmark").is_in(list(UNIT)).all():
+        return False
+    largest = beyond.get_column("error").max()
+    floor = max(outcome.floor for outcome in outcomes)
+    return isinstance(largest, float) and largest > FACTOR * floor

@@ -1,0 +1,76 @@
+"""How much was judged: per stage and captured step, and by reason what was not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
+import polars as pl
+
+from rlprobe.judge.reasons import EXCUSES, UNJUDGED
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """One stage of one step. ``recorded`` is the sum of the other three."""
+
+    recorded: int
+    judged: int
+    excused: dict[str, int] = {}
+    unjudged: dict[str, int] = {}
+
+
+#: Stage -> captured step -> how much.
+Extents = dict[str, dict[int, Extent]]
+
+
+def of(tables: Mapping[str, pl.DataFrame]) -> Extents:
+    """Count judged tables.
+
+    A row that is held against a wider floor than its own, and would be beyond that, counts as
+    excused and not as judged.
+
+    Args:
+        tables: by stage, of :mod:`rlprobe.judge.tables`.
+    """
+    found: Extents = {}
+    for stage, table in tables.items():
+        counts: dict[int, dict[tuple[str | None, str | None], int]] = {}
+        grouped = table.group_by("step", "unjudged_because", "excused_by").len()
+        for step, because, excuse, count in grouped.iter_rows():
+            counts.setdefault(step, {})[because, excuse] = count
+        found[stage] = {step: _extent(counts[step]) for step in sorted(counts)}
+    return found
+
+
+def _extent(counts: Mapping[tuple[str | None, str | None], int]) -> Extent:
+    judged = 0
+    excused, unjudged = Counter[str](), Counter[str]()
+    for (because, excuse), count in counts.items():
+        if because is not None:
+            unjudged[because] += count
+        elif excuse is not None:
+            excused[excuse] += count
+        else:
+            judged += count
+    return Extent(sum(counts.values()), judged, _ordered(excused, EXCUSES),
+                  _ordered(unjudged, UNJUDGED))  # fmt: skip
+
+
+def _ordered(counts: Mapping[str, int], order: Mapping[str, str]) -> dict[str, int]:
+    return {reason: counts[reason] for reason in order if reason in counts}
+
+
+def total(extents: Extents) -> Extent:
+    """All stages and steps together."""
+    every = [extent for steps in extents.values() for extent in steps.values()]
+    excused, unjudged = Counter[str](), Counter[str]()
+    for extent in every:
+        excused.update(extent.excused)
+        unjudged.update(extent.unjudged)
+    return Extent(
+        sum(extent.recorded for extent in every),
+        sum(extent.judged for extent in every),
+        _ordered(excused, EXCUSES),
+        _ordered(unjudged, UNJUDGED),
+    )

@@ -1,0 +1,127 @@
+"""Is it noise? Every stage of the first captured step, judged."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import polars as pl
+
+from rlprobe.judge import execution, keydata, origin, roundings, stage
+from rlprobe.judge.analysis import OUTCOME, Finding, Step
+from rlprobe.judge.excuses import padding_only
+from rlprobe.judge.inputs import Results
+from rlprobe.judge.keydata import Difference
+from rlprobe.judge.origin import Origin
+from rlprobe.judge.outcomes import Outcome, gradients
+from rlprobe.judge.stage import Stage
+from rlprobe.roles import BENCHMARK, TARGET
+
+
+def judge(results: Results, step: int) -> Step:
+    """Judge every planned stage of a step.
+
+    Raises:
+        DumpError, StoreError: a table or file is damaged.
+    """
+    found = Step(step)
+    factors = roundings.products(results.run(BENCHMARK), results.run(TARGET))
+    loaded = [
+        one
+        for name in results.stages()
+        if (one := stage.load(results, name, step, factors)) is not None
+    ]
+    found.key_data = key_data(results, step, {one.name: one.before_update for one in loaded})
+    findings = [_finding(one, found.key_data) for one in loaded]
+    excused = [finding.padding_only for finding in findings if finding.confined]
+    findings = [_following(finding, excused) for finding in findings]
+    found.findings = {finding.stage.name: finding for finding in findings}
+    return found
+
+
+def key_data(
+    results: Results, step: int, before_update: dict[str, int | None]
+) -> dict[str, Difference]:
+    """Differences by name; of an update's results, what came before weights first changed.
+
+    Args:
+        results: where both runs are found.
+        step: captured step, from 0.
+        before_update: micro-batches of each stage before weights change; None for all.
+
+    Raises:
+        DumpError: key data are damaged.
+    """
+    benchmark, target = results.run(BENCHMARK), results.run(TARGET)
+    if benchmark is None or target is None:
+        return {}
+    shared = sorted(set(keydata.names(benchmark)) & set(keydata.names(target)))
+    found = {}
+    for name in shared:
+        left, right = (keydata.load(run, name, step) for run in (benchmark, target))
+        before = before_update.get(keydata.OUTCOMES.get(name, ""))
+        if before is not None:
+            left, right = ([r for r in rows if r.micro_step < before] for rows in (left, right))
+        if left and right:
+            found[name] = keydata.compare(left, right, name, step)
+    return found
+
+
+def _finding(stage: Stage, key_data: dict[str, Difference]) -> Finding:
+    own = [d for d in key_data.values() if keydata.OUTCOMES.get(d.name) == stage.name]
+    floor = _deepest(stage.rows)
+    produced = [Outcome(d.name, d.error, floor) for d in own if d.error is not None]
+    outcomes = produced + gradients(stage.rows)
+    first, rank = _first(stage, produced)
+    excuses = padding_only.excuses(stage.rows, first, outcomes)
+    if excuses:
+        stage, first, rank = stage.excused(excuses), None, None
+    return Finding(stage, own, outcomes, produced, first, rank)
+
+
+def _following(finding: Finding, excused: list[pl.DataFrame]) -> Finding:
+    """A stage without results of its own follows others where the same records differ likewise."""
+    if finding.origin is None or finding.outcomes:
+        return finding
+    excuses = padding_only.elsewhere(finding.stage.rows, excused)
+    if not excuses:
+        return finding
+    stage = finding.stage.excused(excuses)
+    return dataclasses.replace(finding, stage=stage, origin=None, rank=None)
+
+
+def _deepest(rows: pl.DataFrame) -> float:
+    """The floor of what follows the deepest forward record."""
+    forward = rows.filter(
+        (pl.col("phase") == execution.FORWARD)
+        & pl.col("floor").is_not_null()
+        & (pl.col("slot") != "parameters")
+    )
+    largest = forward.get_column("floor").max()
+    return float(largest) if isinstance(largest, float) else 0.0
+
+
+def _first(stage: Stage, produced: list[Outcome]) -> tuple[Origin | None, int | None]:
+    """The earliest origin over all ranks; a result that differs comes after the forward records."""
+    found = []
+    for process in stage.processes:
+        here = origin.find(process.rows, process.calls)
+        if here is not None:
+            row = here.row
+            found.append(((row["passage"], row["phase"], row["place"]), process.rank, here))
+    wrong = [outcome for outcome in produced if outcome.excess > 1]
+    forward = [item for item in found if item[2].row["phase"] == execution.FORWARD]
+    if wrong and not forward:
+        worst = max(wrong, key=lambda outcome: outcome.excess)
+        reason = f"all forward records agree within noise and {worst.name} does not"
+        if stage.misplaced:
+            reason = (
+                f"{worst.name} differs, joined by sample; activations were not judged "
+                f"({stage.misplaced}), so that no module can be named"
+            )
+        row = {"name": worst.name, "error": worst.error, "floor": worst.floor,
+               "excess": worst.excess, "slot": "output"}  # fmt: skip
+        return Origin(OUTCOME, None, worst.name, row, reason), stage.processes[0].rank
+    if not found:
+        return None, None
+    _, rank, first = min(found, key=lambda item: (item[0], item[1]))
+    return first, rank

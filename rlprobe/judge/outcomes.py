@@ -1,0 +1,36 @@
+"""What leaves a stage: results that others use, and gradients of parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Something that leaves a stage, measured: relative error and its floor."""
+
+    name: str
+    error: float
+    floor: float
+
+    @property
+    def excess(self) -> float:
+        """Multiple of the floor."""
+        if self.error == 0:
+            return 0.0
+        return self.error / self.floor if self.floor > 0 else float("inf")
+
+
+def gradients(rows: pl.DataFrame) -> list[Outcome]:
+    """A stage's parameter gradients as outcomes; empty for a stage that only runs forward."""
+    leaving = rows.filter(
+        pl.col("judged")
+        & pl.col("error").is_not_null()
+        & pl.col("slot").is_in(["grad", "grad_reduced", "grad_clipped"])
+    )
+    return [
+        Outcome(name, error, floor)
+        for name, error, floor in leaving.select("name", "error", "floor").iter_rows()
+    ]

@@ -1,0 +1,45 @@
+"""Why a record is not held against its floor: two closed lists, the words of docs/diagnosis.md.
+
+**Excused**: it was measured, and differs (or may) on grounds that are known and no fault.
+**Unjudged**: nothing can be said of it. Neither is ever counted as agreement.
+"""
+
+from __future__ import annotations
+
+NEAR_TIES, RECOMPOSED, PADDING_ONLY, INHERITED = (
+    "near_ties",
+    "recomposed",
+    "padding_only",
+    "inherited",
+)
+#: Reason -> what it means, in words for messages and the page.
+EXCUSES: dict[str, str] = {
+    NEAR_TIES: "behind a choice of experts that fell the other way within round-off",
+    RECOMPOSED: "inside a block that agrees and holds its rows otherwise",
+    PADDING_ONLY: "differs only at positions that no result depends on (padding)",
+    INHERITED: "differs as much as what the stage was given accounts for",
+}
+
+LATER_STEP, AFTER_UPDATE, OTHER_PLACES = "later_step", "after_update", "other_places"
+NO_PARTNER, OTHER_SHAPE, OTHER_KIND, UNREADABLE, NO_NUMBERS, BOTH_NONFINITE = (
+    "no_partner",
+    "other_shape",
+    "other_kind",
+    "unreadable",
+    "no_numbers",
+    "both_nonfinite",
+)
+GIVEN, NOT_JOINED = "given", "not_joined"
+UNJUDGED: dict[str, str] = {
+    LATER_STEP: "of a captured step after the first, which inherits what updates differ by",
+    AFTER_UPDATE: "after the stage's first update of weights, which it inherits",
+    OTHER_PLACES: "of a micro-batch that holds other samples, or in another order",
+    NO_PARTNER: "recorded on one side only",
+    OTHER_SHAPE: "of another shape on the other side",
+    OTHER_KIND: "numbers on one side, booleans or whole numbers on the other",
+    UNREADABLE: "its file cannot be read",
+    NO_NUMBERS: "nothing of it was measured",
+    BOTH_NONFINITE: "not finite on both sides",
+    GIVEN: "what a stage was given; looked at by the gate and by the cause",
+    NOT_JOINED: "key data of which no row could be joined by sample",
+}

@@ -1,0 +1,140 @@
+"""A stage of the target's comparison at the judged step: every rank's rows with their floors."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from rlprobe.judge import (
+    changes,
+    compared,
+    execution,
+    floors,
+    noise,
+    propagated,
+    shards,
+    sketched,
+)
+from rlprobe.judge.excuse import Excuse, begin, reduce
+from rlprobe.judge.excuses import inherited, near_ties, positions, recomposed
+from rlprobe.judge.execution import Call
+from rlprobe.judge.inputs import Results
+from rlprobe.roles import HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET
+
+
+@dataclass(frozen=True)
+class Process:
+    """One rank's rows of a stage's first captured step."""
+
+    rank: int
+    rows: pl.DataFrame
+    calls: list[Call] = field(repr=False)
+    #: Choices of experts that fell the other way at near ties (:mod:`near_ties`).
+    near_ties: int = 0
+    #: Blocks that agree and hold their rows otherwise inside (:mod:`recomposed`).
+    recomposed: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of the target's comparison."""
+
+    name: str
+    step: int
+    processes: list[Process]
+    #: Why records of micro-batches cannot be judged by position; None where they can.
+    misplaced: str | None = None
+    #: Micro-batches before weights first change within the stage; None where they do once.
+    before_update: int | None = None
+    #: Sketches of rows that stand for several shards.
+    joined: sketched.Joined = field(default_factory=dict, repr=False)
+
+    @property
+    def rows(self) -> pl.DataFrame:
+        """All ranks' rows."""
+        return pl.concat([process.rows for process in self.processes])
+
+    def excused(self, excuses: list[Excuse]) -> Stage:
+        """The stage after excuses that hold for all its ranks."""
+        if not excuses:
+            return self
+        processes = [
+            dataclasses.replace(process, rows=reduce(process.rows, excuses))
+            for process in self.processes
+        ]
+        return dataclasses.replace(self, processes=processes)
+
+
+def load(results: Results, stage: str, step: int, products: float = 0.0) -> Stage | None:
+    """The target's comparison of a stage at one step; None where nothing was compared.
+
+    Args:
+        results: what was compared.
+        stage: canonical name.
+        step: captured step, from 0.
+        products: see :func:`rlprobe.judge.noise.annotate`.
+
+    Raises:
+        DumpError: a table is damaged.
+    """
+    lazy = compared.scan(results, TARGET, stage, compared.COLUMNS)
+    if lazy is None:
+        return None
+    rows = compared.collect(lazy.filter(pl.col("step") == step), results.compared(TARGET, stage))
+    if rows.is_empty():
+        return None
+    whole = shards.joined(rows, results, stage, step)
+    rows = _with_floors(results, stage, step, whole, products)
+    found = [
+        _process(int(str(rank)), part)
+        for (rank,), part in rows.group_by("rank", maintain_order=True)
+    ]
+    found.sort(key=lambda process: process.rank)
+    everything = pl.concat([process.rows for process in found])
+    misplaced = positions.difference(results, stage, step, everything)
+    before = _before_update(everything, misplaced)
+    judged = Stage(stage, step, found, misplaced, before, whole.sketches)
+    return judged.excused(positions.excuses(misplaced))
+
+
+def _with_floors(
+    results: Results, stage: str, step: int, whole: shards.Joined, products: float
+) -> pl.DataFrame:
+    repeats = {}
+    for pair in (REPEAT, REPEAT_TARGET):
+        frame = compared.control(results, pair, stage, step)
+        if frame is not None:
+            repeats[pair] = frame
+    precise = compared.control(results, HIGH_PRECISION, stage, step)
+    rows = changes.with_dense(whole.rows, results, stage, step, whole.sketches)
+    given = propagated.inherited(results, stage, step, rows)
+    # Here rather than in compare: a better bound needs no comparison made again.
+    own = floors.with_floor(noise.annotate(rows, products=products), repeats, precise)
+    if given is None:
+        return own
+    wider = noise.annotate(rows, products=products, inherited=given)
+    return inherited.with_own(floors.with_floor(wider, repeats, precise), own)
+
+
+def _process(rank: int, rows: pl.DataFrame) -> Process:
+    ordered, calls = execution.timeline(rows)
+    ordered = begin(ordered)
+    ordered = reduce(ordered, inherited.excuses(ordered))
+    ties, flips = near_ties.excuses(ordered)
+    ordered = reduce(ordered, ties)
+    inside, blocks = recomposed.excuses(ordered, calls)
+    return Process(rank, reduce(ordered, inside), calls, flips, blocks)
+
+
+def _before_update(rows: pl.DataFrame, misplaced: str | None) -> int | None:
+    """Micro-batches before the first of several updates; 0 where they hold other samples."""
+    updates = rows.filter(pl.col("slot") == "grad_reduced").get_column("call").n_unique()
+    if updates <= 1:
+        return None
+    if misplaced is not None:
+        return 0
+    early = rows.filter(pl.col("before_update") & (pl.col("phase") < execution.GRADIENTS))
+    last = early.get_column("passage").max()
+    return int(last) + 1 if isinstance(last, int) else 0

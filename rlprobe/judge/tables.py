@@ -1,0 +1,327 @@
+"""``RESULTS_DIR/judged/{stage}.parquet``: every recorded quantity, and what judging made of it.
+
+``rlprobe diagnose`` alone writes them; the report, refining and the self-test read them, so that
+they cannot say anything else than the diagnosis. A row per record of the comparison, of every
+captured step (:data:`SCHEMA`), in order of execution where it was judged, and a row per key data
+name (slot ``key_data``, no rank). Of a row holds exactly one:
+
+- ``judged``: it is held against ``floor``; ``beyond`` says that it is no noise. ``excused_by`` may
+  name the ground on which its floor is wider than its own;
+- ``excused_by``, not ``judged``: it is left out on a known ground (:data:`reasons.EXCUSES`);
+- ``unjudged_because``: nothing is said of it (:data:`reasons.UNJUDGED`).
+
+``summary.json`` beside them names the runs and the step, and of each table its digest, size and
+rows, where the stage parts, and how its micro-batches hold other samples, if they do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from rlprobe import formats, stages
+from rlprobe.dumps.results import Table, vouched
+from rlprobe.errors import DumpError
+from rlprobe.files import replace_bytes
+from rlprobe.judge import compared, keydata, reasons
+from rlprobe.judge.analysis import Finding, Step
+from rlprobe.judge.inputs import Results
+from rlprobe.judge.judge import key_data
+from rlprobe.judge.keydata import Difference
+from rlprobe.judge.origin import Origin
+from rlprobe.judge.outcomes import Outcome, gradients
+from rlprobe.judge.stage import Process, Stage
+from rlprobe.roles import BENCHMARK, TARGET
+
+DIRECTORY, SUMMARY = "judged", "summary.json"
+FORMAT = 1
+KIND = "judged"
+KEY_DATA = "key_data"
+_AGAIN = "run `rlprobe diagnose RESULTS_DIR` again"
+_MAX_BYTES = 64 << 20
+
+_KEYS: dict[str, Any] = {
+    "step": pl.Int32, "rank": pl.Int32, "rank_benchmark": pl.Int32, "rank_target": pl.Int32,
+    "order": pl.Int64, "name": pl.String, "name_benchmark": pl.String, "name_target": pl.String,
+    "module": pl.String, "op": pl.String, "call": pl.Int32, "direction": pl.String,
+    "slot": pl.String, "index": pl.String, "status": pl.String, "reason": pl.String,
+    "dtype_benchmark": pl.String, "dtype_target": pl.String,
+    "shape_benchmark": pl.List(pl.Int64), "shape_target": pl.List(pl.Int64),
+    "norm_benchmark": pl.Float64, "norm_target": pl.Float64,
+    "error": pl.Float64, "error_kind": pl.String,
+}  # fmt: skip
+#: Columns of a judged table. ``passage`` is the micro-batch, ``phase`` of
+#: :mod:`rlprobe.judge.execution`, ``place`` the order of execution; null where not judged.
+SCHEMA: dict[str, Any] = _KEYS | {
+    "floor": pl.Float64, "excess": pl.Float64, "R": pl.Float64, "passage": pl.Int64,
+    "phase": pl.Int32, "place": pl.Int64, "judged": pl.Boolean, "beyond": pl.Boolean,
+    "excused_by": pl.String, "unjudged_because": pl.String,
+}  # fmt: skip
+
+
+class First(msgspec.Struct, frozen=True):
+    """Where a stage parts: :class:`Origin`, whose row is found in the table by rank and name."""
+
+    kind: str
+    module: str | None
+    operator: str | None
+    reason: str
+    rank: int
+    name: str
+    slot: str
+
+
+class StageSummary(msgspec.Struct, frozen=True):
+    """One stage of ``summary.json``."""
+
+    table: Table
+    first: First | None = None
+    misplaced: str | None = None
+    before_update: int | None = None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """``summary.json``."""
+
+    step: int
+    #: Keys of the runs.
+    benchmark: str
+    target: str
+    stages: dict[str, StageSummary]
+    format: int = FORMAT
+
+
+def tables(results: Results, step: Step) -> dict[str, pl.DataFrame]:
+    """The judged table of every stage that was compared, all captured steps.
+
+    Raises:
+        DumpError: a comparison's table is damaged.
+    """
+    later = _other_steps_key_data(results, step.number)
+    found = {}
+    for name in results.stages():
+        lazy = compared.scan(results, TARGET, name, list(_KEYS))
+        if lazy is None:
+            continue
+        others = compared.collect(
+            lazy.filter(pl.col("step") != step.number), results.compared(TARGET, name)
+        )
+        parts = [_table(others, _later(pl.col("status")))]
+        finding = step.findings.get(name)
+        if finding is not None:
+            parts.insert(0, _table(finding.stage.rows))
+        parts.append(_key_data_table(step, name, finding, later))
+        found[name] = pl.concat(parts)
+    return found
+
+
+def _table(rows: pl.DataFrame, because: pl.Expr | None = None) -> pl.DataFrame:
+    if because is not None:
+        rows = rows.with_columns(judged=pl.lit(False), unjudged_because=because)
+    missing = [
+        pl.lit(None, kind).alias(name) for name, kind in SCHEMA.items() if name not in rows.columns
+    ]
+    table = rows.with_columns(missing).select(
+        pl.col(name).cast(kind) for name, kind in SCHEMA.items()
+    )
+    return table.with_columns(pl.col("beyond").fill_null(False))
+
+
+def _later(status: pl.Expr) -> pl.Expr:
+    alone = status.is_in(["benchmark_only", "target_only"])
+    return pl.when(alone).then(pl.lit(reasons.NO_PARTNER)).otherwise(pl.lit(reasons.LATER_STEP))
+
+
+def _key_data_table(
+    step: Step, stage: str, finding: Finding | None, later: Mapping[int, list[str]]
+) -> pl.DataFrame:
+    """Key data as rows: results of the stage are judged, what it was given is not by itself."""
+    outcomes = {} if finding is None else {o.name: o for o in finding.produced}
+    rows: list[dict[str, Any]] = []
+    for name, difference in step.key_data.items():
+        if keydata.stage_of(name) != stage:
+            continue
+        outcome = outcomes.get(name)
+        row: dict[str, Any] = {"step": step.number, "name": name, "error": difference.error}
+        if outcome is not None:
+            row |= {"judged": True, "floor": outcome.floor, "excess": outcome.excess,
+                    "beyond": outcome.excess > 1}  # fmt: skip
+        else:
+            joined = difference.error is not None
+            because = reasons.GIVEN if joined else reasons.NOT_JOINED
+            row |= {"judged": False, "unjudged_because": because}
+        rows.append(row)
+    for number, names in later.items():
+        for name in names:
+            if keydata.stage_of(name) == stage:
+                rows.append({"step": number, "name": name, "judged": False,
+                             "unjudged_because": reasons.LATER_STEP})  # fmt: skip
+    table = pl.DataFrame(rows, schema=SCHEMA).with_columns(slot=pl.lit(KEY_DATA))
+    return table.with_columns(pl.col("beyond").fill_null(False))
+
+
+def _other_steps_key_data(results: Results, step: int) -> dict[int, list[str]]:
+    """Names of key data at the steps that are not judged."""
+    found: dict[int, set[str]] = {}
+    for run in (results.run(BENCHMARK), results.run(TARGET)):
+        for number in () if run is None else run.manifest.steps:
+            if number != step and run is not None:
+                there = {n for n in keydata.names(run) if keydata.is_there(run, n, number)}
+                found.setdefault(number, set()).update(there)
+    return {number: sorted(names) for number, names in sorted(found.items())}
+
+
+def write(results: Results, step: Step, found: Mapping[str, pl.DataFrame]) -> str:
+    """Write the tables and, last, their summary.
+
+    Returns:
+        sha256 of the summary, which names the tables' digests.
+    """
+    directory = results.directory / DIRECTORY
+    directory.mkdir(parents=True, exist_ok=True)
+    kept = {}
+    for name, table in found.items():
+        buffer = io.BytesIO()
+        table.write_parquet(buffer, compression="zstd", metadata=formats.mark(KIND))
+        data = buffer.getvalue()
+        replace_bytes(directory / f"{name}.parquet", data)
+        finding = step.findings.get(name)
+        summary = StageSummary(Table(hashlib.sha256(data).hexdigest(), len(data), table.height))
+        if finding is not None:
+            summary = msgspec.structs.replace(
+                summary,
+                first=_first(finding),
+                misplaced=finding.stage.misplaced,
+                before_update=finding.stage.before_update,
+            )
+        kept[name] = summary
+    for stale in directory.glob("*.parquet"):
+        if stale.stem not in kept:
+            stale.unlink()
+    runs = results.plan.runs
+    whole = Summary(step.number, runs[BENCHMARK].key, runs[TARGET].key, kept)
+    data = msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
+    replace_bytes(directory / SUMMARY, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def _first(finding: Finding) -> First | None:
+    origin = finding.origin
+    if origin is None:
+        return None
+    row = origin.row
+    return First(
+        origin.kind, origin.module, origin.operator, origin.reason, finding.rank or 0,
+        str(row["name"]), str(row.get("slot")),
+    )  # fmt: skip
+
+
+def read(results: Results, digest: str | None = None) -> Step:
+    """What judging found, from the tables.
+
+    Args:
+        results: of an alignment that was diagnosed.
+        digest: sha256 of the summary, as the diagnosis names it; None: any.
+
+    Raises:
+        DumpError: there are none, they are damaged, of another version or another diagnosis.
+        StoreError: a run is damaged.
+    """
+    summary = _summary(results.directory / DIRECTORY / SUMMARY, digest)
+    step = Step(summary.step)
+    passes = {name: stage.before_update for name, stage in summary.stages.items()}
+    step.key_data = key_data(results, summary.step, passes)
+    for name in sorted(summary.stages, key=stages.order):
+        table = read_table(results, name, summary)
+        own = table.filter(pl.col("step") == summary.step)
+        if own.is_empty():
+            continue
+        step.findings[name] = _finding(name, summary, own, step.key_data)
+    return step
+
+
+def _summary(path: Path, digest: str | None) -> Summary:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise DumpError(f"{path} is larger than {_MAX_BYTES} bytes: no summary; {_AGAIN}")
+        data = path.read_bytes()
+    except OSError as error:
+        raise DumpError(
+            f"{path} cannot be read ({error.strerror or error}); `rlprobe diagnose RESULTS_DIR` "
+            "writes it and the judged tables beside it"
+        ) from error
+    if digest is not None and hashlib.sha256(data).hexdigest() != digest:
+        raise DumpError(f"{path} belongs to another diagnosis than diagnosis.json; {_AGAIN}")
+    try:
+        raw = msgspec.json.decode(data)
+        formats.check(raw.get("format") if isinstance(raw, dict) else None, (FORMAT,), str(path))
+        return msgspec.convert(raw, Summary)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise DumpError(f"{path} is no summary of judged tables: {error}; {_AGAIN}") from error
+
+
+def read_table(results: Results, stage: str, summary: Summary | None = None) -> pl.DataFrame:
+    """The judged table of a stage, all steps.
+
+    Raises:
+        DumpError: it is not there, or not the one that the summary names.
+    """
+    directory = results.directory / DIRECTORY
+    summary = summary or _summary(directory / SUMMARY, None)
+    path = directory / f"{stage}.parquet"
+    known = summary.stages.get(stage)
+    if known is None:
+        raise DumpError(f"{directory / SUMMARY} names no table of {stage}; {_AGAIN}")
+    lazy = vouched(path, known.table, KIND, (FORMAT,), f"{SUMMARY} beside it", _AGAIN)
+    try:
+        table = lazy.collect()
+    except pl.exceptions.PolarsError as error:
+        raise DumpError(f"{path} is not readable: {error}; {_AGAIN}") from error
+    if table.schema != pl.Schema(SCHEMA):
+        raise DumpError(f"{path} has other columns than this rlprobe writes; {_AGAIN}")
+    return table
+
+
+def _finding(
+    name: str, summary: Summary, table: pl.DataFrame, differences: Mapping[str, Difference]
+) -> Finding:
+    of_key_data = pl.col("slot") == KEY_DATA
+    rows = table.filter(~of_key_data)
+    produced = [
+        Outcome(found, error, floor)
+        for found, error, floor in table.filter(of_key_data & pl.col("judged"))
+        .select("name", "error", "floor")
+        .iter_rows()
+    ]
+    known = summary.stages[name]
+    stage = Stage(
+        name,
+        summary.step,
+        [Process(int(str(rank)), part, []) for (rank,), part in
+         rows.group_by("rank", maintain_order=True)],
+        known.misplaced,
+        known.before_update,
+    )  # fmt: skip
+    first, origin = known.first, None
+    if first is not None:
+        own = table.filter(
+            (pl.col("name") == first.name)
+            & (pl.col("rank").is_null() | (pl.col("rank") == first.rank))
+            & (of_key_data | (pl.col("slot") == first.slot))
+        )
+        row = own.row(0, named=True) if own.height else {"name": first.name, "slot": first.slot}
+        origin = Origin(first.kind, first.module, first.operator, row, first.reason)
+    return Finding(
+        stage,
+        [d for d in differences.values() if keydata.OUTCOMES.get(d.name) == name],
+        produced + gradients(rows),
+        produced,
+        origin,
+        None if first is None else first.rank,
+    )
