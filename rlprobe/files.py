@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from rlprobe import disk
+
 _THREADS = 16
 _BLOCK = 1 << 20
 
@@ -97,7 +99,7 @@ def written(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """A place to write ``path``'s new content to: it replaces ``path`` whole, or not at all.
 
     The directory is made. Whatever is raised in the block leaves ``path`` as it was, and nothing
-    beside it.
+    beside it. What the disk refuses names ``path``; a pipe or device is written to as it is.
 
     Args:
         path: the file to be.
@@ -105,18 +107,24 @@ def written(path: Path, *, durable: bool = False) -> Iterator[Path]:
             made again.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        # a pipe or a device, /dev/stdout: a file in its place is what nobody wants
+        with disk.writing(path):
+            yield path
+        return
     # the ending stays: some writers go by it
     name = f".{path.stem}.{os.getpid()}-{os.urandom(4).hex()}.tmp{path.suffix}"
     temporary = path.with_name(name)
-    try:
-        yield temporary
+    with disk.writing(path, temporary):
+        try:
+            yield temporary
+            if durable:
+                sync(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
         if durable:
-            sync(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    if durable:
-        sync(path.parent)
+            sync(path.parent)
 
 
 def replace_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
@@ -127,4 +135,5 @@ def replace_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
     """Put UTF-8 text at ``path`` whole or not at all, replacing what is there."""
-    replace_bytes(path, text.encode("utf-8"), durable=durable)
+    # half of a surrogate pair, which no file can hold, is written as JSON and Python write it
+    replace_bytes(path, text.encode("utf-8", "backslashreplace"), durable=durable)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from rlprobe import disk, terminal
 from rlprobe.cli.common import CommandParser, called, defaults
 from rlprobe.errors import RlprobeError
 from rlprobe.version import __version__
@@ -69,29 +70,56 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: as :func:`parse`.
     """
-    module, args = parse(list(sys.argv[1:] if argv is None else argv))
+    with terminal.guarded():
+        return _run(list(sys.argv[1:] if argv is None else argv))
+
+
+def _run(words: list[str]) -> int:
+    module, args = parse(words)
     _log_to_stderr(args)
     try:
-        return int(module.run(args))
+        code = int(module.run(args))
+        sys.stdout.flush()
+        return code
     except RlprobeError as error:
         logging.getLogger("rlprobe").debug("where it was raised:", exc_info=error)
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:
         # whoever read our output has seen enough; keep the interpreter from flushing into the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()
         return 0
     except OSError as error:
         # a full disk or a forbidden path is the user's to mend, not a defect
-        if error.filename is None or args.verbose:
-            raise
-        return _fail(f"{error.filename}: {error.strerror}", 1)
+        logging.getLogger("rlprobe").debug("where it was raised:", exc_info=error)
+        if error.filename == terminal.STDOUT:
+            _give_up_stdout()
+            return _fail(f"{terminal.STDOUT}: {error.strerror}; send it elsewhere", 1)
+        return _fail(disk.sentence(error, _places(args)), 1)
+    except MemoryError as error:
+        logging.getLogger("rlprobe").debug("where it was raised:", exc_info=error)
+        return _fail("there was not enough memory; ask for more, or compare fewer stages", 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
 
 
+def _give_up_stdout() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _places(args: argparse.Namespace) -> tuple[str, ...]:
+    """Where a command was told to write, for failures that name no file."""
+    given = (getattr(args, name, None) for name in ("output", "store", "results", "json"))
+    return tuple(str(place) for place in given if place is not None)
+
+
 def _fail(message: str, code: int) -> int:
-    sys.stderr.write(f"rlprobe: error: {message}\n")
+    sys.stderr.write(terminal.message(f"rlprobe: error: {message}\n"))
     return code
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return terminal.message(super().format(record))
 
 
 def _log_to_stderr(args: argparse.Namespace) -> None:
@@ -101,7 +129,7 @@ def _log_to_stderr(args: argparse.Namespace) -> None:
     logger = logging.getLogger("rlprobe")
     # anew each time: stderr may be another one than at the call before
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("rlprobe: %(message)s"))
+    handler.setFormatter(_Formatter("rlprobe: %(message)s"))
     logger.handlers[:] = [handler]
     logger.setLevel(level)
     logger.propagate = False

@@ -6,7 +6,10 @@ import argparse
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rlprobe.frameworks.switch import Switch
 
 
 def add_parser(subparsers: Any) -> None:
@@ -35,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if not command:
         raise UsageError("no command given; write: rlprobe exec --collector FILE -- CMD…")
     found = switch.read(args.collector)
+    _check(found)
     if shutil.which(command[0]) is None:
         raise UsageError(f"{command[0]} is not an executable on PATH")
     environment = {**os.environ, ENV: str(found.path.absolute())}
@@ -44,3 +48,19 @@ def run(args: argparse.Namespace) -> int:
         if hooks not in modules:
             environment["VERL_USE_EXTERNAL_MODULES"] = ",".join([*modules, hooks])
     os.execvpe(command[0], command, environment)
+
+
+def _check(found: Switch) -> None:
+    """Say what is wrong with the file now, and not in the log of a training that has begun.
+
+    Raises:
+        ConfigError: a key or value of it is not accepted.
+    """
+    if found.kind == "collector":
+        from rlprobe.capture import collector
+
+        collector.read(found.path)
+    elif found.kind == "msprobe":
+        from rlprobe.frameworks.slime import user_config
+
+        user_config.session(found.path)

@@ -11,6 +11,9 @@ MAX_DEPTH = 64
 MAX_DIGITS = 40
 
 
+_BLOCK = 1 << 20
+
+
 class DocumentError(ValueError):
     """A document is not of its format, or goes beyond a limit; the message says where."""
 
@@ -23,7 +26,10 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     """
     try:
         with Path(path).open("rb") as file:
-            data = file.read(most + 1)
+            # read(n) takes n bytes of memory at once; a pipe or a device has no size
+            data = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
+            while len(data) <= most and (block := file.read(_BLOCK)):
+                data += block
     except OSError as error:
         raise DocumentError(f"cannot be read: {error.strerror or error}") from error
     if len(data) > most:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlprobe import stages
-from rlprobe.documents import jsonfile
+from rlprobe.documents import jsonfile, npyfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import DumpError, ReplayError
 from rlprobe.rollouts import singlesave
@@ -346,11 +346,7 @@ def _rows(saved: Saved, key: str) -> list[Array]:
 
 
 def _loaded(path: Path) -> Array:
-    if path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"it has more than {MAX_BYTES} bytes; refused")
-    # mapped, so that a header that claims more than the file holds allocates nothing
-    mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-    array: Array = np.array(mapped)
+    array = npyfile.load(path, MAX_BYTES)
     if array.dtype.kind not in "iufb":
         raise ValueError(f"it holds {array.dtype}")
     return array

@@ -7,7 +7,10 @@ pickle.
 from __future__ import annotations
 
 import re
+import struct
+import tokenize
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,13 +86,32 @@ def _joined(stage: str, parts: list[TokenSketches], records: pl.DataFrame) -> To
     return TokenSketches(table, sizes.pop(), sum(part.left_out for part in parts))
 
 
+#: What numpy raises for an archive that it did not write: its headers are parsed as Python.
+_DAMAGED = (
+    OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, OverflowError,
+    NotImplementedError, RecursionError, MemoryError, SyntaxError, tokenize.TokenError,
+    zipfile.BadZipFile, zlib.error, struct.error,
+)  # fmt: skip
+
+
+def _check_size(path: Path) -> None:
+    """Refuse an archive whose arrays are far larger than it is: ours are not compressed."""
+    with zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise ValueError("it is compressed, which capture never does")
+    if size > path.stat().st_size:
+        raise ValueError(f"its arrays claim {size} bytes, more than the file has")
+
+
 def _part(path: Path, step: int, rank: int) -> TokenSketches:
     try:
+        _check_size(path)
         with np.load(path, allow_pickle=False) as arrays:
             names, k, left_out = arrays["names"], int(arrays["k"]), int(arrays["left_out"])
             columns = {column: arrays[column] for column in _COLUMNS}
             sketch = arrays["sketch"]
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise StoreError(f"{path} is not a file of token sketches: {error}") from error
     rows = len(sketch)
     index = columns["name"]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from rlprobe.documents import npyfile
 from rlprobe.errors import ReplayError
 from rlprobe.rollouts import singlesave
 from rlprobe.rollouts.digest import prompt_digest
@@ -23,6 +24,8 @@ from rlprobe.rollouts.singlesave import Saved
 
 #: What ``meta["source"]`` says of rollouts read here.
 SOURCE = "key data"
+#: Largest array that is read: responses of a rank's micro-step.
+_MAX_BYTES = 8 << 30
 KEYS = ("prompts", "responses", "attention_mask", "position_ids", "input_ids")
 
 
@@ -131,12 +134,11 @@ def _load(saved: Saved, key: str) -> np.ndarray:
 
 def _array(path: Path, key: str) -> np.ndarray:
     try:
-        # Mapped, so that a header claiming more than the file holds allocates nothing.
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(array, np.ndarray) or array.ndim < 1:
+        array = npyfile.load(path, _MAX_BYTES)
+        if array.ndim < 1:
             raise ValueError("expected an array of shape [rows, …, tokens]")
         return np.array(singlesave.whole_numbers(array, key))
-    except (OSError, ValueError, EOFError, SyntaxError) as error:
+    except ValueError as error:
         raise ReplayError(f"{path}: not a readable array of {key} ({error})") from error
 
 

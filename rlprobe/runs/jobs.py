@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlprobe.config import Alignment, load
+from rlprobe.documents import jsonfile
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.runs import resources
 from rlprobe.runs.plan import pairs, plan
@@ -104,7 +104,7 @@ class Jobs:
         Args:
             suspects: ``suspects.json``, written after the diagnosis.
         """
-        found = json.loads(Path(suspects).read_bytes())["suspects"]
+        found = jsonfile.mapping(jsonfile.load(suspects)).get("suspects")
         return [f"{self.results}/refine/diagnosis.json"] if found else [suspects]
 
     @property

@@ -8,7 +8,6 @@ a difference, never as agreement.
 
 from __future__ import annotations
 
-import io
 import math
 import mmap
 import os
@@ -19,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 
+from rlprobe.documents import npyfile
 from rlprobe.dumps.tensors import tensorpickle, zipentries
 from rlprobe.dumps.tensors.dtypes import DTYPES, Array, DType
 
 #: A tensor with more elements than its storage (an expanded one) is read up to this many.
 MAX_EXPANDED = 1 << 31
-_NPY_MAX_HEADER = 1 << 16
 
 
 class TensorFileError(ValueError):
@@ -174,20 +172,14 @@ def _checked(
 
 def _npy(data: memoryview) -> TensorFile:
     """numpy's own format, versions 1 to 3; object arrays (pickles) are refused."""
-    head = io.BytesIO(bytes(data[: _NPY_MAX_HEADER + 16]))
-    version = npy.read_magic(head)
-    if version == (1, 0):
-        shape, fortran, kind = npy.read_array_header_1_0(head, max_header_size=_NPY_MAX_HEADER)
-    elif version in ((2, 0), (3, 0)):
-        shape, fortran, kind = npy.read_array_header_2_0(head, max_header_size=_NPY_MAX_HEADER)
-    else:
-        raise ValueError(f"npy version {version} is not known")
+    head = npyfile.header(data)
+    kind, shape = head.dtype, head.shape
     name = kind.newbyteorder("=").name
-    if kind.hasobject or name not in DTYPES or kind.newbyteorder("<") != kind:
+    if name not in DTYPES or kind.newbyteorder("<") != kind:
         raise ValueError(f"element type {kind} is not accepted")
     dtype = DTYPES[name]
     steps = [1]
-    for length in shape[:-1] if fortran else reversed(shape[1:]):
+    for length in shape[:-1] if head.fortran else reversed(shape[1:]):
         steps.append(steps[-1] * length)
-    strides = tuple(steps if fortran else reversed(steps)) if shape else ()
-    return _checked(dtype, tuple(shape), strides, data[head.tell() :], 0)
+    strides = tuple(steps if head.fortran else reversed(steps)) if shape else ()
+    return _checked(dtype, shape, strides, data[head.start :], 0)

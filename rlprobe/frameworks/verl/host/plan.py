@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlprobe import stages
+from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import ConfigError
 
 
@@ -45,7 +46,7 @@ def from_overrides(overrides: list[str]) -> dict[str, Any]:
     Raises:
         ConfigError: an override neither sets a key nor deletes one.
     """
-    import yaml
+    from rlprobe.documents import yamlfile
 
     root: dict[str, Any] = {}
     for override in overrides:
@@ -64,7 +65,7 @@ def from_overrides(overrides: list[str]) -> dict[str, Any]:
                 child = node[parent] = {}
             node = child
         try:
-            node[leaf] = yaml.safe_load(text)
-        except yaml.YAMLError:
+            node[leaf] = yamlfile.parse(text)
+        except DocumentError:
             node[leaf] = text
     return root

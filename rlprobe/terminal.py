@@ -1,0 +1,104 @@
+"""What rlprobe says, made safe to show: the one place through which all of it goes.
+
+Names, texts and paths in messages come from dumps, rollouts and bundles that anybody may have
+made. A terminal obeys escape sequences in them, half of a surrogate pair cannot be written at all,
+and direction marks make a line read as something else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+import unicodedata
+from collections.abc import Iterator
+from typing import Any, TextIO, cast
+
+#: The name by which an OSError tells that stdout could not be written.
+STDOUT = "standard output"
+
+#: Longest line and longest message; more is cut out of the middle.
+_LINE, _MESSAGE = 2_000, 20_000
+
+_PLAIN = re.compile(r"[ -~\n\t]*")
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+#: Controls, formats (direction marks), surrogates, private, unassigned; line and paragraph ends.
+_UNSAFE = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"))
+#: Joiners, which scripts and emoji are written with.
+_KEPT = "\n\t\u200c\u200d"
+
+
+def safe(text: str) -> str:
+    r"""``text`` with everything that a terminal would obey written out, as ``\x1b`` is.
+
+    Colours are dropped: the logs of frameworks are full of them.
+    """
+    if _PLAIN.fullmatch(text):
+        return text
+    return "".join(map(_shown, _COLOUR.sub("", text)))
+
+
+def _shown(character: str) -> str:
+    if character in _KEPT or unicodedata.category(character) not in _UNSAFE:
+        return character
+    return ascii(character)[1:-1]
+
+
+def message(text: str) -> str:
+    """A message as it is shown: safe, and no longer than somebody would read."""
+    lines = [_cut(line, _LINE) for line in _cut(text, _MESSAGE).split("\n")]
+    return safe("\n".join(lines))
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} … ({len(text) - 2 * half} characters left out) … {text[-half:]}"
+
+
+class _SafeStream:
+    """A text stream that writes :func:`safe` text, in whatever encoding the stream has."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        shown = safe(text)
+        encoding = self._stream.encoding or "utf-8"
+        if not shown.isascii() and encoding.lower().replace("-", "") != "utf8":
+            shown = shown.encode(encoding, "backslashreplace").decode(encoding)
+        with self._named():
+            self._stream.write(shown)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._named():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, STDOUT) from error
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def guarded() -> Iterator[None]:
+    """Whatever is printed in this block, to stdout or stderr, is made safe first."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, _SafeStream(stream)) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
