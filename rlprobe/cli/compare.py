@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlprobe.cli.common import write_json
-from rlprobe.compare import sides
+from rlprobe.compare import outdir, sides
 from rlprobe.compare.compare import COVERAGE, Options, compare, insufficient
 from rlprobe.compare.match import rules
-from rlprobe.errors import NotComparableError, UsageError
+from rlprobe.errors import NotComparableError, RlprobeError, UsageError
+from rlprobe.stages import ALIASES
 
 _log = logging.getLogger(__name__)
 
@@ -136,34 +137,50 @@ def run(args: argparse.Namespace) -> int:
         None if args.rules is None else rules.load(args.rules),
         dict(args.map_step),
     )
-    if args.train_infer is not None:
-        return _train_infer(args, options)
-    if args.benchmark is None or args.target is None or args.engine_dump is not None:
-        raise UsageError("give BENCHMARK and TARGET, or --train-infer RUN [--engine-dump DIR]")
-    benchmark = sides.resolve(args.benchmark, args.store)
-    target = sides.resolve(args.target, args.store)
-    lack: NotComparableError | None
-    try:
-        summaries = compare(benchmark, target, args.out, options)
-        for summary in summaries if args.table else ():
-            _write_table(args.out / summary.stage)
-        lack = insufficient(summaries, options)
-    except NotComparableError as error:
-        summaries, lack = [], error
     if args.json is not None:
-        write_json(
-            args.json,
-            {
-                "comparable": lack is None,
-                "message": str(lack) if lack else None,
-                "stages": [s.as_dict() for s in summaries],
-            },
-        )
+        # whatever ends this command leaves no earlier result
+        args.json.unlink(missing_ok=True)
+    try:
+        lack, told = (_two_sides if args.train_infer is None else _train_infer)(args, options)
+    except RlprobeError as error:
+        _write_result(args, error, [])
+        raise
+    _write_result(args, lack, told)
     if lack is not None:
         if not args.no_fail:
             raise lack
         _log.warning("%s", lack)
     return 0
+
+
+_Told = tuple[NotComparableError | None, list[dict[str, Any]]]
+
+
+def _write_result(
+    args: argparse.Namespace, lack: RlprobeError | None, told: list[dict[str, Any]]
+) -> None:
+    if args.json is None:
+        return
+    message = None if lack is None else str(lack)
+    write_json(args.json, {"comparable": lack is None, "message": message, "stages": told})
+
+
+def _two_sides(args: argparse.Namespace, options: Options) -> _Told:
+    """Why the comparison is none, and what each stage's summary says."""
+    if args.benchmark is None or args.target is None or args.engine_dump is not None:
+        raise UsageError("give BENCHMARK and TARGET, or --train-infer RUN [--engine-dump DIR]")
+    benchmark = sides.resolve(args.benchmark, args.store)
+    target = sides.resolve(args.target, args.store)
+    chosen = [ALIASES.get(name, name) for name in options.stages]
+    written = chosen or [*benchmark.stages, *target.stages]
+    with outdir.alone(args.out, written, bool(chosen)):
+        try:
+            summaries = compare(benchmark, target, args.out, options)
+        except NotComparableError as error:
+            return error, []
+        for summary in summaries if args.table else ():
+            _write_table(args.out / summary.stage)
+    return insufficient(summaries, options), [s.as_dict() for s in summaries]
 
 
 def _step_pair(text: str) -> tuple[int, int]:
@@ -190,31 +207,20 @@ def _bounds() -> Callable[[pl.DataFrame], pl.DataFrame]:
     return noise.annotate
 
 
-def _train_infer(args: argparse.Namespace, options: Options) -> int:
+def _train_infer(args: argparse.Namespace, options: Options) -> _Told:
+    """The same of training against inference."""
     if args.benchmark is not None:
         raise UsageError("--train-infer takes one run, and no BENCHMARK and TARGET")
     # Imported here: it needs the tensor kernels, which most comparisons do without.
     from rlprobe.compare.traininfer import run as traininfer
+    from rlprobe.compare.traininfer.sources import NAME
 
     run = sides.resolve(args.train_infer, args.store)
     engine = None if args.engine_dump is None else sides.resolve(args.engine_dump, args.store)
-    outcome = None
-    lack: NotComparableError | None
-    try:
-        outcome = traininfer.compare(run, engine, args.out, options)
-        traininfer.tell(outcome)
-        lack = outcome.insufficient()
-    except NotComparableError as error:
-        lack = error
-    if args.json is not None:
-        write_json(
-            args.json,
-            {
-                "comparable": lack is None,
-                "message": str(lack) if lack else None,
-                "stages": [outcome.summary.as_dict()] if outcome else [],
-            },
-        )
-    if lack is not None and not args.no_fail:
-        raise lack
-    return 0
+    with outdir.alone(args.out, [NAME], True):
+        try:
+            outcome = traininfer.compare(run, engine, args.out, options)
+        except NotComparableError as error:
+            return error, []
+    traininfer.tell(outcome)
+    return outcome.insufficient(), [outcome.summary.as_dict()]
