@@ -80,6 +80,8 @@ class MegatronNames:
         self._experts = [dict(_expert_indices(chunk)) for chunk in chunks]
         self._latent = any(_is_latent(chunk) for chunk in chunks)
         self._value_head = [_has_value_head(chunk) for chunk in chunks]
+        #: Whether the first projection of an MLP is a gate and an up projection in one.
+        self.gated = any(_is_gated(chunk) for chunk in chunks)
 
     @classmethod
     def of(cls, chunks: Sequence[Any]) -> MegatronNames | None:
@@ -159,9 +161,11 @@ class Shard:
     shape: tuple[int, ...]
     #: ``(dimension, first index)``, or None where the rank's part is no one slice of the whole.
     cut: tuple[int, int] | None
+    #: Then the rows of the whole that it is, ``(first, how many)`` in order; empty where unknown.
+    pieces: tuple[tuple[int, int], ...] = ()
 
 
-def shard(name: str, parameter: Any) -> Shard | None:
+def shard(name: str, parameter: Any, gated: bool) -> Shard | None:
     """This rank's part of a Megatron parameter; None where it holds the whole.
 
     Megatron marks sharded parameters with ``tensor_model_parallel``, ``partition_dim`` and
@@ -171,6 +175,7 @@ def shard(name: str, parameter: Any) -> Shard | None:
     Args:
         name: the parameter's name by :meth:`MegatronNames.parameter`.
         parameter: the parameter.
+        gated: whether MLPs have a gate.
     """
     mpu = sys.modules.get("megatron.core.parallel_state")
     if not getattr(parameter, "tensor_model_parallel", False) or mpu is None:
@@ -184,8 +189,11 @@ def shard(name: str, parameter: Any) -> Shard | None:
     shape = list(parameter.shape)
     first = shape[dim] * getattr(mpu, f"get_{kind}_parallel_rank")()
     shape[dim] *= size
-    apart = parameter.partition_stride != 1 or ".gate_up_proj." in f".{name}."
-    return Shard(tuple(shape), None if apart else (dim, first))
+    if gated and ".gate_up_proj." in f".{name}.":
+        half = parameter.shape[dim] // 2
+        rows = tuple((begin + first // 2, half) for begin in (0, shape[dim] // 2))
+        return Shard(tuple(shape), None, rows if dim == 0 else ())
+    return Shard(tuple(shape), (dim, first) if parameter.partition_stride == 1 else None)
 
 
 def is_megatron(model: Any) -> bool:
@@ -210,6 +218,10 @@ def _expert_indices(chunk: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def _is_latent(chunk: Any) -> bool:
     return bool(getattr(getattr(chunk, "config", None), "multi_latent_attention", False))
+
+
+def _is_gated(chunk: Any) -> bool:
+    return bool(getattr(getattr(chunk, "config", None), "gated_linear_unit", False))
 
 
 def _has_value_head(chunk: Any) -> bool:

@@ -40,11 +40,15 @@ class Held:
     start: int | None = None
     #: Whether ``local`` is the whole parameter.
     complete: bool = True
+    #: Rows of the whole, ``(first, how many)``, where ``local`` is several slices of it.
+    pieces: tuple[tuple[int, int], ...] = ()
 
-    def offsets(self) -> dict[str, int] | None:
+    def offsets(self) -> dict[str, Any] | None:
         """Where the shard begins, for the record; None when whole or unknown."""
         if self.cut is not None:
             return {"dim": self.cut[0], "index": self.cut[1]}
+        if self.pieces:
+            return {"dim": 0, "pieces": [list(piece) for piece in self.pieces]}
         return None if self.start is None else {"element": self.start}
 
     def sketch_of(self, tensor: Tensor) -> Tensor | None:
@@ -56,6 +60,11 @@ class Held:
             return None
         if self.cut is not None:
             return sketch_shard(tensor, torch.Size(self.shape), *self.cut)
+        if self.pieces:
+            rows = tensor.split([count for _, count in self.pieces])
+            places = [first * math.prod(self.shape[1:]) for first, _ in self.pieces]
+            parts = [sketch(part, place) for part, place in zip(rows, places, strict=True)]
+            return torch.stack(parts).sum(dim=0)
         if self.start is not None:
             return sketch(tensor, self.start)
         return sketch(tensor) if self.complete else None
@@ -73,7 +82,7 @@ def held(models: list[nn.Module]) -> Iterator[Held]:
         if megatron is not None:
             for raw, parameter in model.named_parameters():
                 name = megatron.parameter(index, parameter_name(raw, prefix))
-                yield _tensor_parallel(name, parameter)
+                yield _tensor_parallel(name, parameter, megatron.gated)
             continue
         chunk = f"{index}." if len(models) > 1 else ""
         views = fsdp1.views(model)
@@ -108,13 +117,13 @@ def _single(name: str, parameter: Tensor) -> Held:
     return _dtensor(name, parameter, local.detach())
 
 
-def _tensor_parallel(name: str, parameter: Tensor) -> Held:
+def _tensor_parallel(name: str, parameter: Tensor, gated: bool) -> Held:
     """A parameter of Megatron's, whole or this tensor-parallel rank's part of it."""
-    part = shard(name, parameter)
+    part = shard(name, parameter, gated)
     local = parameter.detach()
     if part is None:
         return Held(name, parameter, local, tuple(parameter.shape))
-    return Held(name, parameter, local, part.shape, part.cut, None, False)
+    return Held(name, parameter, local, part.shape, part.cut, None, False, part.pieces)
 
 
 def _dtensor(name: str, parameter: Any, local: Tensor) -> Held:

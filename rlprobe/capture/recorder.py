@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from rlprobe import stages
@@ -280,10 +281,15 @@ class StageScope:
         if self._updates is not None:
             self._updates.loss(name, value)
 
-    def gradients(self, kind: str) -> None:
-        """Statistics of every parameter's gradient now; kind: grad, grad_reduced, grad_clipped."""
+    def gradients(self, kind: str, optimizer: Any = None) -> None:
+        """Statistics of every parameter's gradient now; kind: grad, grad_reduced, grad_clipped.
+
+        Args:
+            kind: which they are.
+            optimizer: Megatron's, of which the gradients are copies or shards of the model's.
+        """
         if self._updates is not None:
-            self._updates.gradients(self._models, kind)
+            self._updates.gradients(self._models, kind, optimizer)
 
     def gradient_norms(self, optimizer: Any) -> None:
         """Key data ``{role}_grad_norm``: see :func:`rlprobe.capture.updates.group_norms`.
@@ -296,6 +302,17 @@ class StageScope:
             number = self._recorder._optimizer_step(self._stage, self._step)
             name = f"{self._recorder.role}{updates.NORMS}"
             self.key_data(name, updates.group_norms(optimizer), number)
+
+    def total_norm(self, norm: Any) -> None:
+        """Key data ``{role}_total_grad_norm``: the norm that the framework reports of a step.
+
+        Over all ranks and before clipping; belongs to the latest :meth:`gradient_norms`.
+        """
+        options = self._recorder.session.capture
+        if norm is not None and options.key_data and options.wants_step(self._step):
+            number = self._recorder._optimizer_steps.get((self._stage, self._step), 0)
+            value = torch.as_tensor(float(norm), dtype=torch.float64).reshape(1)
+            self.key_data(f"{self._recorder.role}_total{updates.NORMS}", value, number)
 
     def samples(self, digests: list[str]) -> None:
         """The samples this process works on; on every rank and stage.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rlprobe import sketch as sketch_definition
+from rlprobe.capture import megatron_grads
 from rlprobe.capture.light.statistics import Statistics, has_values
 from rlprobe.capture.parameters import Held, held
 from rlprobe.errors import UsageError
@@ -46,17 +47,26 @@ class UpdateRecords:
         self._sketches: list[tuple[dict[str, Any], Tensor]] = []
         self.data: dict[str, Any] = {}
 
-    def gradients(self, models: list[nn.Module], kind: str) -> None:
-        """Statistics of every parameter's ``.grad`` as it is now; none where there is none.
+    def gradients(self, models: list[nn.Module], kind: str, optimizer: Any = None) -> None:
+        """Statistics of every parameter's gradient as it is now; none where there is none.
+
+        Args:
+            models: the model's chunks.
+            kind: one of GRADIENT_KINDS.
+            optimizer: where it is one of Megatron's, the gradients are those that it is about to
+                step with; of all others, and of None, each parameter's ``.grad``.
 
         Raises:
             UsageError: ``kind`` is not one of GRADIENT_KINDS.
         """
         if kind not in GRADIENT_KINDS:
             raise UsageError(f"gradients({kind!r}): accepted are {', '.join(GRADIENT_KINDS)}")
-        for item in self._items(models):
-            gradient = _gradient(item)
-            if gradient is not None:
+        if megatron_grads.is_megatron(optimizer):
+            found = megatron_grads.gradients(models, optimizer)
+        else:
+            found = ((item, _gradient(item)) for item in held(models))
+        for item, gradient in found:
+            if gradient is not None and self._wants(item):
                 self._add(f"{item.name}.{kind}", item, gradient)
 
     def changes(self, models: list[nn.Module], before: dict[str, Tensor]) -> None:
@@ -89,7 +99,10 @@ class UpdateRecords:
         return len(self.data)
 
     def _items(self, models: list[nn.Module]) -> list[Held]:
-        return [item for item in held(models) if self._wanted(item.name.rpartition(".")[0])]
+        return [item for item in held(models) if self._wants(item)]
+
+    def _wants(self, item: Held) -> bool:
+        return self._wanted(item.name.rpartition(".")[0])
 
     def _add(self, what: str, item: Held, tensor: Tensor) -> None:
         leaf = self._statistics.leaf(tensor, lasting=None)
@@ -108,20 +121,21 @@ def group_norms(optimizer: Any) -> Tensor:
     """L2 norm of the gradients of each of an optimizer's parameter groups.
 
     Args:
-        optimizer: anything with torch's ``param_groups``.
+        optimizer: anything with torch's ``param_groups``; Megatron's between preparing gradients
+            and the step (see :func:`.megatron_grads.group_norms`).
 
     Returns:
         fp64 tensor of shape (groups,) on the CPU, 0 for a group without gradients. Of sharded
         parameters it is this rank's part: the whole is the root of the sum of the ranks' squares.
         (No collective is called: other ranks may not be capturing.)
     """
+    if megatron_grads.is_megatron(optimizer):
+        return megatron_grads.group_norms(optimizer)
     norms: list[Tensor] = []
     for group in optimizer.param_groups:
         squares: list[Tensor] = []
         for parameter in group["params"]:
             gradient = parameter.grad
-            if gradient is None:
-                gradient = getattr(parameter, "main_grad", None)
             if gradient is None:
                 continue
             local = getattr(gradient, "_local_tensor", gradient).detach()

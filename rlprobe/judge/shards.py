@@ -122,12 +122,13 @@ def _alike(benchmark: dict[int, dict[str, Any]], target: dict[int, dict[str, Any
 
 
 def _shards(part: pl.DataFrame, side: str) -> Iterable[dict[str, Any]]:
-    """One side's records of a name, as rank, name, max, min, mean, norm."""
+    """One side's records of a name, as rank, name, its shape, max, min, mean, norm."""
     return (
         part.filter(pl.col(f"name_{side}").is_not_null())
         .select(
             rank=pl.coalesce(f"rank_{side}", "rank"),
             name=f"name_{side}",
+            recorded=f"shape_{side}",
             **{n: f"{n}_{side}" for n in ("max", "min", "mean", "norm")},
         )
         .iter_rows(named=True)
@@ -144,6 +145,9 @@ def _whole(
     for shard in shards:
         place = places.get(shard["rank"])
         if place is None or not unshard.is_placed(place):
+            return None
+        # a distributed optimizer has a stretch of the gradient where the weight is whole
+        if list(shard["recorded"]) != list(place["local_shape"]):
             return None
         if any(shard[name] is None for name in ("max", "min", "mean", "norm")):
             return None

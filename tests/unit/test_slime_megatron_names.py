@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from rlprobe.capture import megatron_layout, parameters, provenance
+from rlprobe.capture.light.sketches import sketch
 from rlprobe.capture.megatron_names import MegatronNames, Shard, is_megatron, shard
 from rlprobe.capture.names import named_modules
 from rlprobe.store.manifest import Process
@@ -149,11 +150,41 @@ def test_a_tensor_parallel_rank_says_what_it_holds(monkeypatch: pytest.MonkeyPat
     )
     monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", mpu)
     parameter = nn.Parameter(torch.zeros(6, 5))
-    assert shard("model.norm.weight", parameter) is None
+    assert shard("model.norm.weight", parameter, gated=True) is None
     parameter.tensor_model_parallel = True
     parameter.partition_dim, parameter.partition_stride = 0, 1
-    assert shard("model.layers.0.self_attn.qkv_proj.weight", parameter) == Shard((24, 5), (0, 12))
-    assert shard("model.layers.0.mlp.gate_up_proj.weight", parameter) == Shard((24, 5), None)
+    fused = "model.layers.0.self_attn.qkv_proj.weight"
+    assert shard(fused, parameter, gated=True) == Shard((24, 5), (0, 12))
+    # the gate's rows come before all of the up projection's: this rank has some of either
+    first = "model.layers.0.mlp.gate_up_proj.weight"
+    assert shard(first, parameter, gated=True) == Shard((24, 5), None, ((6, 3), (18, 3)))
+    assert shard(first, parameter, gated=False) == Shard((24, 5), (0, 12))
+    parameter.partition_stride = 2
+    assert shard(fused, parameter, gated=True) == Shard((24, 5), None)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_sketches_of_gated_shards_add_up_to_the_whole(
+    monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    torch.manual_seed(0)
+    whole = torch.randn(24, 5)
+    gates, ups = (half.chunk(ranks) for half in whole.chunk(2))
+    total = torch.zeros(61)
+    for rank in range(ranks):
+        mpu = types.SimpleNamespace(
+            get_tensor_model_parallel_world_size=lambda: ranks,
+            get_tensor_model_parallel_rank=lambda rank=rank: rank,
+        )
+        monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", mpu)
+        parameter = nn.Parameter(torch.cat([gates[rank], ups[rank]]))
+        parameter.tensor_model_parallel = True
+        parameter.partition_dim, parameter.partition_stride = 0, 1
+        name = "model.layers.0.mlp.gate_up_proj.weight"
+        held = parameters._tensor_parallel(name, parameter, gated=True)
+        assert held.shape == (24, 5) and not held.complete
+        total += held.sketch_of(held.local)
+    assert torch.allclose(total, sketch(whole), atol=1e-4)
 
 
 @pytest.fixture

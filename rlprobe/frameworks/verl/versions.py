@@ -63,7 +63,12 @@ HOOK_POINTS = (
     HookPoint(
         "verl.workers.engine.megatron.transformer_impl",
         "MegatronEngine",
-        ("forward_step", "optimizer_step"),
+        (
+            "forward_step",
+            "optimizer_step",
+            "forward_backward_batch",
+            "postprocess_micro_batch_func",
+        ),
     ),
     HookPoint("verl.utils.torch_dtypes", "PrecisionType", ("to_dtype", "to_str")),
     HookPoint("verl.trainer.constants_ppo", None, ("get_ppo_ray_runtime_env",)),

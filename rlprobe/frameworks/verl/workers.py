@@ -196,16 +196,21 @@ def _watch(engine: Any) -> None:
         if stage is None:
             return optimizer_step(*args, **kwargs)
         scope = stage.scope
+        if megatron.is_megatron(engine):
+            with megatron.stepping(engine.optimizer, scope):
+                norm = optimizer_step(*args, **kwargs)
+            scope.total_norm(norm)
+            return norm
         scope.gradients("grad_reduced")
         scope.gradient_norms(engine.optimizer)
-        if not hasattr(engine.optimizer, "register_step_pre_hook"):
-            return optimizer_step(*args, **kwargs)  # Megatron's clips inside its own step
         # verl clips inside this method; the optimizer's own pre-hook sees the clipped gradients
         handle = engine.optimizer.register_step_pre_hook(lambda *_: scope.gradients("grad_clipped"))
         try:
-            return optimizer_step(*args, **kwargs)
+            norm = optimizer_step(*args, **kwargs)
         finally:
             handle.remove()
+        scope.total_norm(norm)
+        return norm
 
     def watched_batch(call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)

@@ -79,10 +79,12 @@ def _tokenizer(vocabulary: dict[str, int]) -> Any:
     return fast
 
 
-def _vocabulary() -> dict[str, int]:
+def _vocabulary(multiple: int = 1) -> dict[str, int]:
+    """Bytes and special tokens, with unused ones behind them up to a multiple."""
     from tokenizers import pre_tokenizers
 
     symbols = [*_SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    symbols += [f"<|unused_{index}|>" for index in range(-len(symbols) % multiple)]
     return {symbol: index for index, symbol in enumerate(symbols)}
 
 
@@ -101,6 +103,10 @@ def _shape(vocabulary: dict[str, int]) -> dict[str, Any]:
         "pad_token_id": vocabulary["<pad>"],
     }
 
+
+#: What splits evenly: layers over two pipeline ranks of two chunks, the vocabulary over eight.
+_SPLITS: dict[str, Any] = {"num_hidden_layers": 4}
+_MULTIPLE = 8
 
 _EXPERTS: dict[str, Any] = {
     "num_experts": 4,
@@ -135,13 +141,16 @@ def _fill(model: Any, seed: int) -> None:
             embedding.weight[embedding.padding_idx] = 0.0
 
 
-def _causal(architecture: str, made: Path, *, stops: bool = False, **further: Any) -> None:
+def _causal(
+    architecture: str, made: Path, *, stops: bool = False, multiple: int = 1, **further: Any
+) -> None:
     """A causal model; with ``stops`` one that often ends a response, so that lengths vary."""
     import torch
     import transformers
 
-    vocabulary = _vocabulary()
-    config = getattr(transformers, f"{architecture}Config")(**_shape(vocabulary), **further)
+    vocabulary = _vocabulary(multiple)
+    shape = {**_shape(vocabulary), **further}
+    config = getattr(transformers, f"{architecture}Config")(**shape)
     model = getattr(transformers, f"{architecture}ForCausalLM")(config)
     _fill(model, seed=0)
     if stops:
@@ -153,14 +162,15 @@ def _causal(architecture: str, made: Path, *, stops: bool = False, **further: An
     _tokenizer(vocabulary).save_pretrained(made)
 
 
-def _critic(architecture: str, made: Path, *, bias: float = 0.0) -> None:
+def _critic(
+    architecture: str, made: Path, *, bias: float = 0.0, multiple: int = 1, **further: Any
+) -> None:
     import torch
     import transformers
 
-    vocabulary = _vocabulary()
-    config = getattr(transformers, f"{architecture}Config")(
-        **_shape(vocabulary), num_labels=1, classifier_dropout=0.0
-    )
+    vocabulary = _vocabulary(multiple)
+    shape = {**_shape(vocabulary), **further, "num_labels": 1, "classifier_dropout": 0.0}
+    config = getattr(transformers, f"{architecture}Config")(**shape)
     model = getattr(transformers, f"{architecture}ForTokenClassification")(config)
     _fill(model, seed=1)
     with torch.no_grad():
@@ -191,6 +201,10 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "tiny-llama": lambda made: _causal("Llama", made),
     "tiny-qwen2-brief": lambda made: _causal("Qwen2", made, stops=True),
     "tiny-qwen2-moe": lambda made: _causal("Qwen2Moe", made, **_EXPERTS),
+    "tiny-qwen2-splits": lambda made: _causal("Qwen2", made, multiple=_MULTIPLE, **_SPLITS),
+    "tiny-qwen2-splits-critic": lambda made: _critic(
+        "Qwen2", made, multiple=_MULTIPLE, **_SPLITS
+    ),
     "tiny-qwen2-critic": lambda made: _critic("Qwen2", made),
     "tiny-qwen2-critic-bias": lambda made: _critic("Qwen2", made, bias=0.5),
     "tiny-llama-critic": lambda made: _critic("Llama", made),

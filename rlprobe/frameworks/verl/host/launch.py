@@ -11,12 +11,22 @@ from rlprobe import stages
 from rlprobe.errors import ConfigError
 from rlprobe.frameworks import Places
 from rlprobe.frameworks.verl.engine import engines
-from rlprobe.frameworks.verl.host import assets, plan
+from rlprobe.frameworks.verl.host import assets, megatron, plan
 
 if TYPE_CHECKING:
     from rlprobe.spec import RunSpec
 
 _HOOKS = "rlprobe.frameworks.verl"
+#: What FSDP needs on a CPU.
+_FSDP_ON_CPU = (
+    "actor_rollout_ref.model.use_remove_padding=false",
+    "actor_rollout_ref.actor.strategy=fsdp2",
+    "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false",
+    "actor_rollout_ref.ref.fsdp_config.use_torch_compile=false",
+    "critic.model.use_remove_padding=false",
+    "critic.strategy=fsdp2",
+    "critic.fsdp.use_torch_compile=false",
+)
 _DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -29,7 +39,13 @@ class VerlFramework:
     builtins: Collection[str] = assets.NAMES
 
     def expected_stages(self, spec: RunSpec) -> tuple[str, ...]:
-        """Stages that verl runs under the spec's overrides; a replay generates nothing."""
+        """Stages that verl runs under the spec's overrides; a replay generates nothing.
+
+        Raises:
+            ConfigError: verl would refuse the run once its job has waited for its devices.
+        """
+        if megatron.chosen(spec.overrides):
+            megatron.require_precision(spec)
         config = plan.from_overrides([*_base(spec), *spec.overrides])
         found = plan.stages_of(config)
         if spec.role != "benchmark":
@@ -71,6 +87,9 @@ class VerlFramework:
         }
         if spec.device == "cpu":
             modules.append(f"{_HOOKS}.cpu")
+            if megatron.chosen(spec.overrides):
+                modules.append(f"{_HOOKS}.cpu.megatron")
+                env |= megatron.CPU_ENVIRONMENT
             env |= {
                 "VERL_ENGINE_DEVICE": "cuda",
                 "GLOO_SOCKET_IFNAME": "lo",
@@ -146,24 +165,18 @@ def _cpu(spec: RunSpec) -> list[str]:
     return [
         "trainer.device=cpu",
         *(own_ray if spec.resources.nodes == 1 else ()),
-        "actor_rollout_ref.model.use_remove_padding=false",
         "actor_rollout_ref.model.enable_gradient_checkpointing=false",
         "+actor_rollout_ref.model.override_config.attn_implementation=eager",
-        "actor_rollout_ref.actor.strategy=fsdp2",
         "actor_rollout_ref.actor.use_torch_compile=false",
-        "actor_rollout_ref.actor.fsdp_config.use_torch_compile=false",
         "actor_rollout_ref.ref.use_torch_compile=false",
-        "actor_rollout_ref.ref.fsdp_config.use_torch_compile=false",
         f"actor_rollout_ref.rollout.name={engines.CPU}",
         "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
         "actor_rollout_ref.rollout.agent.num_workers=1",
-        "critic.model.use_remove_padding=false",
         "critic.model.enable_gradient_checkpointing=false",
         "+critic.model.override_config.attn_implementation=eager",
-        "critic.strategy=fsdp2",
-        "critic.fsdp.use_torch_compile=false",
         "reward.num_workers=1",
         f"reward.reward_model.rollout.name={engines.CPU}",
+        *(megatron.CPU_OVERRIDES if megatron.chosen(spec.overrides) else _FSDP_ON_CPU),
     ]
 
 
@@ -223,15 +236,11 @@ def _reward(spec: RunSpec, places: Places) -> list[str]:
 
 def _precision(spec: RunSpec) -> list[str]:
     """Compute precision of every model; parameters are kept and updated in fp32 (fp64 in fp64)."""
-    config = plan.from_overrides([*_base(spec), *spec.overrides])
-    strategy = config["actor_rollout_ref"].get("actor", {}).get("strategy", "fsdp")
     rollout = [f"actor_rollout_ref.rollout.dtype={_DTYPES[spec.precision]}"]
-    if "megatron" in (strategy, config.get("model_engine")):
+    if megatron.chosen(spec.overrides):
         return [
             *rollout,
-            f"actor_rollout_ref.actor.megatron.dtype={_DTYPES[spec.precision]}",
-            f"actor_rollout_ref.ref.megatron.dtype={_DTYPES[spec.precision]}",
-            f"critic.megatron.dtype={_DTYPES[spec.precision]}",
+            *(f"{section}.megatron.dtype={_DTYPES[spec.precision]}" for section in megatron.MODELS),
         ]
     wide = "fp64" if spec.precision == "fp64" else "fp32"
     mixed = f"{{param_dtype:{spec.precision},reduce_dtype:{wide},buffer_dtype:{wide}}}"

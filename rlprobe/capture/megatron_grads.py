@@ -1,0 +1,129 @@
+"""Gradients as Megatron's optimizers use them, under the parameters they belong to.
+
+A module's ``main_grad`` is a view into Megatron's gradient buffer: with a distributed optimizer on
+several data-parallel ranks only the stretch that this rank owns holds the reduced gradient, and
+clipping changes copies. What is clipped and stepped with is ``.grad`` (``.decoupled_grad`` of a
+precision-aware optimizer) of the *main* parameters, which ``prepare_grads`` fills inside ``step``.
+Before it they hold nothing, or the last step's.
+
+Read from megatron-core 0.16 (``optimizer.py``, ``distrib_optimizer.py``); nothing of it is imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlprobe.capture.light.statistics import has_values
+from rlprobe.capture.parameters import Held, held
+
+#: Model parameters of a distributed optimizer, and this rank's stretches that are stepped.
+_SHARDED = (
+    ("model_float16_groups", "shard_fp32_from_float16_groups"),
+    ("model_float16_groups", "shard_float16_groups"),
+    ("model_fp32_groups", "shard_fp32_groups"),
+)
+#: Half-precision parameters and their fp32 copies.
+_COPIED = ("float16_groups", "fp32_from_float16_groups")
+
+
+def is_megatron(optimizer: Any) -> bool:
+    """Whether an optimizer is one of Megatron's, which steps main parameters."""
+    return hasattr(optimizer, "prepare_grads") and hasattr(optimizer, "step_with_ready_grads")
+
+
+def gradients(models: list[nn.Module], optimizer: Any) -> Iterator[tuple[Held, Tensor]]:
+    """Every main gradient on this rank, and the part of a parameter that it is of.
+
+    Args:
+        models: the model's chunks.
+        optimizer: Megatron's, between ``prepare_grads`` and the step.
+    """
+    mains = _mains(optimizer)
+    for item in held(models):
+        main, start = mains.get(id(item.parameter), (None, None))
+        gradient = None if main is None else _gradient(main)
+        if gradient is None or not gradient.numel():
+            continue  # frozen, or another data-parallel rank's
+        if gradient.numel() == item.local.numel():
+            yield item, gradient.reshape(item.local.shape)
+        else:
+            yield _stretch(item, gradient, start), gradient
+
+
+def group_norms(optimizer: Any) -> Tensor:
+    """L2 norm of this rank's main gradients, by parameter group.
+
+    What Megatron leaves out of its norm here (parameters shared between pipeline stages, copies of
+    other tensor-parallel ranks) is left out. Of the distributed optimizer the whole is the root of
+    the sum of all ranks' squares; without it data-parallel ranks hold the same gradients, and the
+    whole is that of one data-parallel rank's model-parallel ranks.
+
+    Returns:
+        fp64 tensor of shape (groups,) on the CPU. (No collective is called.)
+    """
+    norms = []
+    for part in _parts(optimizer):
+        counted = {id(gradient) for gradient in part.get_main_grads_for_grad_norm()}
+        for group in part.optimizer.param_groups if part.optimizer is not None else ():
+            found = [_gradient(main) for main in group["params"]]
+            squares = [
+                torch.linalg.vector_norm(gradient, dtype=torch.float32).square()
+                for gradient in found
+                if gradient is not None and id(gradient) in counted and has_values(gradient)
+            ]
+            total = torch.stack(squares).cpu().double().sum() if squares else torch.zeros(())
+            norms.append(total.double().sqrt())
+    return torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64)
+
+
+def _parts(optimizer: Any) -> list[Any]:
+    return list(getattr(optimizer, "chained_optimizers", [optimizer]))
+
+
+def _gradient(main: Tensor) -> Tensor | None:
+    decoupled: Tensor | None = getattr(main, "decoupled_grad", None)
+    return main.grad if decoupled is None else decoupled
+
+
+def _mains(optimizer: Any) -> dict[int, tuple[Tensor, int | None]]:
+    """By the id of a model's parameter: what is stepped of it, and the first element if a part."""
+    found: dict[int, tuple[Tensor, int | None]] = {}
+    for part in _parts(optimizer):
+        if hasattr(part, "_get_model_param_range_map"):
+            for models, mains in _SHARDED:
+                for parameter, main in _pairs(part, models, mains):
+                    owned = part._get_model_param_range_map(parameter)["param"]
+                    found[id(parameter)] = (main, int(owned.start))
+            continue
+        for group in part.optimizer.param_groups if part.optimizer is not None else ():
+            found |= {id(parameter): (parameter, None) for parameter in group["params"]}
+        for parameter, main in _pairs(part, *_COPIED):
+            found[id(parameter)] = (main, None)
+    return found
+
+
+def _pairs(part: Any, models: str, mains: str) -> Iterator[tuple[Tensor, Tensor]]:
+    groups = zip(getattr(part, models, ()), getattr(part, mains, ()), strict=False)
+    for parameters, copies in groups:
+        for parameter, main in zip(parameters, copies, strict=False):
+            if main is not None:
+                yield parameter, main
+
+
+def _stretch(item: Held, gradient: Tensor, start: int | None) -> Held:
+    """The elements of a parameter, or of this rank's slice of it, that a flat gradient is of."""
+    first: int | None = None
+    if start is not None and item.complete:
+        first = start
+    elif start is not None and item.cut is not None and item.cut[0] == 0:
+        # rows of the whole lie one behind another
+        first = start + item.cut[1] * math.prod(item.shape[1:])
+    return dataclasses.replace(
+        item, local=gradient, cut=None, start=first, pieces=(), complete=False
+    )

@@ -1,0 +1,63 @@
+"""verl's Megatron back end: whether it is chosen, what it can compute in, what it needs on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rlprobe.errors import ConfigError
+from rlprobe.frameworks.verl.host import plan
+
+if TYPE_CHECKING:
+    from rlprobe.spec import RunSpec
+
+#: The sections with a model each.
+MODELS = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
+
+#: What Megatron reads while it is imported.
+CPU_ENVIRONMENT = {
+    "TORCHDYNAMO_DISABLE": "1",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+}
+#: Of Transformer Engine's alone, or fused for GPUs.
+_PLAIN = (
+    "attention_backend=local",
+    "sequence_parallel=false",
+    "persist_layer_norm=false",
+    "moe_grouped_gemm=false",
+    "moe_permute_fusion=false",
+)
+#: Layers of Megatron's own, weights through mbridge (see ``cpu/megatron.py``).
+CPU_OVERRIDES = (
+    *(f"{model}.megatron.vanilla_mbridge=true" for model in MODELS),
+    *(f"{model}.megatron.sequence_parallel=false" for model in MODELS),
+    *(
+        f"++{model}.megatron.override_transformer_config.{option}"
+        for model in MODELS
+        for option in _PLAIN
+    ),
+)
+
+
+def chosen(overrides: Iterable[str]) -> bool:
+    """Whether verl's overrides choose Megatron for training."""
+    config = plan.from_overrides(list(overrides))
+    actor = (config.get("actor_rollout_ref") or {}).get("actor") or {}
+    return "megatron" in (config.get("model_engine"), actor.get("strategy"))
+
+
+def require_precision(spec: RunSpec) -> None:
+    """Refuse what verl or Transformer Engine refuse once the job has waited for its devices.
+
+    Raises:
+        ConfigError: a precision that this back end has not on this device.
+    """
+    accepted = ("bf16", "fp16", "fp32") if spec.device == "cpu" else ("bf16", "fp16")
+    if spec.precision in accepted:
+        return
+    asked = "controls.high_precision" if spec.role == "high_precision" else "precision"
+    raise ConfigError(
+        f"{spec.role}: {asked} asks for {spec.precision}, which verl's Megatron back end has not on "
+        f"{spec.device}; accepted: {', '.join(accepted)}"
+        + ("; take controls.high_precision out" if spec.role == "high_precision" else "")
+    )
