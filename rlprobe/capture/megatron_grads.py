@@ -6,7 +6,8 @@ clipping changes copies. What is clipped and stepped with is ``.grad`` (``.decou
 precision-aware optimizer) of the *main* parameters, which ``prepare_grads`` fills inside ``step``.
 Before it they hold nothing, or the last step's.
 
-Read from megatron-core 0.16 (``optimizer.py``, ``distrib_optimizer.py``); nothing of it is imported.
+Read from megatron-core 0.16 (``optimizer.py``, ``distrib_optimizer.py``), of which nothing is
+imported.
 """
 
 from __future__ import annotations

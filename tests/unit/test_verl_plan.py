@@ -136,3 +136,42 @@ def test_ranks_that_do_not_fit_the_nodes_are_refused() -> None:
 def test_an_override_without_a_value_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'algorithm\.adv_estimator' is not .*KEY=VALUE"):
         _specs(overrides=["algorithm.adv_estimator"])
+
+
+def test_megatron_on_a_cpu_gets_its_own_layers_and_no_option_of_fsdps() -> None:
+    specs = _specs(overrides=["algorithm.adv_estimator=gae", "model_engine=megatron"])
+    command = _command(specs["benchmark"])
+    assert not [key for key in command if "fsdp" in key or key.endswith("strategy")]
+    for model in ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic"):
+        assert command[f"{model}.megatron.dtype"] == "float32"
+        assert command[f"{model}.megatron.vanilla_mbridge"] == "true"
+    environment = frameworks.get("verl").environment(
+        specs["benchmark"], Places(Path("/s/x"), Path("/s/assets"))
+    )
+    modules = environment["VERL_USE_EXTERNAL_MODULES"].split(",")
+    assert modules[-1] == "rlprobe.frameworks.verl.cpu.megatron"
+    plain = frameworks.get("verl").environment(
+        _specs()["benchmark"], Places(Path("/s/x"), Path("/s/assets"))
+    )
+    assert "megatron" not in plain["VERL_USE_EXTERNAL_MODULES"]
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "controls", "said"),
+    [
+        ("cuda", "fp32", {}, "benchmark: precision asks for fp32"),
+        ("npu", "bf16", {"high_precision": True}, "high_precision: controls.high_precision asks"),
+        ("cpu", "fp32", {"high_precision": True}, "asks for fp64"),
+    ],
+)
+def test_a_precision_that_megatron_refuses_is_refused_before_anything_waits(
+    device: str, precision: str, controls: dict[str, Any], said: str
+) -> None:
+    side = {"device": device, "precision": precision}
+    with pytest.raises(ConfigError, match=said):
+        _specs(
+            overrides=["algorithm.adv_estimator=grpo", "model_engine=megatron"],
+            benchmark=side,
+            target=side,
+            controls=controls,
+        )

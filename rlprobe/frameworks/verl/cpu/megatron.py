@@ -8,7 +8,7 @@ of verl, mbridge or Megatron is edited. What each part is for:
 ``cuda.enable``                    Megatron asks for the current CUDA device throughout
 layers without Transformer Engine  mbridge asks for its layers; Megatron has plain ones
 names of plain norms               there a norm is a module; in Transformer Engine's layers it is a
-                                   part of the projection behind it, and mbridge knows that name only
+                                   part of the projection behind it, the one name mbridge knows
 names of plain experts             there each expert is a module; grouped ones are one module with a
                                    weight for each, and mbridge knows these only
 value heads                        mbridge looks for a critic's under the language model's name, as
@@ -27,6 +27,7 @@ Written against verl 0.9.1, mbridge 0.15.1 and megatron-core 0.16.1.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import types
 from collections.abc import Callable
@@ -147,7 +148,7 @@ def _samples(packed: Any, tokens: int) -> list[tuple[int, int]]:
     found = [int(bound) for bound in bounds.tolist()]
     if found[-1] < tokens:
         found.append(tokens)
-    return [(a, b) for a, b in zip(found, found[1:], strict=False) if b > a]
+    return [(a, b) for a, b in itertools.pairwise(found) if b > a]
 
 
 def _no_moves(module: types.ModuleType) -> None:

@@ -202,9 +202,7 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "tiny-qwen2-brief": lambda made: _causal("Qwen2", made, stops=True),
     "tiny-qwen2-moe": lambda made: _causal("Qwen2Moe", made, **_EXPERTS),
     "tiny-qwen2-splits": lambda made: _causal("Qwen2", made, multiple=_MULTIPLE, **_SPLITS),
-    "tiny-qwen2-splits-critic": lambda made: _critic(
-        "Qwen2", made, multiple=_MULTIPLE, **_SPLITS
-    ),
+    "tiny-qwen2-splits-critic": lambda made: _critic("Qwen2", made, multiple=_MULTIPLE, **_SPLITS),
     "tiny-qwen2-critic": lambda made: _critic("Qwen2", made),
     "tiny-qwen2-critic-bias": lambda made: _critic("Qwen2", made, bias=0.5),
     "tiny-llama-critic": lambda made: _critic("Llama", made),

@@ -1,4 +1,4 @@
-"""verl's Megatron back end: whether it is chosen, what it can compute in, what it needs on a CPU."""
+"""verl's Megatron back end: whether it is chosen, its precisions, what it needs on a CPU."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def require_precision(spec: RunSpec) -> None:
         return
     asked = "controls.high_precision" if spec.role == "high_precision" else "precision"
     raise ConfigError(
-        f"{spec.role}: {asked} asks for {spec.precision}, which verl's Megatron back end has not on "
-        f"{spec.device}; accepted: {', '.join(accepted)}"
+        f"{spec.role}: {asked} asks for {spec.precision}, which verl's Megatron back end refuses "
+        f"on {spec.device}; accepted: {', '.join(accepted)}"
         + ("; take controls.high_precision out" if spec.role == "high_precision" else "")
     )

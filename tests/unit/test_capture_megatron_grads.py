@@ -1,0 +1,188 @@
+"""Which gradients does a Megatron optimizer step with, and what part of which parameter are they?
+
+The optimizers here have the attributes of megatron-core 0.16's that matter; real ones are trained
+with in tests/e2e/test_megatron.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlprobe.capture import megatron_grads
+from rlprobe.capture.light.sketches import sketch
+from rlprobe.capture.updates import group_norms
+from rlprobe.frameworks.verl import megatron
+from tests.unit.capture_helpers import dump, recorder
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(6, 4, bias=False, dtype=torch.bfloat16)
+        self.second = nn.Linear(4, 2, bias=False, dtype=torch.bfloat16)
+        for parameter in self.parameters():
+            parameter.main_grad = torch.randn(parameter.shape)
+
+
+class Optimizer:
+    """Prepares, clips to a norm of 1 and steps, as Megatron's ``step`` does."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.optimizer: Any = types.SimpleNamespace(param_groups=[{"params": self.mains()}])
+
+    def mains(self) -> list[Tensor]:
+        raise NotImplementedError
+
+    def fill(self) -> None:
+        raise NotImplementedError
+
+    def get_main_grads_for_grad_norm(self) -> list[Tensor]:
+        mains = self.optimizer.param_groups[0]["params"]
+        return [main.grad for main in mains if main.grad is not None]
+
+    def prepare_grads(self) -> bool:
+        self.fill()
+        return False
+
+    def step_with_ready_grads(self) -> bool:
+        return True
+
+    def step(self) -> float:
+        self.prepare_grads()
+        found = self.get_main_grads_for_grad_norm()
+        norm = float(torch.stack([g.square().sum() for g in found]).sum().sqrt())
+        for gradient in found:
+            gradient.mul_(1 / norm)
+        self.step_with_ready_grads()
+        return norm
+
+
+class Copies(Optimizer):
+    """fp32 copies of half-precision parameters, without a distributed optimizer."""
+
+    def mains(self) -> list[Tensor]:
+        self.float16_groups = [list(self.model.parameters())]
+        self.fp32_from_float16_groups = [[p.detach().float() for p in self.model.parameters()]]
+        return self.fp32_from_float16_groups[0]
+
+    def fill(self) -> None:
+        for parameter, main in zip(self.model.parameters(), self.mains_there(), strict=True):
+            main.grad = parameter.main_grad.clone()
+
+    def mains_there(self) -> list[Tensor]:
+        return self.optimizer.param_groups[0]["params"]
+
+
+class Shards(Optimizer):
+    """A distributed optimizer's second rank of two: half of the first parameter, all the second."""
+
+    def mains(self) -> list[Tensor]:
+        self.ranges = {
+            id(self.model.first.weight): types.SimpleNamespace(start=12, end=24),
+            id(self.model.second.weight): types.SimpleNamespace(start=0, end=8),
+        }
+        models = list(self.model.parameters())
+        self.model_float16_groups = [models]
+        self.shard_fp32_from_float16_groups = [
+            [
+                p.detach().float().view(-1)[self.ranges[id(p)].start : self.ranges[id(p)].end]
+                for p in models
+            ]
+        ]
+        return self.shard_fp32_from_float16_groups[0]
+
+    def _get_model_param_range_map(self, parameter: Tensor) -> dict[str, Any]:
+        return {"param": self.ranges[id(parameter)]}
+
+    def fill(self) -> None:
+        for parameter, main in zip(
+            self.model.parameters(), self.shard_fp32_from_float16_groups[0], strict=True
+        ):
+            owned = self.ranges[id(parameter)]
+            main.grad = parameter.main_grad.view(-1)[owned.start : owned.end].clone()
+
+
+@pytest.mark.parametrize("kind", [Copies, Shards])
+def test_before_gradients_are_prepared_there_are_none(kind: type[Optimizer]) -> None:
+    model = Model()
+    optimizer = kind(model)
+    assert list(megatron_grads.gradients([model], optimizer)) == []
+    assert group_norms(optimizer).tolist() == [0.0]
+    optimizer.prepare_grads()
+    assert len(list(megatron_grads.gradients([model], optimizer))) == 2
+    assert group_norms(optimizer)[0] > 0
+
+
+def test_a_stretch_says_where_it_lies_and_its_sketch_is_the_wholes_part() -> None:
+    model = Model()
+    optimizer = Shards(model)
+    optimizer.prepare_grads()
+    first, second = megatron_grads.gradients([model], optimizer)
+    whole = model.first.weight.main_grad
+    assert (first[0].name, first[0].shape, first[0].offsets()) == (
+        "first.weight", (4, 6), {"element": 12},
+    )  # fmt: skip
+    assert torch.equal(first[1], whole.view(-1)[12:])
+    others = sketch(whole.view(-1)[:12], 0)
+    assert torch.allclose(first[0].sketch_of(first[1]) + others, sketch(whole), atol=1e-4)
+    assert second[0].complete and second[1].shape == (2, 4)
+
+
+def test_a_stretch_of_a_slice_of_columns_has_no_place() -> None:
+    model = Model()
+    optimizer = Shards(model)
+    optimizer.prepare_grads()
+    (whole, gradient), _ = megatron_grads.gradients([model], optimizer)
+    held = megatron_grads._stretch(_cut(whole, (1, 6)), gradient, 12)
+    assert held.offsets() is None and held.sketch_of(gradient) is None
+    rows = megatron_grads._stretch(_cut(whole, (0, 4)), gradient, 12)
+    assert rows.offsets() == {"element": 4 * 6 + 12}
+
+
+def _cut(item: Any, cut: tuple[int, int]) -> Any:
+    shape = (8, 6) if cut[0] == 0 else (4, 12)
+    return dataclasses.replace(item, shape=shape, cut=cut, start=None, complete=False)
+
+
+@pytest.mark.parametrize("kind", [Copies, Shards])
+def test_norms_and_gradients_of_a_step_are_those_that_it_uses(
+    tmp_path: Path, kind: type[Optimizer]
+) -> None:
+    model = Model()
+    optimizer = kind(model)
+    capturing = recorder(tmp_path, key_data=True)
+    with capturing.stage("actor_update", 0, 1, model, optimizer=optimizer) as scope:
+        with megatron.stepping(optimizer, scope):
+            norm = optimizer.step()
+        scope.total_norm(norm)
+    assert "prepare_grads" not in vars(optimizer), "the optimizer is left as it was"
+    data = dump(tmp_path, name="debug.json")
+    reduced = [data[f"{name}.grad_reduced.0.debug"]["Norm"] for name in _NAMES]
+    clipped = [data[f"{name}.grad_clipped.0.debug"]["Norm"] for name in _NAMES]
+    assert np.hypot(*reduced) == pytest.approx(norm, rel=1e-6) and norm > 1
+    assert np.hypot(*clipped) == pytest.approx(1.0, rel=1e-6)
+    for name in ("actor_grad_norm", "actor_total_grad_norm"):
+        place = tmp_path / f"dump/data/{name}/step0/rank0/micro_step0/{name}.npy"
+        assert np.load(place) == pytest.approx(norm, rel=1e-6)
+
+
+_NAMES = ("first.weight", "second.weight")
+
+
+def test_a_failed_step_leaves_the_optimizer_as_it_was(tmp_path: Path) -> None:
+    model = Model()
+    optimizer = Copies(model)
+    scope = types.SimpleNamespace()
+    with pytest.raises(ZeroDivisionError), megatron.stepping(optimizer, scope):  # type: ignore[arg-type]
+        raise ZeroDivisionError
+    assert "step_with_ready_grads" not in vars(optimizer)
