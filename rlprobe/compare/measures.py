@@ -25,6 +25,8 @@ from rlprobe.compare import bounds, scalars
 from rlprobe.dumps.schema import UNREADABLE_DTYPE
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
     import numpy.typing as npt
 
@@ -174,13 +176,9 @@ def _sketch_error(table: pl.DataFrame) -> pl.Series:
         & table.get_column("same_shape")
         & (left.list.len() == right.list.len()).fill_null(False)
     )
-    rows = usable.arg_true()
     norms = table.get_column("norm_benchmark").to_numpy()
-    for start in range(0, len(rows), _SKETCH_ROWS):
-        block = rows[start : start + _SKETCH_ROWS]
+    for block in _of_one_length(usable, left.list.len()):
         b, t = (_matrix(side.gather(block)) for side in (left, right))
-        if b is None or t is None:
-            continue
         index = block.to_numpy()
         with np.errstate(all="ignore"):
             difference = np.subtract(t, b, dtype=np.float64)
@@ -195,15 +193,18 @@ def _sketch_error(table: pl.DataFrame) -> pl.Series:
     return pl.Series("sketch_error", result).fill_nan(None)
 
 
-def _matrix(sketches: pl.Series) -> npt.NDArray[np.float32] | None:
-    """Sketches as rows; None where their lengths differ."""
-    if sketches.is_empty():
-        return None
-    width = int(sketches.list.len()[0])
-    if (sketches.list.len() != width).any():
-        return None
+def _of_one_length(usable: pl.Series, lengths: pl.Series) -> Iterator[pl.Series]:
+    """Row numbers, a block at a time, of sketches that are all of one length."""
+    for length in lengths.filter(usable & (lengths > 0)).unique():
+        rows = (usable & (lengths == length)).arg_true()
+        for start in range(0, len(rows), _SKETCH_ROWS):
+            yield rows[start : start + _SKETCH_ROWS]
+
+
+def _matrix(sketches: pl.Series) -> npt.NDArray[np.float32]:
+    """Sketches of one length as rows."""
     flat = sketches.explode(empty_as_null=False, keep_nulls=False).to_numpy()
-    rows: npt.NDArray[np.float32] = flat.reshape(len(sketches), width)
+    rows: npt.NDArray[np.float32] = flat.reshape(len(sketches), -1)
     return rows
 
 

@@ -6,14 +6,18 @@ The format (msprobe 26.2, ``core/dump/data_dump``) is almost JSON: ``{"task", "l
 or a scalar ``{"type", "value"}``; rlprobe adds ``"Sketch"`` and ``"Digest"``. Leaves nest in lists
 and mappings.
 
-A file may come from anybody: its size, nesting, numbers and names are bounded, and whatever is not
-of this format raises :class:`~rlprobe.errors.DumpError` naming the file and the entry.
+A file may come from anybody: its size, nesting, numbers and names are bounded. What is no such file
+raises :class:`~rlprobe.errors.DumpError`. An entry or leaf that cannot be read, and a key that
+stands twice, is a row of dtype ``unreadable`` whose ``value`` says why; slots that msprobe does not
+know are records like any other.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +27,10 @@ import polars as pl
 
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
+from rlprobe.dumps import repeated
 from rlprobe.dumps.leafcolumns import (
     DEBUG,
+    ENTRY,
     GRAD,
     INPUT,
     MAX_DIMENSION,
@@ -33,9 +39,11 @@ from rlprobe.dumps.leafcolumns import (
     PARAMETERS,
     Leaf,
     columns,
+    encodable,
     number,
     with_names,
 )
+from rlprobe.dumps.schema import UNREADABLE_DTYPE
 from rlprobe.errors import DumpError
 
 #: Refused above this: the largest dump.json seen in practice is some hundred MB.
@@ -43,14 +51,22 @@ MAX_BYTES = 8 << 30
 #: msprobe's own recursion limit for nested arguments.
 MAX_DEPTH = 400
 MAX_NAME = 4096
-#: Integers above this do not fit a float64 exactly; their text is kept in ``value``.
+#: More records than this that cannot be read make a file one of another form.
+MAX_ODD = 1000
+#: Integers from here on do not fit a float64 exactly; their text is kept in ``value``.
 EXACT_INTEGER = 1 << 53
 #: Leaves turned into columns at a time, so that Python objects of a huge file don't pile up.
 _CHUNK = 1 << 17
 
 
-class _Entry(msgspec.Struct, gc=False):
+_log = logging.getLogger(__name__)
+
+
+class _Entry(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     """The usual shape of one call; what doesn't fit is decoded generically."""
+
+    #: Said by msprobe of calls that recomputation repeats; no value of the call.
+    is_recompute: Any = None
 
     input_args: list[Leaf | list[Leaf | None] | None] | None = None
     input_kwargs: dict[str, Leaf | list[Leaf | None] | None] | None = None
@@ -86,31 +102,79 @@ def read(path: Path) -> pl.DataFrame:
     """
     frames = []
     names: list[str] = []
-    chunk = _Chunk()
-    for name, raw in _entries(path).items():
+    entries, twice = _entries(path)
+    odd = _Odd(path)
+    unknown: Counter[str] = Counter()
+    chunk = _Chunk(unknown)
+    for name, raw in entries.items():
         try:
             chunk.add(name, raw, len(names))
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-            raise DumpError(f"{path}: entry {name[:MAX_NAME]!r}: {error}") from error
-        names.append(name)
+            chunk.add_odd(len(names), odd.leaf(name, error))
+        names.append(encodable(name[:MAX_NAME]))
         if len(chunk.leaves) >= _CHUNK:
-            frames.append(_frame(path, chunk))
-            chunk = _Chunk()
-    frames.append(_frame(path, chunk))
-    return with_names(pl.concat(frames), names)
+            frames.append(_frame(chunk, names, odd))
+            chunk = _Chunk(unknown)
+    for name, reason in twice:
+        chunk.add_odd(len(names), odd.leaf(name, ValueError(reason)))
+        names.append(encodable(name[:MAX_NAME]))
+    frames.append(_frame(chunk, names, odd))
+    found = pl.concat(frames)
+    if odd.count > len(twice) and odd.count >= found.height:
+        raise DumpError(f"{path}: {odd.first}")
+    for slot, count in unknown.most_common():
+        _log.warning(
+            "%s: msprobe knows no slot %r (in %d entries); its values are compared like any other",
+            path,
+            slot[:MAX_NAME],
+            count,
+        )
+    return with_names(found, names)
 
 
-def _frame(path: Path, chunk: _Chunk) -> pl.DataFrame:
+class _Odd:
+    """What of a file cannot be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.count = 0
+        self.first = ""
+
+    def leaf(self, name: str, error: Exception) -> Leaf:
+        """What stands for it.
+
+        Raises:
+            DumpError: it is one too many.
+        """
+        self.count += 1
+        self.first = self.first or f"{encodable(name[:MAX_NAME])}: {error}"
+        if self.count > MAX_ODD:
+            raise DumpError(
+                f"{self._path}: more than {MAX_ODD} records cannot be read; the first: {self.first}"
+            )
+        return Leaf(type=UNREADABLE_DTYPE, value=encodable(str(error)))
+
+
+def _frame(chunk: _Chunk, names: list[str], odd: _Odd) -> pl.DataFrame:
+    """A chunk's columns; leaves that have none are replaced, found by halving."""
     try:
         return columns(chunk.ordinal, chunk.slots, chunk.indices, chunk.leaves)
     except ValueError as error:
-        raise DumpError(f"{path}: {error}") from error
+        if len(chunk.leaves) > 1:
+            return pl.concat([_frame(half, names, odd) for half in chunk.halves()])
+        name = f"{names[chunk.ordinal[0]]}, {chunk.slots[0]} {chunk.indices[0]}"
+        chunk.leaves[0] = odd.leaf(name, error)
+        chunk.slots[0] = encodable(chunk.slots[0])
+        chunk.indices[0] = encodable(str(chunk.indices[0]))
+        return columns(chunk.ordinal, chunk.slots, chunk.indices, chunk.leaves)
 
 
-def _entries(path: Path) -> dict[str, Any]:
+def _entries(path: Path) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The entries still to be decoded, and in which of them keys stand twice, with what of it."""
     text = _bytes(path)
     try:
-        return _FILE.decode(_strict(text)).data or {}
+        entries = _FILE.decode(_strict(text)).data or {}
+        return entries, repeated.keys(text, entries)
     except (msgspec.MsgspecError, RecursionError) as error:
         first = error
     # A bare token inside a string makes the substitution wrong: the standard library's parser is
@@ -125,7 +189,10 @@ def _entries(path: Path) -> dict[str, Any]:
     if not isinstance(whole, dict) or not isinstance(whole.get("data"), dict | None):
         raise DumpError(f"{path} is not an msprobe dump file: {first}")
     data = whole.get("data") or {}
-    return {name: json.dumps(_marked(entry)).encode() for name, entry in data.items()}
+    again: dict[str, Any] = {
+        name: json.dumps(_marked(entry)).encode() for name, entry in data.items()
+    }
+    return again, repeated.searched(_bytes(path))
 
 
 def _bytes(path: Path) -> bytearray:
@@ -166,7 +233,9 @@ def _marked(node: Any) -> Any:
 class _Chunk:
     """Leaves of some entries, as parallel lists."""
 
-    def __init__(self) -> None:
+    def __init__(self, unknown: Counter[str]) -> None:
+        #: Slots of no known name, and in how many entries.
+        self.unknown = unknown
         self.ordinal: list[int] = []
         self.slots: list[str] = []
         self.indices: list[Any] = []
@@ -184,11 +253,29 @@ class _Chunk:
         if not regular:
             # Deeply nested values, large integers, point-to-point operations: the general reader.
             del self.slots[start:], self.indices[start:], self.leaves[start:]
-            for slot, index, leaf in _general(name, _ANY.decode(raw)):
+            for slot, index, leaf in _general(name, _ANY.decode(raw), self.unknown):
                 self.slots.append(slot)
                 self.indices.append(index)
                 self.leaves.append(leaf)
         self.ordinal.extend([number] * (len(self.leaves) - start))
+
+    def add_odd(self, number: int, leaf: Leaf) -> None:
+        """Append what stands for an entry; leaves of it that were read before go."""
+        del self.slots[len(self.ordinal) :], self.indices[len(self.ordinal) :]
+        del self.leaves[len(self.ordinal) :]
+        self.ordinal.append(number)
+        self.slots.append(ENTRY)
+        self.indices.append("")
+        self.leaves.append(leaf)
+
+    def halves(self) -> Iterator[_Chunk]:
+        """The same in two chunks."""
+        middle = len(self.leaves) // 2
+        for part in (slice(None, middle), slice(middle, None)):
+            half = _Chunk(self.unknown)
+            half.ordinal, half.slots = self.ordinal[part], self.slots[part]
+            half.indices, half.leaves = self.indices[part], self.leaves[part]
+            yield half
 
     def _typed(self, name: str, raw: Any) -> bool:
         if name.endswith(".debug"):
@@ -225,7 +312,8 @@ class _Chunk:
             elif leaf.type is None or (
                 leaf.Max.__class__ is float
                 and leaf.Min.__class__ is float
-                and (leaf.Max > EXACT_INTEGER or leaf.Min < -EXACT_INTEGER)
+                and (leaf.Max >= EXACT_INTEGER or leaf.Min <= -EXACT_INTEGER)
+                and "float" not in (leaf.dtype or "")
             ):
                 regular = False
             slots.append(slot)
@@ -238,7 +326,7 @@ class _Chunk:
 _NULL = Leaf()
 
 
-def _general(name: str, entry: Any) -> Iterator[tuple[str, str, Leaf]]:
+def _general(name: str, entry: Any, unknown: Counter[str]) -> Iterator[tuple[str, str, Leaf]]:
     if name.endswith(".debug"):
         yield from _walk(entry, DEBUG, "", 0)
         return
@@ -259,16 +347,27 @@ def _general(name: str, entry: Any) -> Iterator[tuple[str, str, Leaf]]:
     ):
         if key in entry and entry[key] is not None:
             yield from _walk(entry[key], slot, "", 0)
+    for key, value in entry.items():
+        if key not in _SLOTS and value is not None:
+            unknown[key] += 1
+            yield from _walk(value, key, "", 0, bare=True)
 
 
-def _walk(node: Any, slot: str, index: str, depth: int) -> Iterator[tuple[str, str, Leaf]]:
+_SLOTS = frozenset(_Entry.__struct_fields__)
+
+
+def _walk(
+    node: Any, slot: str, index: str, depth: int, bare: bool = False
+) -> Iterator[tuple[str, str, Leaf]]:
+    """Leaves below a node; ``bare``: plain values are leaves too."""
     if depth > MAX_DEPTH:
         raise ValueError(f"arguments nest deeper than {MAX_DEPTH}")
     if node is None:
         yield slot, index, _NULL
     elif isinstance(node, list):
         for number, child in enumerate(node):
-            yield from _walk(child, slot, f"{index}.{number}" if index else str(number), depth + 1)
+            inner = f"{index}.{number}" if index else str(number)
+            yield from _walk(child, slot, inner, depth + 1, bare)
     elif isinstance(node, dict):
         if node.get("class_type") == "torch.distributed.P2POp":
             tensor = node.get("tensor")
@@ -277,7 +376,10 @@ def _walk(node: Any, slot: str, index: str, depth: int) -> Iterator[tuple[str, s
             yield slot, index, _leaf(node)
         else:
             for key, child in node.items():
-                yield from _walk(child, slot, f"{index}.{key}" if index else str(key), depth + 1)
+                inner = f"{index}.{key}" if index else str(key)
+                yield from _walk(child, slot, inner, depth + 1, bare)
+    elif bare:
+        yield slot, index, Leaf(type=type(node).__name__, value=node)
     else:
         raise ValueError(f"a tensor, scalar, list or object was expected, found {node!r:.40}")
 
@@ -297,7 +399,7 @@ def _leaf(node: dict[str, Any]) -> Leaf:
     elif node["type"] == "torch.ProcessGroup":
         value = node.get("group_ranks")
     exact = [node.get(key) for key in ("Max", "Min")]
-    if any(type(n) is int and abs(n) > EXACT_INTEGER for n in exact):
+    if any(type(n) is int and abs(n) >= EXACT_INTEGER for n in exact):
         value = {"Max": exact[0], "Min": exact[1]}
     grad = node.get("requires_grad")
     return Leaf(

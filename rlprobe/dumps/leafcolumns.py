@@ -14,6 +14,8 @@ from rlprobe.dumps import apinames
 from rlprobe.dumps.schema import LEAF_SCHEMA
 
 INPUT, PARAMETERS, OUTPUT, GRAD, DEBUG = "input", "parameters", "output", "grad", "debug"
+#: Slot of the row that stands for an entry which cannot be read.
+ENTRY = "entry"
 MAX_DIMENSIONS = 64
 MAX_DIMENSION = 1 << 62
 MAX_SKETCH_BYTES = 1 << 16
@@ -61,7 +63,7 @@ def columns(
     """Columns of some leaves; ``ordinal`` numbers the entries of the file.
 
     Raises:
-        ValueError: a shape, statistic, file name or sketch is not acceptable.
+        ValueError: a shape, statistic or sketch is not acceptable.
     """
     try:
         return pl.DataFrame(
@@ -88,7 +90,7 @@ def columns(
                     dtype=pl.String,
                 ),
                 "digest": _digests(leaves),
-                "data_name": _file_names([leaf.data_name for leaf in leaves]),
+                "data_name": pl.Series([leaf.data_name for leaf in leaves], dtype=pl.String),
                 "sketch": _sketches(leaves),
             }
         )
@@ -112,12 +114,9 @@ def _shapes(values: list[tuple[int, ...] | None]) -> pl.Series:
     return table.gather(codes)
 
 
-def _file_names(values: list[str | None]) -> pl.Series:
-    column = pl.Series(values, dtype=pl.String)
-    bad = column.filter(column.str.contains(r"[/\\\x00]|^\.\.?$"))
-    if len(bad):
-        raise ValueError(f"data_name {bad[0]!r:.80} is no plain file name; refused")
-    return column
+def encodable(text: str) -> str:
+    """The text as UTF-8 can hold it; JSON may hold halves of characters."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _value(leaf: Leaf) -> str | None:
@@ -205,8 +204,9 @@ def with_names(frame: pl.DataFrame, names: list[str]) -> pl.DataFrame:
     spread = parsed[frame.get_column("ordinal")]
     frame = pl.concat([frame.drop("ordinal"), spread], how="horizontal")
     debug, grad = pl.col("slot") == DEBUG, pl.col("slot") == GRAD
+    entry = pl.col("slot") == ENTRY
     plain = (
-        pl.when(debug)
+        pl.when(debug | entry)
         .then(pl.lit(""))
         .when(grad)
         .then(pl.lit("."))

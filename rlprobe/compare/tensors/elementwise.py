@@ -9,7 +9,9 @@ from typing import Any
 import polars as pl
 
 from rlprobe.compare import measures
-from rlprobe.compare.tensors.distance import Distance, distance
+from rlprobe.compare.tensors import arithmetic
+from rlprobe.compare.tensors.distance import distance
+from rlprobe.compare.tensors.figures import Distance
 from rlprobe.dumps.tensors.source import TensorSource
 from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError
 
@@ -48,6 +50,8 @@ def measure(
     if rows.is_empty():
         return table
     sources = benchmark, target
+    # up to 8 bytes an element; what the types are is seen when the files are opened
+    arithmetic.expect(int(8 * rows.get_column("size_benchmark").fill_null(0).sum()))
 
     def one(row: dict[str, Any]) -> dict[str, Any]:
         return _figures(row, sources)
@@ -70,7 +74,7 @@ def applied(
     figures = pl.DataFrame(found, schema=RESULT)
     names = [name for name in figures.columns if not name.startswith("t_") and name != "row"]
     read = pl.col("t_status").is_not_null()
-    unmeasured = pl.col("t_status").is_in([measures.UNREADABLE, measures.SHAPE])
+    unmeasured = pl.col("t_status").is_in([measures.UNREADABLE, measures.SHAPE, measures.DTYPE])
     kept_status = pl.col("status").is_in(kept)
     return (
         table.drop([name for name in names if name in table.columns])
@@ -105,7 +109,9 @@ def _worth_reading(
     if benchmark is None and target is None:
         return table.head(0).with_row_index("row")
     both = pl.col("order_benchmark").is_not_null() & pl.col("order_target").is_not_null()
-    known_equal = (pl.col("error_kind") == measures.DIGEST) & (pl.col("error") == 0)
+    known_equal = pl.col("error_kind").is_in([measures.DIGEST, measures.TENSOR]) & pl.col(
+        "identical"
+    )
     rows = table.with_row_index("row").filter(both & wanted & ~known_equal.fill_null(False))
     return rows.select(
         "row",
@@ -114,6 +120,8 @@ def _worth_reading(
         "size_benchmark",
         "shape_benchmark",
         "shape_target",
+        "dtype_benchmark",
+        "dtype_target",
     )
 
 
@@ -131,7 +139,8 @@ def _figures(
         try:
             if source is None:
                 raise TensorFileError("it has no dump_tensor_data directory")
-            tensors.append(source.open(row[f"data_name_{side}"], row[f"shape_{side}"]))
+            name, shape, dtype = (row[f"{key}_{side}"] for key in ("data_name", "shape", "dtype"))
+            tensors.append(source.open(name, shape, dtype))
         except TensorFileError as error:
             problems.append(f"{side}: {error}")
     if problems:
@@ -140,7 +149,11 @@ def _figures(
     benchmark, target = tensors
     if _squeezed(benchmark.shape) != _squeezed(target.shape):
         return empty
-    return {**empty, **described(distance(benchmark, target))}
+    try:
+        return {**empty, **described(distance(benchmark, target))}
+    except TensorFileError as error:
+        # one side is complex, or packs two numbers in an element
+        return {**empty, **unmeasured(measures.DTYPE, str(error))}
 
 
 def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -172,7 +185,7 @@ def described(d: Distance) -> dict[str, Any]:
         "t_reason": reason,
         # an element that is not finite on one side only is no number away from the other
         "t_error": None if unlike else d.error,
-        "t_identical": d.max_abs_err == 0 and not unlike,
+        "t_identical": d.identical,
         "euclidean": d.euclidean,
         "cosine": d.cosine,
         "max_abs_err": d.max_abs_err,

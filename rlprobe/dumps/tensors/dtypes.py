@@ -1,7 +1,7 @@
 """Element types: how they lie in a file, and how they become numbers.
 
-bfloat16 and the float8 formats do not exist in numpy; they are kept as raw integers and decoded
-exactly (every value of theirs is a float32).
+bfloat16 and the formats of 8 and 4 bits do not exist in numpy; they are kept as raw integers and
+decoded exactly (every value of theirs is a float32).
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.generic]
+
+#: Scales of the MX formats: powers of two without sign. Two 4-bit floats in a byte, low one first.
+E8M0, FP4 = "float8_e8m0fnu", "float4_e2m1fn_x2"
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,21 @@ class DType:
     @property
     def size(self) -> int:
         return self.raw.itemsize
+
+    @property
+    def numbers(self) -> int:
+        """Numbers in one stored element: complex ones have two, packed 4-bit floats too."""
+        return 2 if self.kind == "complex" or self.name == FP4 else 1
+
+    @property
+    def in_numpy(self) -> bool:
+        """Whether numpy has the type, so that its own files can hold it."""
+        return self.name != "bfloat16" and not (self.kind == "float" and self.size == 1)
+
+    @property
+    def large_integers(self) -> bool:
+        """Whether it holds integers that no float64 holds."""
+        return self.kind == "int" and self.size == 8
 
     @property
     def narrow(self) -> bool:
@@ -53,6 +71,8 @@ DTYPES: dict[str, DType] = {
         _float("float8_e5m2", "u1", 57344.0),
         _float("float8_e4m3fnuz", "u1", 240.0),
         _float("float8_e5m2fnuz", "u1", 57344.0),
+        _float(E8M0, "u1", 2.0**127),
+        _float(FP4, "u1", 6.0),
         *(
             DType(name, np.dtype(raw), "int")
             for name, raw in (
@@ -90,14 +110,36 @@ STORAGES: dict[str, str] = {
 
 
 def numbers(raw: Array, dtype: DType, wide: bool) -> Array:
-    """Raw elements as float32 (exact for narrow types) or float64; complex ones as pairs."""
+    """Raw elements as float32 (exact for narrow types) or float64; several of an element flat."""
     if dtype.kind == "complex":
         raw = np.ascontiguousarray(raw).view(np.float32 if dtype.size == 8 else np.float64)
     elif dtype.name == "bfloat16":
         raw = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    elif dtype.name == FP4:
+        raw = _FLOAT4[_nibbles(raw)]
+    elif dtype.name == E8M0:
+        raw = _e8m0()[raw]
     elif dtype.name.startswith("float8"):
         raw = _float8(dtype.name)[raw]
     return raw.astype(np.float64 if wide else np.float32, copy=False)
+
+
+#: The OCP E2M1 format by its 4 bits.
+_FLOAT4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_FLOAT4 = np.concatenate([_FLOAT4, -_FLOAT4])
+
+
+def _nibbles(raw: Array) -> npt.NDArray[np.uint8]:
+    codes = np.ascontiguousarray(raw).view(np.uint8)
+    return np.stack([codes & 0xF, codes >> 4], axis=-1).reshape(-1)
+
+
+@cache
+def _e8m0() -> npt.NDArray[np.float32]:
+    """All values of OCP E8M0: ``2 ** (code - 127)``, 255 is NaN."""
+    values = np.exp2(np.arange(256, dtype=np.float64) - 127)
+    values[255] = np.nan
+    return values.astype(np.float32)
 
 
 @cache
@@ -131,4 +173,9 @@ def keys(raw: Array, dtype: DType) -> Array | None:
         return None
     if dtype.kind == "int":
         return raw
+    if dtype.name == E8M0:
+        return raw.astype(np.int16)
+    if dtype.name == FP4:
+        codes = _nibbles(raw)
+        return ((codes & 7) | ((codes & 8) << 4)).view(np.int8)
     return raw.view(np.dtype(f"<i{dtype.size}"))

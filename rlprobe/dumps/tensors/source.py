@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,10 @@ from typing import Protocol
 import numpy as np
 
 from rlprobe.dumps.apinames import SEPARATOR
+from rlprobe.dumps.tensors.dtypes import DTYPES
 from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError, map_file, read_tensor
+
+_ODD = re.compile(r"[/\\\x00]")
 
 
 class Place(Protocol):
@@ -32,11 +36,12 @@ class TensorSource:
     #: Opens a file by the name dump.json gives it.
     file: Callable[[str], TensorFile]
 
-    def open(self, name: str, shape: Sequence[int] | None) -> TensorFile:
+    def open(self, name: str, shape: Sequence[int] | None, dtype: str | None = None) -> TensorFile:
         """The tensor of a record; several names are parts joined into a fused module's tensor.
 
         Raises:
-            TensorFileError: with the reason; also where a file holds another shape than its record.
+            TensorFileError: with the reason; also where a file holds another shape or type than
+                its record.
         """
         names = name.split(SEPARATOR)
         if len(names) == 1:
@@ -47,7 +52,31 @@ class TensorSource:
             raise TensorFileError(
                 f"it holds shape {list(tensor.shape)}, the record says {list(shape)}"
             )
+        if dtype is not None and not _of_type(tensor, dtype, names[0]):
+            raise TensorFileError(
+                f"it holds {tensor.dtype.name}, the record says {dtype.rpartition('.')[2]}"
+            )
         return tensor
+
+
+def _of_type(tensor: TensorFile, dtype: str, name: str) -> bool:
+    """Whether a file holds the type its record says; numpy's files cannot hold all of them."""
+    said = dtype.rpartition(".")[2].lower()
+    known = DTYPES.get(said)
+    if known is None or known == tensor.dtype:
+        return True
+    return name.endswith(".npy") and not known.in_numpy and tensor.dtype.name == "float32"
+
+
+def _plain(name: str) -> str:
+    """A file name that stays in its directory.
+
+    Raises:
+        TensorFileError: it does not.
+    """
+    if _ODD.search(name) or name in ("", ".", ".."):
+        raise TensorFileError(f"data_name {name!r:.80} is no plain file name; refused")
+    return name
 
 
 def _joined(parts: Sequence[TensorFile], shape: Sequence[int]) -> TensorFile:
@@ -76,7 +105,7 @@ def in_directory(directory: Path, check_crc: bool = False) -> TensorSource:
     """Plain files below ``dump_tensor_data``."""
 
     def find(name: str) -> TensorFile:
-        return read_tensor(map_file(directory / name), name, check_crc)
+        return read_tensor(map_file(directory / _plain(name)), name, check_crc)
 
     return TensorSource(find)
 

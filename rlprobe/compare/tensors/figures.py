@@ -1,0 +1,33 @@
+"""How far two tensors are apart, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Distance:
+    """The result; ``None`` where a figure has no meaning."""
+
+    size: int
+    #: Every bit is equal, in one type.
+    identical: bool
+    #: ``||t - b||``.
+    euclidean: float
+    #: ``||t - b|| / ||b||`` (``||t||`` where the benchmark is zero).
+    error: float
+    cosine: float | None
+    max_abs_err: float
+    #: Row-major index of the element with the largest absolute error; None when all are equal.
+    max_abs_index: int | None
+    max_rel_err: float
+    #: Most representable values between two elements; the difference itself for integers.
+    ulp_max: float | None
+    within_1e3: float
+    within_5e3: float
+    #: Elements at the type's largest magnitude on the target where the benchmark's are not.
+    saturated: int
+    #: Elements that are not finite on either side, and those not finite in the same way.
+    nonfinite_benchmark: int
+    nonfinite_target: int
+    nonfinite_same: int
