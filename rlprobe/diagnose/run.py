@@ -285,10 +285,10 @@ def _first(results: Results, step: Step, parted: Finding, benchmark: Run) -> Fir
 
 def _place(parted: Finding) -> tuple[str | None, int | None]:
     """Sample and position where the stage's own key data parts most."""
-    found = [d for d in parted.key_data if d.error and d.sample is not None]
+    found = [d for d in parted.key_data if (d.error or any(d.lopsided)) and d.sample is not None]
     if not found:
         return None, None
-    worst = max(found, key=lambda d: d.error or 0.0)
+    worst = max(found, key=lambda d: (max(d.lopsided), d.error or 0.0))
     return worst.sample, worst.position
 
 

@@ -44,6 +44,11 @@ class Wrong:
                 f"the {plain} that the update was given differs at {d.share:.1%} of its positions, "
                 f"first in sample {d.sample}"
             )
+        if any(d.lopsided):
+            return (
+                f"the {plain} that the update was given are not finite at {max(d.lopsided):,} of "
+                f"{d.count:,} values on one side only; first in sample {d.sample}"
+            )
         displaced = f", displaced by {d.shift} along the sequence" if d.shift is not None else ""
         return (
             f"the {plain} that the update was given differ by {d.error:.3g}, and what they come "
@@ -67,7 +72,7 @@ def wrong(found: dict[str, Difference], stage: str) -> list[Wrong]:
         for item in judged
         if item.difference.joined
         and item.difference.error is not None
-        and item.difference.error > item.allowed
+        and (item.difference.error > item.allowed or any(item.difference.lopsided))
     ]
     return sorted(beyond, key=lambda item: not item.is_mask)
 

@@ -69,13 +69,25 @@ def key_data(
 def _finding(stage: Stage, key_data: dict[str, Difference]) -> Finding:
     own = [d for d in key_data.values() if keydata.OUTCOMES.get(d.name) == stage.name]
     floor = _deepest(stage.rows)
-    produced = [Outcome(d.name, d.error, floor) for d in own if d.error is not None]
+    # What a stage was given is judged by itself only where it is not finite on one side alone.
+    odd = [d for d in key_data.values() if d not in own and any(d.lopsided)]
+    odd = [d for d in odd if keydata.stage_of(d.name) == stage.name]
+    produced = [outcome for d in own + odd if (outcome := _outcome(d, floor)) is not None]
     outcomes = produced + gradients(stage.rows)
     first, rank = _first(stage, produced)
     excuses = padding_only.excuses(stage.rows, first, outcomes)
     if excuses:
         stage, first, rank = stage.excused(excuses), None, None
     return Finding(stage, own, outcomes, produced, first, rank)
+
+
+def _outcome(difference: Difference, floor: float) -> Outcome | None:
+    """A result of a stage, joined by sample; None where no row could be joined."""
+    if difference.error is None:
+        return None
+    alone = difference.lopsided
+    side = None if not any(alone) else "target" if alone[1] >= alone[0] else "benchmark"
+    return Outcome(difference.name, difference.error, floor, max(alone), side, difference.count)
 
 
 def _following(finding: Finding, excused: list[pl.DataFrame]) -> Finding:
@@ -120,6 +132,13 @@ def _first(stage: Stage, produced: list[Outcome]) -> tuple[Origin | None, int | 
             )
         row = {"name": worst.name, "error": worst.error, "floor": worst.floor,
                "excess": worst.excess, "slot": "output"}  # fmt: skip
+        if worst.lopsided:
+            row |= {"status": "nonfinite", "reason": worst.side}
+            agree = "activations were not judged" if stage.misplaced else "all modules agree"
+            reason = (
+                f"{worst.name}: not finite at {worst.lopsided:,} of {worst.count:,} values on the "
+                f"{worst.side} only; {agree}"
+            )
         return Origin(OUTCOME, None, worst.name, row, reason), stage.processes[0].rank
     if not found:
         return None, None

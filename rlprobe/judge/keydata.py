@@ -77,12 +77,18 @@ class Difference:
     moved: float = 0.0
     #: Places by which values are displaced along their rows (:func:`fits.shift`).
     shift: int | None = None
+    #: Joined values, and how many of them are not finite on the benchmark and on the target alone,
+    #: or are infinite there the other way round (both count).
+    count: int = 0
+    lopsided: tuple[int, int] = (0, 0)
+    #: How many are not finite on both sides alike; they are left out of the differences.
+    both_nonfinite: int = 0
     #: Each joined sample's values on both sides, where they are one number a token.
     pairs: list[tuple[str, Array, Array]] = field(default_factory=list, repr=False)
 
 
 def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Difference:
-    """Differences of one name, sample by sample.
+    """Differences of one name, sample by sample, over values that are finite on both sides.
 
     A sample that occurs several times is paired in order of occurrence. A row whose length
     differs on the other side counts as unpaired on both.
@@ -91,7 +97,8 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
     pairs: list[tuple[str, Array, Array]] = []
     whole: list[Array] = []
     squares = norms = total = 0.0
-    count = joined = differing = 0
+    count = joined = differing = both = 0
+    alone = np.zeros(2, dtype=np.int64)
     worst: tuple[float, str | None, int | None] = (0.0, None, None)
     largest = 0.0
     for key in sorted(left.keys() & right.keys()):
@@ -102,18 +109,24 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
             joined += 1
             wide_b, wide_t = b.astype(np.float64), t.astype(np.float64)
             pairs.append((key, wide_b, wide_t))
+            nans = [~np.isfinite(wide) for wide in (wide_b, wide_t)]
+            same = (wide_t == wide_b) | (np.isnan(wide_t) & np.isnan(wide_b))
+            alone += [int(np.sum(nan & ~same)) for nan in nans]
+            both += int(np.sum(nans[0] & nans[1] & same))
+            finite = ~(nans[0] | nans[1])
+            with np.errstate(invalid="ignore"):
+                difference = np.where(finite, np.abs(wide_t - wide_b), 0.0)
             if one.response_at and b.ndim == 1:  # the prompt is in it
-                whole.append(np.abs(wide_t - wide_b))
-            difference = np.abs(wide_t - wide_b)
-            difference = np.where(wide_t == wide_b, 0.0, difference)  # equal infinities
+                whole.append(difference)
             squares += float(np.sum(difference**2))
-            norms += float(np.sum(wide_b**2))
+            norms += float(np.sum(np.where(finite, wide_b, 0.0) ** 2))
             total += float(difference.sum())
+            difference = np.where(finite | same, difference, np.inf)
             count += difference.size
             differing += int(np.count_nonzero(difference))
             size = float(difference.max(initial=0.0))
-            if not size <= largest or (size > 0 and worst[1] is None):  # NaN counts as largest
-                largest = max(largest, size) if np.isfinite(size) else float("inf")
+            if size > largest or (size > 0 and worst[1] is None):
+                largest = max(largest, size)
                 worst = (size, key, _onset(difference, one.response_at))
     error = None
     if joined:
@@ -121,6 +134,10 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
         error = float(np.sqrt(squares) / scale) if scale > 0 else (0.0 if squares == 0 else np.inf)
     flat = [pair for pair in pairs if pair[1].ndim == 1]
     measured = [] if name in TOKENS else flat  # tokens and masks follow no law of numbers
+    with np.errstate(invalid="ignore"):  # infinity less infinity
+        apart = [np.abs(t - b) for _, b, t in flat]
+        moved = fits.of_other_rows(measured)
+        displaced = fits.shift([(b, t) for _, b, t in measured])
     return Difference(
         name=name,
         step=step,
@@ -133,10 +150,13 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
         sample=worst[1],
         position=worst[2],
         share=differing / count if count else 0.0,
-        onset=change_point([np.abs(t - b) for _, b, t in flat]),
+        onset=change_point(apart),
         first=_first_token(whole),
-        moved=fits.of_other_rows(measured),
-        shift=fits.shift([(b, t) for _, b, t in measured]),
+        moved=moved,
+        shift=displaced,
+        count=count,
+        lopsided=(int(alone[0]), int(alone[1])),
+        both_nonfinite=both,
         pairs=flat,
     )
 

@@ -14,10 +14,17 @@ class Outcome:
     name: str
     error: float
     floor: float
+    #: How many of its numbers are not finite on one side alone, and which side: beyond anything.
+    lopsided: int = 0
+    side: str | None = None
+    #: How many numbers it is of; 0 where unknown.
+    count: int = 0
 
     @property
     def excess(self) -> float:
         """Multiple of the floor."""
+        if self.lopsided:
+            return float("inf")
         if self.error == 0:
             return 0.0
         return self.error / self.floor if self.floor > 0 else float("inf")

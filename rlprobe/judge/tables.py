@@ -57,11 +57,13 @@ _KEYS: dict[str, Any] = {
     "error": pl.Float64, "error_kind": pl.String,
 }  # fmt: skip
 #: Columns of a judged table. ``passage`` is the micro-batch, ``phase`` of
-#: :mod:`rlprobe.judge.execution`, ``place`` the order of execution; null where not judged.
+#: :mod:`rlprobe.judge.execution`, ``place`` the order of execution; null where not judged. Of key
+#: data ``count`` is how many values were joined, ``lopsided`` how many are finite on one side.
 SCHEMA: dict[str, Any] = _KEYS | {
     "floor": pl.Float64, "excess": pl.Float64, "R": pl.Float64, "passage": pl.Int64,
     "phase": pl.Int32, "place": pl.Int64, "judged": pl.Boolean, "beyond": pl.Boolean,
     "excused_by": pl.String, "unjudged_because": pl.String,
+    "count": pl.Int64, "lopsided": pl.Int64,
 }  # fmt: skip
 
 
@@ -151,7 +153,10 @@ def _key_data_table(
         row: dict[str, Any] = {"step": step.number, "name": name, "error": difference.error}
         if outcome is not None:
             row |= {"judged": True, "floor": outcome.floor, "excess": outcome.excess,
-                    "beyond": outcome.excess > 1}  # fmt: skip
+                    "beyond": outcome.excess > 1, "count": outcome.count,
+                    "lopsided": outcome.lopsided}  # fmt: skip
+            if outcome.lopsided:
+                row |= {"status": "nonfinite", "reason": outcome.side}
         else:
             joined = difference.error is not None
             because = reasons.GIVEN if joined else reasons.NOT_JOINED
@@ -294,9 +299,11 @@ def _finding(
     of_key_data = pl.col("slot") == KEY_DATA
     rows = table.filter(~of_key_data)
     produced = [
-        Outcome(found, error, floor)
-        for found, error, floor in table.filter(of_key_data & pl.col("judged"))
-        .select("name", "error", "floor")
+        Outcome(found, error, floor, lopsided, side, count)
+        for found, error, floor, lopsided, side, count in table.filter(
+            of_key_data & pl.col("judged")
+        )
+        .select("name", "error", "floor", "lopsided", "reason", "count")
         .iter_rows()
     ]
     known = summary.stages[name]

@@ -92,7 +92,11 @@ def _numbers(scene: Scene) -> Found | None:
         return (
             "nonfinite",
             0.95,
-            [f"the {row.get('reason')} is not finite at {row['name']}; everything before it is"],
+            []
+            if scene.origin.kind == OUTCOME  # how many values, its reason says
+            else [
+                f"the {row.get('reason')} is not finite at {row['name']}; everything before it is"
+            ],
         )
     inside = scene.origin.kind in (kinds.MODULE, kinds.GLUE) and not _is_mask(row)
     cut = clipped.said(row) if inside and not scene.shape.scaled else None

@@ -43,9 +43,13 @@ def _rewards(evidence: Evidence, difference: Difference | None) -> tuple[GateIte
             f"none of {lost} rows of rewards could be joined by sample",
             "keep the mock proof of both sides: it says which row is which sample",
         ), None
-    if difference.error is not None and difference.error > _EXACT:
+    alone = max(difference.lopsided)
+    if alone or (difference.error is not None and difference.error > _EXACT):
         said = (
-            f"rewards ({how}) differ by {difference.error:.3g} (relative L2), at most "
+            f"rewards ({how}) are not finite at {alone:,} of {difference.count:,} values on one "
+            "side only"
+            if alone
+            else f"rewards ({how}) differ by {difference.error:.3g} (relative L2), at most "
             f"{difference.max_abs:.3g}, over {difference.joined} samples"
         )
         closed = Shut(

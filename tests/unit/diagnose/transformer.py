@@ -318,7 +318,8 @@ def forward(
         found.append(logs.value)
         if stage == stages.LOG_PROB:
             key_data(scratch, "old_log_probs", micro, logs.value)
-            key_data(scratch, "entropys", micro, logs.entropy)  # type: ignore[attr-defined]
+            entropy = device.fault("entropies", stage, lambda h: h)(logs.entropy)  # type: ignore[attr-defined]
+            key_data(scratch, "entropys", micro, entropy)
             key_data(scratch, "prompts", micro, rows[:, :PROMPT])
             key_data(scratch, "responses", micro, rows[:, PROMPT:])
             key_data(scratch, "input_ids", micro, rows)
@@ -357,7 +358,8 @@ def update(
         difference = float(((old[part] - logs.value) * response).mean())
         dump.debug[f"loss.ppo_kl.{micro}.debug"] = {"type": "float", "value": difference}
         tape.backward(loss)
-        key_data(scratch, "advantages", micro, np.repeat(a, RESPONSE, 1))
+        said = device.fault("said advantages", stage, lambda a: a)(np.repeat(a, RESPONSE, 1))
+        key_data(scratch, "advantages", micro, said)
         key_data(scratch, "token_level_rewards", micro, np.repeat(rewards[part, None], RESPONSE, 1))
         for name, node in model.nodes.items():
             assert node.grad is not None
