@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -17,6 +18,7 @@ import polars as pl
 
 from benchmarks import compare_data, processes
 from rlprobe.dumps import records
+from rlprobe.files import digest
 from rlprobe.store import commit, keys
 
 STAGE = "actor_update"
@@ -244,7 +246,8 @@ def _many_ranks(run: Path, rank_directory: Path, count: int) -> Path:
             table, compression="zstd", compression_level=1, row_group_size=1 << 17
         )
         shutil.rmtree(parts)
-        (run / "manifest.json").write_text("{}")
+        row = {"path": f"records/{table.name}", **digest(table)._asdict()}
+        (run / "manifest.json").write_text(json.dumps({"files": [row]}))
     return run
 
 

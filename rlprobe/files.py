@@ -1,16 +1,20 @@
-"""Files that are there whole or not at all, survive a power failure, and can be told apart."""
+"""Files: there whole or not at all, on the disk, told apart by their content, locked."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from rlprobe import disk
+from rlprobe.errors import RlprobeError
 
 _THREADS = 16
 _BLOCK = 1 << 20
@@ -137,3 +141,54 @@ def replace_text(path: Path, text: str, *, durable: bool = False) -> None:
     """Put UTF-8 text at ``path`` whole or not at all, replacing what is there."""
     # half of a surrogate pair, which no file can hold, is written as JSON and Python write it
     replace_bytes(path, text.encode("utf-8", "backslashreplace"), durable=durable)
+
+
+class InUseError(RlprobeError):
+    """Somebody else holds a lock."""
+
+
+#: How a file system says that it has no locks (Lustre without the flock option, some FUSE mounts).
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
+_POLL = 0.2
+
+
+def hold(
+    descriptor: int,
+    *,
+    shared: bool = False,
+    wait: float | None = None,
+    waiting: Callable[[], None] | None = None,
+) -> bool:
+    """Hold the kernel's lock of an open file until it is closed, or its process dies.
+
+    On NFS (Linux 2.6.12 and later), GPFS and Lustre with ``-o flock`` it holds between hosts.
+
+    Args:
+        descriptor: the file; open for writing where the lock is not shared, as NFS wants it.
+        shared: with others who share it.
+        wait: seconds to wait for it; None for as long as it takes.
+        waiting: called once when it is not to be had at once.
+
+    Returns:
+        False where the file system has no locks.
+
+    Raises:
+        InUseError: somebody else still holds it.
+    """
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    end = None if wait is None else time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError as error:
+            if waiting is not None:
+                waiting()
+                waiting = None
+            if end is not None and time.monotonic() >= end:
+                raise InUseError("somebody else holds the lock") from error
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
+            raise
+        time.sleep(_POLL)

@@ -25,6 +25,11 @@ def add_parser(subparsers: Any) -> None:
         choices=ROLES,
     )
     parser.add_argument("--store", type=Path, help="instead of the store the file names")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="make the run again, in place of the one that the store holds",
+    )
     parser.add_argument("--log", type=Path, help="the framework's output (default: in the store)")
 
 
@@ -46,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     store = args.store or Path(alignment.store)
     # before the run is made, so that no clean-up takes it for garbage
     record_alignment(store, alignment.name, [other.key for other in runs.values()])
-    manifest = launch(spec, store, args.log)
+    manifest = launch(spec, store, args.log, force=args.force)
     if args.json:
         write_json(args.json, {"role": spec.role, "key": spec.key, "manifest": str(manifest)})
     print(spec.key)

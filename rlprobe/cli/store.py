@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rlprobe.cli.common import write_json
-from rlprobe.errors import UsageError
+from rlprobe.errors import StoreError, UsageError
+
+_log = logging.getLogger("rlprobe.store")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -28,6 +31,25 @@ def add_parser(subparsers: Any) -> None:
     show.add_argument("run", metavar="KEY", help="a run's key, or the beginning of it")
     verify = action("verify", "read every byte and compare digests; exit 1 when one is wrong")
     verify.add_argument("runs", metavar="KEY", nargs="*", help="only these runs")
+    verify.add_argument(
+        "--repair",
+        action="store_true",
+        help="bring back what is damaged or missing, from copies, other runs, and --from",
+    )
+    verify.add_argument(
+        "--from",
+        dest="sources",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a bundle, or another store, to repair from; may be repeated",
+    )
+    drop = action("rm", "delete one run, and the objects that no other run has")
+    drop.add_argument("run", metavar="KEY")
+    drop.add_argument(
+        "--force", action="store_true", help="also where other runs were replayed from it"
+    )
     clean = action("gc", "delete every run and object that no recorded alignment reaches")
     clean.add_argument("--dry-run", action="store_true", help="only say what would go")
     clean.add_argument("--forget", metavar="NAME", help="drop this alignment's record first")
@@ -38,6 +60,15 @@ def add_parser(subparsers: Any) -> None:
         "--no-lock",
         action="store_true",
         help="where the file system has no locks, and nothing else uses the store",
+    )
+    clean.add_argument(
+        "--wait",
+        type=float,
+        nargs="?",
+        const=None,
+        default=0.0,
+        metavar="SECONDS",
+        help="wait for commits, imports and exports to end: so long, or as long as it takes",
     )
     export = action("export", "write runs into one file to be carried elsewhere; can be resumed")
     export.add_argument("runs", metavar="KEY", nargs="*", help="runs' keys")
@@ -62,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         "ls": _ls,
         "show": _show,
         "verify": _verify,
+        "rm": _rm,
         "gc": _gc,
         "export": _export,
         "import": _import,
@@ -77,11 +109,24 @@ def _ls(args: argparse.Namespace) -> tuple[int, Any]:
     from rlprobe.store import alignments, read
 
     named: dict[str, list[str]] = {}
-    for name, keys in alignments.alignments(args.store).items():
-        for key in keys:
-            named.setdefault(key, []).append(name)
+    damaged = 0
+    for path in alignments.paths(args.store):
+        try:
+            for key in alignments.load(path).keys:
+                named.setdefault(key, []).append(path.stem)
+        except StoreError as error:
+            damaged += 1
+            _log.warning("%s", error)
     rows = []
-    for run in read.runs(args.store):
+    for key in read.keys(args.store, complete=False):
+        try:
+            run = read.Run.open(args.store, key)
+        except StoreError as error:
+            # one that cannot be read must not hide the others
+            damaged += 1
+            _log.warning("%s", error)
+            print(f"{key[:16]}  cannot be read; `rlprobe store verify` says how to mend it")
+            continue
         manifest = run.manifest
         row: dict[str, Any] = {
             "key": run.key,
@@ -100,7 +145,7 @@ def _ls(args: argparse.Namespace) -> tuple[int, Any]:
             f"{row['device'] or '-'}  steps {_range(manifest.steps)}  {captured} stages  "
             f"{_size(row['bytes'])}  {', '.join(row['alignments']) or 'kept by no alignment'}"
         )
-    return 0, rows
+    return int(damaged > 0), rows
 
 
 def _show(args: argparse.Namespace) -> tuple[int, Any]:
@@ -121,15 +166,47 @@ def _show(args: argparse.Namespace) -> tuple[int, Any]:
 
 
 def _verify(args: argparse.Namespace) -> tuple[int, Any]:
-    from rlprobe.store.verify import verify
+    from rlprobe.store import verify
+    from rlprobe.store.repair import repair
 
-    found = verify(args.store, args.runs)
+    mended: list[str] = []
+    if args.repair:
+        if args.runs:
+            raise UsageError("--repair mends the whole store; name no run")
+        done = repair(args.store, args.sources)
+        found, mended = done.now, done.mended
+    else:
+        if args.sources:
+            raise UsageError("--from says what to repair from; add --repair")
+        found = verify.verify(args.store, args.runs)
+    for line in mended:
+        print(f"mended: {line}")
     for problem in found.problems:
         print(problem)
+    for note in found.notes:
+        print(f"note: {note}")
+    if found.unchecked:
+        print(
+            f"note: {len(found.unchecked)} files were made by an earlier version, and nothing "
+            f"shows a change of them ({found.unchecked[0]}); `rlprobe store verify --repair "
+            f"--store {args.store}` seals them"
+        )
     state = f"{len(found.problems)} problems" if found.problems else "all as they should be"
     print(f"{found.runs} runs, {found.objects} objects, {_size(found.bytes)}: {state}")
-    problems = [{"path": str(p.path), "what": p.what} for p in found.problems]
-    return int(bool(problems)), {**dataclasses.asdict(found), "problems": problems}
+    return int(bool(found.problems)), {
+        **dataclasses.asdict(found),
+        "problems": [problem.as_dict() for problem in found.problems],
+        "unchecked": [str(path) for path in found.unchecked],
+        "mended": mended,
+    }
+
+
+def _rm(args: argparse.Namespace) -> tuple[int, Any]:
+    from rlprobe.store.gc import remove
+
+    found = remove(args.store, args.run, force=args.force)
+    print(f"deleted run {found.runs[0]}, {found.objects} objects, {_size(found.bytes)}")
+    return 0, dataclasses.asdict(found)
 
 
 def _gc(args: argparse.Namespace) -> tuple[int, Any]:
@@ -140,7 +217,13 @@ def _gc(args: argparse.Namespace) -> tuple[int, Any]:
         if args.dry_run:
             raise UsageError("--forget changes the store; it makes no sense with --dry-run")
         forget_alignment(args.store, args.forget)
-    found = collect(args.store, dry_run=args.dry_run, everything=args.all, lock=not args.no_lock)
+    found = collect(
+        args.store,
+        dry_run=args.dry_run,
+        everything=args.all,
+        lock=not args.no_lock,
+        wait=args.wait,
+    )
     for key in found.runs:
         print(key)
     print(

@@ -20,6 +20,7 @@ from rlprobe.compare.tables import Table
 from rlprobe.compare.writer import Summary
 from rlprobe.errors import NotComparableError
 from rlprobe.stages import ALIASES, GENERATE
+from rlprobe.store import listing
 
 if TYPE_CHECKING:
     from rlprobe.compare.samples.run import Samples
@@ -104,12 +105,18 @@ def _write_nothing(
 
 def _samples(benchmark: Side, target: Side, options: Options) -> Samples | None:
     """Key data of both sides; None where one has none."""
-    if not all(any((s.path / d).is_dir() for d in _KEY_DATA) for s in (benchmark, target)):
+    if not all(map(_has_key_data, (benchmark, target))):
         return None
     # Imported here: plain dumps seldom have key data, and numpy's import is felt.
     from rlprobe.compare.samples.run import Samples
 
     return Samples(benchmark.path, target.path, options.map_steps)
+
+
+def _has_key_data(side: Side) -> bool:
+    if (side.path / listing.MANIFEST).is_file():  # what is gone since must be missed
+        return any(name.startswith("dump/data/") for name in listing.listed(side.path))
+    return any((side.path / directory).is_dir() for directory in _KEY_DATA)
 
 
 def _tell(summary: Summary, options: Options) -> None:

@@ -21,6 +21,7 @@ from rlprobe import stages
 from rlprobe.compare.tables import Held, Stored, Table
 from rlprobe.dumps import records
 from rlprobe.errors import ConfigError, DumpError, StoreError, UsageError
+from rlprobe.store import listing
 
 if TYPE_CHECKING:
     from rlprobe.dumps.tensors.source import TensorSource
@@ -117,6 +118,7 @@ class RunStage(StageSource):
     tree: Path | None = None
 
     def table(self, process: Process) -> Table:
+        listing.found(self.path.parents[1], f"{RECORDS}/{self.path.name}")
         return Stored(self.path, records.scan(self.path), *self.rows[process])
 
     def tensors(self, process: Process, check_crc: bool) -> TensorSource | None:
@@ -126,6 +128,7 @@ class RunStage(StageSource):
         from rlprobe.dumps.tensors.places import places
 
         run = self.path.parents[1]
+        listing.found(run, "tensors.parquet")
         found = places(run, f"{self.tree.name}/step{process.step}/rank{process.rank}")
         return source.in_store(found, check_crc) if found else None
 
@@ -196,6 +199,11 @@ def _run_of_key(store: Path, key: str) -> Path:
 
 def _from_run(path: Path) -> dict[str, StageSource]:
     tables = sorted((path / RECORDS).glob("*.parquet"))
+    if (path / MANIFEST).is_file():
+        # a stage whose table is gone must not look like one that was not captured
+        wanted = {name for name in listing.listed(path) if name.startswith(f"{RECORDS}/")}
+        for name in wanted - {f"{RECORDS}/{table.name}" for table in tables}:
+            listing.checked(path, name)
     if not tables:
         raise DumpError(f"run {path} holds no {RECORDS}/*.parquet: nothing was captured in it")
     found: dict[str, StageSource] = {}

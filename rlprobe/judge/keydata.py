@@ -28,7 +28,8 @@ __all__ = ["ADVANTAGES", "GIVEN", "OUTCOMES", "REWARDS", "TOKENS", "Array", "Row
 
 def names(run: Run) -> list[str]:
     """Names of the key data that a run has."""
-    return _of(run).keys() if (run.dump / "data").is_dir() else []
+    data = _of(run)
+    return [] if data is None else data.keys()
 
 
 def is_there(run: Run, name: str, step: int) -> bool:
@@ -42,11 +43,13 @@ def load(run: Run, name: str, step: int) -> list[Row]:
     Raises:
         DumpError: a file is damaged.
     """
-    return _of(run).rows(name, step) if (run.dump / "data").is_dir() else []
+    data = _of(run)
+    return [] if data is None else data.rows(name, step)
 
 
-def _of(run: Run) -> KeyData:
-    return KeyData(run.dump / "data", run.mock_proof() or [])
+def _of(run: Run) -> KeyData | None:
+    data = run.key_data()
+    return None if data is None else KeyData(data, run.mock_proof() or [])
 
 
 @dataclass(frozen=True)

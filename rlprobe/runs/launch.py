@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -15,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlprobe import frameworks, stages
+from rlprobe import files, frameworks, stages
 from rlprobe.capture import determinism
 from rlprobe.capture.session import ENV, CaptureOptions, ReplayOptions, Session
+from rlprobe.claims import claimed
 from rlprobe.errors import RlprobeError, RunError, StoreError
 from rlprobe.files import replace_text
 from rlprobe.frameworks import proof
@@ -52,7 +52,14 @@ class Started:
 Start = Callable[[Started], tuple[int, Mapping[str, str]]]
 
 
-def launch(spec: RunSpec, store: Path, log: Path | None = None, start: Start | None = None) -> Path:
+def launch(
+    spec: RunSpec,
+    store: Path,
+    log: Path | None = None,
+    start: Start | None = None,
+    *,
+    force: bool = False,
+) -> Path:
     """Run ``spec`` and commit it, unless the store holds it already.
 
     Args:
@@ -60,6 +67,7 @@ def launch(spec: RunSpec, store: Path, log: Path | None = None, start: Start | N
         store: the store's directory, on storage that every node of the run sees.
         log: the framework's output; by default ``{store}/logs/{role}-{key}.log``.
         start: how the run is started; by default in the container and on the nodes it declares.
+        force: run it all the same, and put the new run in the place of the one that is there.
 
     Returns:
         The run's manifest.
@@ -70,18 +78,23 @@ def launch(spec: RunSpec, store: Path, log: Path | None = None, start: Start | N
     """
     store = store.absolute()
     manifest = store / "runs" / spec.key / "manifest.json"
+    if spec.imported is not None and force:
+        raise StoreError(
+            f"{spec.role}: run {spec.key} was made elsewhere and cannot be made again here; import "
+            "it with `rlprobe store import --replace FILE`"
+        )
     if spec.imported is not None and not manifest.exists():
         raise StoreError(
             f"{spec.role}: run {spec.key} is to be taken from {store}, but it is not there; import "
             "it with `rlprobe store import FILE`"
         )
     with _only_one(store, spec.key):
-        if manifest.exists():
+        if manifest.exists() and not force:
             _log.info("%s: already in the store as %s", spec.role, spec.key[:12])
             return manifest
         log = (log or store / "logs" / f"{spec.role}-{spec.key[:12]}.log").absolute()
         log.parent.mkdir(parents=True, exist_ok=True)
-        scratch = _finished(store, spec) or _fresh(store, spec)
+        scratch = (None if force else _finished(store, spec)) or _fresh(store, spec)
         if not _record(scratch).exists():
             _execute(spec, store, scratch, log, start or _start)
         else:
@@ -98,16 +111,23 @@ def launch(spec: RunSpec, store: Path, log: Path | None = None, start: Start | N
 
 @contextlib.contextmanager
 def _only_one(store: Path, key: str) -> Iterator[None]:
-    """Two alignments may share a run: the second waits for the first and then finds it done."""
-    locks = store / "locks"
-    locks.mkdir(parents=True, exist_ok=True)
-    with (locks / f"{key}.lock").open("w") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _log.info("waiting: another process is making run %s", key[:12])
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+    """Two alignments may share a run: the second waits for the first and then finds it done.
+
+    On a file system without locks it is refused instead: an attempt clears away what earlier ones
+    left, and must not take a living one's for that.
+    """
+    path = store / "locks" / f"{key}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def waiting() -> None:
+        _log.info("waiting: another process is making run %s", key[:12])
+
+    with path.open("a") as handle:
+        if files.hold(handle.fileno(), waiting=waiting):
+            yield
+        else:
+            with claimed(path.with_suffix(".holder")):
+                yield
 
 
 def _attempts(store: Path, spec: RunSpec) -> list[Path]:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import pydantic
 from pydantic import Field
 
+from rlprobe import formats
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import StoreError
@@ -119,8 +120,7 @@ class Index(_Strict):
         except DocumentError as error:
             raise StoreError(f"{where}: its index: {error}") from error
         found = raw.get("format") if isinstance(raw, dict) else None
-        if found != FORMAT:
-            raise StoreError(f"{where}: bundle format {found!r}; this rlprobe reads {FORMAT}")
+        formats.check(found, (FORMAT,), f"{where}: the bundle", StoreError)
         try:
             index = cls.model_validate(raw)
         except pydantic.ValidationError as error:

@@ -16,14 +16,24 @@ from typing import Any
 import polars as pl
 import pydantic
 
-from rlprobe import stages
+from rlprobe import formats, stages
 from rlprobe.dumps import records, token_sketches
 from rlprobe.errors import StoreError
-from rlprobe.store import parts
+from rlprobe.store import heal, parts
+from rlprobe.store.filetypes import check_type
 from rlprobe.store.ingest import Ingested, ingest
-from rlprobe.store.manifest import File, Manifest, Process, Recorded, Stage, TokenSketches
+from rlprobe.store.manifest import (
+    MAX_BYTES,
+    File,
+    Manifest,
+    Process,
+    Recorded,
+    Stage,
+    TokenSketches,
+)
 from rlprobe.store.objects import Objects
 from rlprobe.store.publish import Tree
+from rlprobe.store.read import METRICS, METRICS_FORMAT
 from rlprobe.store.workspace import workspace
 from rlprobe.version import __version__
 
@@ -55,7 +65,15 @@ def commit(scratch: Path, store: Path, key: str, declared: Mapping[str, Any]) ->
         objects = Objects(store, work)
         tree = Tree(work / "run", objects)
         manifest = _Commit(scratch, work, objects, tree).manifest(key, declared)
-        path = tree.publish(key, manifest.to_bytes(), store)
+        for name, stored in tree.files.items():
+            check_type(name, objects.where(stored))
+        data = manifest.to_bytes()
+        # What is committed here is read, exported and imported by others: never less than that.
+        where = f"the manifest of {key[:12]}"
+        if len(data) > MAX_BYTES or Manifest.from_bytes(data, where) != manifest:
+            raise StoreError(f"{where} would not be read back as it was written")
+        path = tree.publish(key, data, store)
+        heal.spread(store, objects)
     _log.info("run %s: %d files, %.1f MB new", key[:12], len(manifest.files), objects.added / 1e6)
     return path
 
@@ -87,9 +105,13 @@ class _Commit:
         if proof is not None:
             self._json(proof, "mock_proof.json")
         self._json(parts.environment(self.side), "environment.json")
-        metrics = self.side / "metrics.jsonl"
+        metrics = self.side / METRICS
         if metrics.is_file():
-            self.tree.add("metrics.jsonl", self.objects.put_file(metrics))
+            head = json.dumps({"format": METRICS_FORMAT}).encode() + b"\n"
+            data = metrics.read_bytes()
+            # a second commit of what was a run's own file has the line already
+            data = data if data.startswith(head) else head + data
+            self.tree.add(METRICS, self.objects.put_bytes(data))
         rollouts = self._rollouts()
         replay_of = declared.get("replay_of")
         if not tables and not rollouts and not ingested.files:
@@ -183,7 +205,10 @@ class _Commit:
 
     def _table(self, frame: pl.DataFrame, path: str) -> None:
         temporary = self.work / "table.parquet"
-        frame.write_parquet(temporary, compression="zstd", statistics=False)
+        kind = path.partition("/")[0].removesuffix(".parquet")
+        frame.write_parquet(
+            temporary, compression="zstd", statistics=False, metadata=formats.mark(kind)
+        )
         self._adopt(temporary, path)
 
     def _adopt(self, temporary: Path, path: str) -> None:
@@ -222,5 +247,9 @@ def _tensor_table(ingested: Ingested) -> pl.DataFrame:
 
 
 def _plain(value: Any) -> Any:
-    """Mappings and tuples as strict JSON has them; numbers that are not finite as text."""
-    return json.loads(json.dumps(value), parse_constant=str)
+    """Mappings and tuples as strict JSON has them; numbers that are not finite as text.
+
+    Bytes of an environment that are no text become question marks: no file holds them otherwise.
+    """
+    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    return json.loads(text, parse_constant=str)

@@ -1,4 +1,4 @@
-"""Is a file what its name says? Asked of files that come from elsewhere."""
+"""Is a file what its name says? Asked of every file that becomes a run's, here or elsewhere."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ _OPAQUE = "dump/memory_snapshot/"
 _HEAD = 4096
 
 
+def is_known(path: str) -> bool:
+    """Whether files of this name's kind belong in a run."""
+    return path.startswith(_OPAQUE) or Path(path).suffix in (*_MAGIC, *_JSON, *_TEXT)
+
+
 def check_type(path: str, content: Path) -> None:
     """Refuse a file whose beginning is not of the kind its name says.
 
@@ -34,7 +39,7 @@ def check_type(path: str, content: Path) -> None:
     if path.startswith(_OPAQUE):
         return
     suffix = Path(path).suffix
-    if suffix not in (*_MAGIC, *_JSON, *_TEXT):
+    if not is_known(path):
         raise StoreError(
             f"{path}: files of this kind do not belong in a run; known: "
             f"{', '.join((*_MAGIC, *_JSON, *_TEXT))}"

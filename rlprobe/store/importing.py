@@ -7,18 +7,17 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from rlprobe.errors import StoreError
-from rlprobe.store import bundle
+from rlprobe.files import digest as digest_of
+from rlprobe.store import bundle, copies, heal
 from rlprobe.store.alignments import record_alignment
+from rlprobe.store.bundlereader import Reader
 from rlprobe.store.filetypes import check_type
-from rlprobe.store.manifest import MAX_BYTES, NAME, Manifest
-from rlprobe.store.objects import Objects, Stored, digest_file
+from rlprobe.store.manifest import NAME, Manifest
+from rlprobe.store.objects import Objects, Stored
 from rlprobe.store.publish import Tree
 from rlprobe.store.workspace import workspace
-
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -54,11 +53,11 @@ def import_bundle(
     if not stat.S_ISREG(_stat(archive).st_mode):
         raise StoreError(f"{archive} is not a plain file")
     if digest is not None:
-        found = digest_file(archive).sha256
+        found = digest_of(archive).sha256
         if found != digest.removeprefix("sha256:"):
             raise StoreError(f"{archive} has digest sha256:{found}, not {digest}")
     with archive.open("rb") as file, workspace(store) as work:
-        reader = _Reader(file, archive)
+        reader = Reader(file, archive)
         index = reader.index()
         manifests = {run.key: reader.manifest(run) for run in index.runs}
         _check_agreement(archive, index, manifests)
@@ -78,6 +77,7 @@ def import_bundle(
         # them until one does.
         record_alignment(store, name, manifests)
         new = _publish(store, manifests, objects, work)
+        heal.spread(store, objects)
     return Imported(list(manifests), new, objects.added, name)
 
 
@@ -86,7 +86,7 @@ def _publish(
 ) -> int:
     count = 0
     for number, (manifest, data) in enumerate(manifests.values()):
-        if _present(store, manifest.key) == data:
+        if _present(store, manifest.key) == data and heal.is_whole(store, manifest):
             continue
         tree = Tree(work / f"run-{number}", objects)
         for file in manifest.files:
@@ -122,6 +122,9 @@ def _check_conflicts(
 ) -> None:
     for key, (_, data) in manifests.items():
         present = _present(store, key)
+        kept = copies.digests(store, key)
+        if present is not None and kept and hashlib.sha256(present).hexdigest() not in kept:
+            present = next(iter(copies.intact(store, key)), None)  # damaged: what it was counts
         if present not in (None, data) and not replace:
             raise StoreError(
                 f"{store} has a run {key[:12]} already, made elsewhere or at another time; pass "
@@ -134,95 +137,3 @@ def _stat(archive: Path) -> os.stat_result:
         return archive.stat()
     except FileNotFoundError as error:
         raise StoreError(f"{archive} does not exist") from error
-
-
-class _Reader:
-    """Reads a bundle from its beginning, accepting what export writes and nothing else."""
-
-    def __init__(self, file: BinaryIO, archive: Path) -> None:
-        self.file = file
-        self.archive = archive
-
-    def fail(self, what: str) -> StoreError:
-        return StoreError(f"{self.archive}: {what}")
-
-    def index(self) -> bundle.Index:
-        head = self.file.read(bundle.BLOCK)
-        # Its size is known from its header alone; everything else is known from it.
-        try:
-            size = int(head[124:135], 8)
-        except ValueError:
-            size = -1
-        wanted = bundle.Member(bundle.INDEX, Stored("", max(size, 0)))
-        if size <= 0 or head != bundle.header(*self._named(wanted)):
-            if not head.startswith(bundle.INDEX.encode() + b"\0"):
-                raise self.fail("this is not a bundle that `rlprobe store export` wrote")
-            raise self.fail(bundle.complaint(head, wanted))
-        if size > MAX_BYTES:
-            raise self.fail(f"its index claims {size} bytes, more than any bundle has")
-        return bundle.Index.from_bytes(self._content(bundle.INDEX, size), str(self.archive))
-
-    def manifest(self, run: bundle.RunEntry) -> tuple[Manifest, bytes]:
-        member = bundle.Member(f"runs/{run.key}/manifest.json", Stored(run.sha256, run.size))
-        self._header(member)
-        data = self._content(member.name, run.size)
-        found = hashlib.sha256(data).hexdigest()
-        if found != run.sha256:
-            raise self.fail(f"{member.name} has digest {found}, not {run.sha256}")
-        manifest = Manifest.from_bytes(data, f"{self.archive}: {member.name}")
-        if manifest.key != run.key:
-            raise self.fail(f"{member.name} is the manifest of run {manifest.key}")
-        return manifest, data
-
-    def store(self, entry: bundle.ObjectEntry, objects: Objects) -> None:
-        stored = Stored(entry.sha256, entry.size)
-        member = bundle.Member(f"objects/{entry.sha256}", stored)
-        self._header(member)
-        if objects.has(stored):
-            self._verify(member)
-        else:
-            try:
-                objects.put_stream(self.file, stored)
-            except StoreError as error:
-                raise self.fail(str(error)) from error
-        self._padding(member.name, entry.size)
-
-    def finish(self) -> None:
-        if self.file.read(len(bundle.END)) != bundle.END:
-            raise self.fail("its end is missing; was it carried completely?")
-        if self.file.read(1):
-            raise self.fail("something follows its end, which is refused")
-
-    def _verify(self, member: bundle.Member) -> None:
-        """Read an object that the store has already: a damaged bundle is refused all the same."""
-        state = hashlib.sha256()
-        left = member.stored.size
-        while left:
-            chunk = self.file.read(min(_CHUNK, left))
-            if not chunk:
-                raise self.fail(f"{member.name} ends early; was the file carried completely?")
-            state.update(chunk)
-            left -= len(chunk)
-        if state.hexdigest() != member.stored.sha256:
-            raise self.fail(f"{member.name} has digest {state.hexdigest()}")
-
-    def _header(self, member: bundle.Member) -> None:
-        found = self.file.read(bundle.BLOCK)
-        if found != bundle.header(*self._named(member)):
-            raise self.fail(bundle.complaint(found, member))
-
-    def _content(self, name: str, size: int) -> bytes:
-        data = self.file.read(size)
-        if len(data) < size:
-            raise self.fail(f"{name} ends early; was the file carried completely?")
-        self._padding(name, size)
-        return data
-
-    def _padding(self, name: str, size: int) -> None:
-        filling = bundle.padding(size)
-        if self.file.read(len(filling)) != filling:
-            raise self.fail(f"{name} is not filled up to its last block")
-
-    @staticmethod
-    def _named(member: bundle.Member) -> tuple[str, int]:
-        return member.name, member.stored.size

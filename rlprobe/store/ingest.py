@@ -11,6 +11,7 @@ from typing import Any
 
 from rlprobe.errors import DumpError, StoreError
 from rlprobe.store import canonical, packing
+from rlprobe.store.filetypes import is_known
 from rlprobe.store.objects import Objects, Stored
 
 _log = logging.getLogger("rlprobe.store")
@@ -78,6 +79,11 @@ def ingest(dump: Path, objects: Objects, workspace: Path) -> Ingested:
         original = path.relative_to(dump).as_posix()
         place = canonical.dump_path(original)
         directory = place.rpartition("/")[0]
+        if not is_known(f"dump/{place}"):
+            # a core file or a note: no store takes it, and hours of a device are in the rest
+            _log.warning("left out of the store, as no kind of file that is known: %s", path)
+            result.note("left_out", path.name, directory)
+            continue
         if place != original and path.parent.name != TENSORS:
             result.note("directory", original.rpartition("/")[0], directory)
         edit = _EDITED.get(path.name)

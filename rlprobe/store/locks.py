@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlprobe import files
 from rlprobe.errors import StoreError
 
 _log = logging.getLogger("rlprobe.store")
@@ -20,8 +20,6 @@ _log = logging.getLogger("rlprobe.store")
 _FILE = "locks/store.lock"
 #: How a file system says that one may not write.
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
-#: How a file system says that it has no locks (Lustre without the flock option, some FUSE mounts).
-_UNSUPPORTED = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL}
 
 
 @contextlib.contextmanager
@@ -32,39 +30,41 @@ def shared(store: Path) -> Iterator[None]:
     store of somebody else's that may only be read and has no lock file yet.
     """
     with _opened(store, reading=True) as descriptor:
-        if descriptor is not None:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_SH)
-            except OSError as error:
-                if error.errno not in _UNSUPPORTED:
-                    raise
-                _log.debug("%s: no file locks on this file system", store)
+        if descriptor is not None and not files.hold(descriptor, shared=True):
+            _log.debug("%s: no file locks on this file system", store)
         yield
 
 
 @contextlib.contextmanager
-def exclusive(store: Path) -> Iterator[None]:
+def exclusive(store: Path, wait: float | None = 0.0) -> Iterator[None]:
     """Be alone in the store.
+
+    Args:
+        store: the store's directory.
+        wait: seconds to wait for others to end; None for as long as it takes.
 
     Raises:
         StoreError: somebody else uses it, or its file system has no locks.
     """
+
+    def waiting() -> None:
+        if wait != 0:
+            _log.info("waiting: %s is in use", store)
+
     with _opened(store, reading=False) as descriptor:
         assert descriptor is not None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            held = files.hold(descriptor, wait=wait, waiting=waiting)
+        except files.InUseError as error:
             raise StoreError(
                 f"{store} is in use: a commit, import or export is under way; try again when it "
-                "has ended"
+                "has ended, or pass --wait"
             ) from error
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
+        if not held:
             raise StoreError(
                 f"{store}: its file system has no file locks, so nobody can tell whether a commit "
                 "is under way; when you know that none is, pass --no-lock"
-            ) from error
+            )
         yield
 
 
@@ -75,12 +75,9 @@ def claim(descriptor: int, what: str) -> None:
         StoreError: another process writes it.
     """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
+        files.hold(descriptor, wait=0.0)
+    except files.InUseError as error:
         raise StoreError(f"{what} is being written by another process") from error
-    except OSError as error:
-        if error.errno not in _UNSUPPORTED:
-            raise
 
 
 @contextlib.contextmanager

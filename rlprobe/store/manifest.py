@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,13 +11,14 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field, field_validator, model_validator
 
-from rlprobe import stages
+from rlprobe import formats, stages
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.dumps.paths import DIRECTORIES as DIRECTORIES
 from rlprobe.dumps.paths import FILES as FILES
 from rlprobe.dumps.paths import check_path
 from rlprobe.errors import StoreError
+from rlprobe.store import copies
 from rlprobe.store.keys import run_key
 
 FORMAT = 1
@@ -154,11 +156,7 @@ class Manifest(_Model):
         except DocumentError as error:
             raise StoreError(f"{where}: {error}") from error
         found = raw.get("format") if isinstance(raw, dict) else None
-        if found != FORMAT:
-            raise StoreError(
-                f"{where} has format {found!r}; this rlprobe reads {FORMAT}. A newer rlprobe wrote "
-                "it, or it is no manifest"
-            )
+        formats.check(found, (FORMAT,), where, StoreError)
         try:
             return cls.model_validate(raw)
         except pydantic.ValidationError as error:
@@ -168,19 +166,33 @@ class Manifest(_Model):
 
     @classmethod
     def load(cls, run: Path) -> Manifest:
-        """The manifest of a run directory.
+        """The manifest of a run directory, held against its copy where the store has one.
 
         Raises:
-            StoreError: there is none, or :meth:`from_bytes` refuses it.
+            StoreError: there is none, it is damaged, or :meth:`from_bytes` refuses it.
         """
         path = run / NAME
+        wanted = copies.digests(run.parent.parent, run.name)
         try:
             if path.stat().st_size > MAX_BYTES:
                 raise StoreError(f"{path} is larger than {MAX_BYTES} bytes")
             data = path.read_bytes()
         except FileNotFoundError as error:
+            if wanted:
+                raise StoreError(
+                    f"{path} is gone, its copy is there: {_mend(run)} puts it back"
+                ) from error
             raise StoreError(f"{path} does not exist: the run was never completed here") from error
+        if wanted and hashlib.sha256(data).hexdigest() not in wanted:
+            raise StoreError(
+                f"{path} is not what was committed: it was changed or damaged; {_mend(run)} puts "
+                "back what was"
+            )
         return cls.from_bytes(data, str(path))
+
+
+def _mend(run: Path) -> str:
+    return f"`rlprobe store verify --repair --store {run.parent.parent}`"
 
 
 def _line(value: Any) -> str:

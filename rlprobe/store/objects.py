@@ -9,13 +9,15 @@ import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 from rlprobe.errors import StoreError
-from rlprobe.files import sha256, sync, sync_all
+from rlprobe.files import Digest, digest, sync, sync_all
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _CHUNK = 1 << 20
+#: How NFS names a deleted file that is still open.
+NFS = ".nfs"
 _READ_ONLY = 0o444
 #: Bytes and files that may wait to be flushed; an interrupted import loses no more than these.
 _MOST_PENDING = 256 << 20
@@ -32,11 +34,8 @@ _LINK_REFUSED = {
 }
 
 
-class Stored(NamedTuple):
-    """An object: its digest (64 hexadecimal digits) and its size in bytes."""
-
-    sha256: str
-    size: int
+#: An object: its digest and its size in bytes.
+Stored = Digest
 
 
 class Objects:
@@ -57,8 +56,11 @@ class Objects:
         self._pending: dict[Stored, Path] = {}
         self._pending_bytes = 0
         self._count = 0
+        self._intact: set[Stored] = set()
         #: Bytes of objects that were not there before.
         self.added = 0
+        #: Objects that were there with another content than their name's, and have it again.
+        self.healed: list[Stored] = []
 
     def path(self, digest: str) -> Path:
         """Where an object lies, or would lie.
@@ -71,7 +73,7 @@ class Objects:
         return self.root / digest[:2] / digest
 
     def has(self, stored: Stored) -> bool:
-        """Whether the object is there with its size; ``store verify`` reads the content as well."""
+        """Whether the object is there with its size; :meth:`intact` reads the content as well."""
         if stored in self._pending:
             return True
         try:
@@ -80,10 +82,27 @@ class Objects:
             return False
         return stat.S_ISREG(found.st_mode) and found.st_size == stored.size
 
+    def intact(self, stored: Stored) -> bool:
+        """Whether the object is there with its content, which is read once.
+
+        Nothing new may refer to one that is only there by its name and size.
+        """
+        if stored in self._pending or stored in self._intact:
+            return True
+        if not self.has(stored):
+            return False
+        try:
+            good = digest(self.path(stored.sha256)) == stored
+        except OSError:
+            good = False
+        if good:
+            self._intact.add(stored)
+        return good
+
     def put_bytes(self, data: bytes) -> Stored:
         """Store bytes."""
         stored = Stored(hashlib.sha256(data).hexdigest(), len(data))
-        if not self.has(stored):
+        if not self.intact(stored):
             temporary = self._temporary()
             with temporary.open("xb") as handle:
                 handle.write(data)
@@ -102,13 +121,13 @@ class Objects:
         Raises:
             StoreError: the file changes while it is read.
         """
-        stored = digest_file(path)
-        if self.has(stored):
+        stored = digest(path)
+        if self.intact(stored):
             return stored
         temporary = self._temporary()
         # Only the owner may make it read-only, whatever the file system lets others link.
         if adopt and path.stat().st_uid == os.geteuid() and linked(path, temporary):
-            found = digest_file(temporary)
+            found = digest(temporary)
         else:
             with path.open("rb") as source, temporary.open("xb") as target:
                 found = _copy(source, target)
@@ -131,10 +150,14 @@ class Objects:
             temporary.unlink()
             what = "ends early" if found.size < expected.size else f"holds {found.sha256}"
             raise StoreError(f"object {expected.sha256}: the source {what}")
-        if self.has(expected):
+        if self.intact(expected):
             temporary.unlink()
         else:
             self._add(temporary, expected)
+
+    def where(self, stored: Stored) -> Path:
+        """Where an object's bytes are now, waiting or stored."""
+        return self._pending.get(stored) or self.path(stored.sha256)
 
     def link(self, stored: Stored, destination: Path) -> None:
         """Give an object a second name; a copy where the file system refuses hard links.
@@ -144,10 +167,10 @@ class Objects:
         """
         if not self.has(stored):
             raise StoreError(
-                f"object {stored.sha256} is missing or truncated in {self.root}; run "
-                "`rlprobe store verify`"
+                f"object {stored.sha256} is missing or cut short in {self.root}; `rlprobe store "
+                "verify` says how to mend it"
             )
-        source = self._pending.get(stored) or self.path(stored.sha256)
+        source = self.where(stored)
         if not linked(source, destination):
             with source.open("rb") as reader, destination.open("xb") as writer:
                 _copy(reader, writer)
@@ -172,9 +195,23 @@ class Objects:
 
     def __iter__(self) -> Iterator[Stored]:
         """Every object there is, in order of its digest."""
+        for path in self._files():
+            if _DIGEST.fullmatch(path.name):
+                yield Stored(path.name, path.lstat().st_size)
+
+    def strays(self) -> Iterator[Path]:
+        """What lies among the objects and is none.
+
+        NFS leaves ``.nfs…`` where a file was deleted that a process still has open: those go by
+        themselves.
+        """
+        for path in self._files():
+            if not _DIGEST.fullmatch(path.name) and not path.name.startswith(NFS):
+                yield path
+
+    def _files(self) -> Iterator[Path]:
         for directory in sorted(self.root.iterdir()) if self.root.is_dir() else []:
-            for path in sorted(directory.iterdir()):
-                yield Stored(path.name, path.stat().st_size)
+            yield from sorted(directory.iterdir()) if directory.is_dir() else [directory]
 
     def _temporary(self) -> Path:
         if self._workspace is None:
@@ -184,18 +221,13 @@ class Objects:
 
     def _add(self, temporary: Path, stored: Stored) -> None:
         temporary.chmod(_READ_ONLY)
+        if os.path.lexists(self.path(stored.sha256)):
+            self.healed.append(stored)
         self._pending[stored] = temporary
         self._pending_bytes += stored.size
         self.added += stored.size
         if self._pending_bytes > _MOST_PENDING or len(self._pending) > _MOST_FILES:
             self.flush()
-
-
-def digest_file(path: Path) -> Stored:
-    """Digest and size of a file's content."""
-    with path.open("rb") as handle:
-        digest = sha256(handle).hex()
-        return Stored(digest, handle.tell())
 
 
 def _copy(source: BinaryIO, target: BinaryIO, limit: int | None = None) -> Stored:

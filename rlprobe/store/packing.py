@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlprobe.errors import StoreError
-from rlprobe.store.objects import Stored, digest_file
+from rlprobe.files import digest
+from rlprobe.store.objects import Stored
 
 SUFFIX = ".zip"
 SMALL = 1 << 20
@@ -44,7 +45,7 @@ def pack(files: Iterable[Path], target: Path) -> list[Member]:
             padding = -(start + 4) % _ALIGNMENT
             entry.extra = struct.pack("<HH", _PADDING, padding) + bytes(padding)
             archive.writestr(entry, path.read_bytes())
-            members.append(Member(path.name, digest_file(path), start + 4 + padding))
+            members.append(Member(path.name, digest(path), start + 4 + padding))
     return members
 
 

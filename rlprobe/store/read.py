@@ -10,14 +10,18 @@ from typing import Any
 
 import polars as pl
 
+from rlprobe import formats
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.errors import StoreError
+from rlprobe.store import copies, listing
 from rlprobe.store.manifest import MAX_BYTES, NAME, Manifest
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{4,64}")
 _ROLLOUT = re.compile(r"rollouts/step(\d{1,9})\.h5")
+#: The trainer's metrics, and the version that its first line says.
+METRICS, METRICS_FORMAT = "metrics.jsonl", 1
 #: Sizes printed in a message before "and N more".
 _SHOWN = 5
 
@@ -73,7 +77,23 @@ class Run:
                 f"run {self.key[:12]} ({self.manifest.role}): stage {stage} {state}; captured: "
                 f"{', '.join(captured) or 'none'}"
             )
-        return self.path / "records" / f"{stage}.parquet"
+        return self.checked(f"records/{stage}.parquet")
+
+    def checked(self, name: str) -> Path:
+        """A file of the run, which is what the manifest says.
+
+        Raises:
+            StoreError: it is not, or is missing.
+        """
+        return listing.checked(self.path, name)
+
+    def key_data(self) -> Path | None:
+        """The directory of the run's key data, all of it checked; None where it has none.
+
+        Raises:
+            StoreError: a file is missing, changed or not of the run.
+        """
+        return listing.checked_below(self.path, "dump/data")
 
     def token_sketches(self, stage: str) -> pl.DataFrame | None:
         """Sketches per token (columns: ``tokensketches.SCHEMA``), None where there are none."""
@@ -95,14 +115,17 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The trainer's metrics: step, trainer_step, metrics {name: number}."""
-        path = self.path / "metrics.jsonl"
-        if not self.has("metrics.jsonl"):
+        if not self.has(METRICS):
             return []
+        path = self.checked(METRICS)
         try:
             lines = read_bytes(path, MAX_BYTES).splitlines()
-            return [jsonfile.mapping(jsonfile.parse(line, nonfinite=True)) for line in lines]
+            rows = [jsonfile.mapping(jsonfile.parse(line, nonfinite=True)) for line in lines]
         except DocumentError as error:
             raise StoreError(f"{path} is not readable: {error}") from error
+        if rows and "format" in rows[0]:  # runs committed before have no such line
+            formats.check(rows.pop(0)["format"], (METRICS_FORMAT,), str(path), StoreError)
+        return rows
 
     def has(self, path: str) -> bool:
         """Whether the manifest lists a file."""
@@ -111,30 +134,35 @@ class Run:
     def _json(self, name: str) -> dict[str, Any] | None:
         if not self.has(name):
             return None
-        path = self.path / name
+        path = self.checked(name)
         try:
             value = jsonfile.load(path, most=MAX_BYTES, nonfinite=True)
         except DocumentError as error:
             raise StoreError(f"{path} is not readable: {error}") from error
-        if not isinstance(value, dict) or value.get("format") != 1:
-            raise StoreError(f"{path} is not of format 1, the only one this rlprobe reads")
+        if not isinstance(value, dict):
+            raise StoreError(f"{path} holds no mapping")
+        formats.check(value.get("format"), (1,), str(path), StoreError)
         return value
 
     def _table(self, name: str) -> pl.DataFrame | None:
         if not self.has(name):
             return None
-        path = self.path / name
+        path = self.checked(name)
         try:
+            kind = name.partition("/")[0].removesuffix(".parquet")
+            formats.check_mark(pl.read_parquet_metadata(path), kind, (1,), str(path), StoreError)
             return pl.read_parquet(path)
         except (OSError, pl.exceptions.PolarsError) as error:
             raise StoreError(f"{path} is not a readable table: {error}") from error
 
 
-def keys(store: Path) -> list[str]:
-    """Keys of the complete runs of a store, in order."""
+def keys(store: Path, *, complete: bool = True) -> list[str]:
+    """Keys of the runs of a store, in order: those with a manifest, or all that have any file."""
     root = store / "runs"
-    found = root.iterdir() if root.is_dir() else []
-    return sorted(p.name for p in found if _KEY.fullmatch(p.name) and (p / NAME).is_file())
+    found = [p for p in root.iterdir() if _KEY.fullmatch(p.name)] if root.is_dir() else []
+    if complete:
+        return sorted(p.name for p in found if (p / NAME).is_file())
+    return sorted(p.name for p in found if not p.is_dir() or any(p.iterdir()))
 
 
 def runs(store: Path) -> Iterator[Run]:
@@ -147,13 +175,20 @@ def runs(store: Path) -> Iterator[Run]:
         yield Run.open(store, key)
 
 
-def resolve(store: Path, prefix: str) -> str:
+def resolve(store: Path, prefix: str, *, complete: bool = True) -> str:
     """The full key of the run whose key begins so.
+
+    Args:
+        store: the store's directory.
+        prefix: at least four digits.
+        complete: only runs with a manifest; False: whatever there is of a run.
 
     Raises:
         StoreError: none does, or several do.
     """
-    have = keys(store)
+    have = keys(store, complete=complete)
+    if not complete:
+        have = sorted({*have, *copies.keys(store)})
     if prefix in have:
         return prefix
     if not _PREFIX.fullmatch(prefix):
@@ -163,6 +198,12 @@ def resolve(store: Path, prefix: str) -> str:
         return found[0]
     if found:
         raise StoreError(f"{prefix} begins {len(found)} run keys in {store}: {_some(found)}")
+    missed = [key for key in copies.keys(store) if key.startswith(prefix)]
+    if missed:
+        raise StoreError(
+            f"run {missed[0][:12]} was in {store} and is gone; `rlprobe store verify --repair "
+            f"--store {store}` puts it together again from its objects"
+        )
     raise StoreError(f"no run {prefix} in {store}; it has {_some(have) if have else 'none'}")
 
 

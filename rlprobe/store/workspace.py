@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from rlprobe.errors import StoreError
-from rlprobe.store import locks
+from rlprobe.store import locks, publish
+
+_log = logging.getLogger("rlprobe.store")
 
 _ROOT = "tmp"
 
@@ -45,6 +48,15 @@ def leftovers(store: Path) -> list[Path]:
 
 
 def clear(store: Path) -> None:
-    """Remove all workspaces; the caller holds the exclusive lock."""
+    """Put back what killed replacements took away, then remove all workspaces.
+
+    The caller holds the exclusive lock. What cannot be removed stays for the next time: NFS keeps
+    files that a process elsewhere still has open.
+    """
+    for key in publish.put_back(store):
+        _log.info("run %s is back: what replaced it was killed", key[:12])
     for path in leftovers(store):
-        shutil.rmtree(path)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from rlprobe.compare.compare import Options, compare, insufficient
 from rlprobe.compare.writer import Summary
 from rlprobe.dumps import results
 from rlprobe.errors import NotComparableError
+from rlprobe.files import digest
 from tests.msprobe import dumps
 
 
@@ -33,6 +34,13 @@ class Result:
 
     def status(self, name: str) -> str:
         return str(self.row(name)["status"])
+
+
+def list_files(run: Path) -> None:
+    """Write as much of a run's manifest as comparisons look at: its files and their digests."""
+    found = [p for p in sorted(run.rglob("*")) if p.is_file()]
+    rows = [{"path": p.relative_to(run).as_posix(), **digest(p)._asdict()} for p in found]
+    (run / "manifest.json").write_text(json.dumps({"files": rows}))
 
 
 def put_table(directory: Path, name: str, table: pl.DataFrame) -> None:

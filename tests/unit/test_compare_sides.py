@@ -17,6 +17,7 @@ from rlprobe.dumps import records
 from rlprobe.errors import DumpError, NotComparableError, UsageError
 from tests.msprobe import dumps
 from tests.msprobe.dumps import call, tensor
+from tests.unit.compare_helpers import list_files
 
 ONE = {"Functional.linear.0.forward": call([tensor()], [tensor()])}
 
@@ -33,7 +34,7 @@ def stored(root: Path, stage: str, ranks: int = 1) -> Path:
     (root / "records").mkdir()
     frame = records.build(dumps_ / stage, stage)
     records.write(frame, root / "records" / f"{stage}.parquet")
-    (root / "manifest.json").write_text("{}")
+    list_files(root)
     return root
 
 

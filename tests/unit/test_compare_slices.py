@@ -14,6 +14,7 @@ from rlprobe.compare.sides import Process
 from rlprobe.dumps import records
 from rlprobe.errors import StoreError
 from tests.msprobe import dumps
+from tests.unit.compare_helpers import list_files
 
 STAGE = "actor_update"
 
@@ -25,7 +26,7 @@ def run(root: Path, *ranks: dict[str, object]) -> Path:
     (root / "records").mkdir()
     frame = records.build(root / "dump" / STAGE, STAGE)
     records.write(frame, root / "records" / f"{STAGE}.parquet")
-    (root / "manifest.json").write_text("{}")
+    list_files(root)
     return root
 
 

@@ -39,7 +39,7 @@ _FLOORS = (
     {"errors", "roles", "causes", "version"},
     {"stages", "sketch", "disk", "terminal"},
     {"files", "formats", "documents"},
-    {"config", "rollouts", "capture", "faults"},
+    {"config", "rollouts", "capture", "faults", "claims"},
     {"dumps"},
     {"store"},
     {"spec"},

@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 
 from rlprobe import frameworks, stages
+from rlprobe.claims import Holder
 from rlprobe.config import Alignment
 from rlprobe.errors import HookError, RunError, StoreError
+from rlprobe.files import InUseError
 from rlprobe.frameworks import Places
 from rlprobe.runs import launch as launching
 from rlprobe.runs.plan import plan
 from rlprobe.spec import RunSpec
+from rlprobe.store.verify import verify
 
 #: Leaves what a captured stage leaves, and counts how often it was run.
 _TRAIN = """
@@ -220,3 +223,37 @@ def test_a_fault_in_the_callers_environment_is_not_planted_in_the_benchmark(
     )
     bench.launch()
     assert seen.read_text() == ""
+
+
+def test_a_run_is_made_again_when_it_is_forced(bench: Bench) -> None:
+    first = bench.launch()
+    assert bench.launch() == first and bench.count.read_text() == "x"
+    path = launching.launch(bench.spec, bench.store, force=True)
+    assert bench.count.read_text() == "xx"
+    assert json.loads(path.read_text())["key"] == first["key"]
+    assert verify(bench.store).problems == []
+
+
+def test_a_run_that_was_imported_cannot_be_forced(bench: Bench) -> None:
+    spec = dataclasses.replace(bench.spec, imported=bench.spec.key)
+    with pytest.raises(StoreError, match="import --replace"):
+        launching.launch(spec, bench.store, force=True)
+
+
+def test_a_file_system_without_locks_lets_one_process_make_a_run(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_args: object) -> None:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr("rlprobe.files.fcntl.flock", unsupported)
+    holder = bench.store / "locks" / f"{bench.spec.key}.holder"
+    holder.parent.mkdir(parents=True)
+    elsewhere = Holder.me()._replace(host="another-host")
+    holder.write_bytes(elsewhere.to_bytes())
+    with pytest.raises(InUseError, match=f"process {elsewhere.pid} on another-host"):
+        bench.launch()
+    dead = Holder.me()._replace(began=1)
+    holder.write_bytes(dead.to_bytes())
+    assert bench.launch()["key"] == bench.spec.key
+    assert not holder.exists()

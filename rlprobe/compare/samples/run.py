@@ -17,6 +17,7 @@ from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.dumps.key_data import KeyData, MicroBatch, Place, stage_of
 from rlprobe.dumps.results import KEY_DATA, TOKEN_SKETCHES
 from rlprobe.errors import DumpError, StoreError
+from rlprobe.store import listing
 
 _PROOF = "mock_proof.json"
 
@@ -36,7 +37,10 @@ def open_side(side: Path) -> KeyData | None:
     Raises:
         StoreError: its mock proof is damaged.
     """
-    data = data_directory(side)
+    if (side / listing.MANIFEST).is_file():
+        data = listing.checked_below(side, "dump/data")
+    else:
+        data = data_directory(side)
     return None if data is None else KeyData(data, _proof(side))
 
 
@@ -119,8 +123,9 @@ class Samples:
         notes: list[str],
     ) -> pl.DataFrame | None:
         """The stage's token sketches, joined; None where a side has none."""
-        paths = [side / "token_sketches" / f"{stage}.parquet" for side in self._paths]
-        if not all(path.is_file() for path in paths):
+        name = f"token_sketches/{stage}.parquet"
+        paths = [path for side in self._paths if (path := listing.found(side, name)) is not None]
+        if len(paths) < len(self._paths):
             return None
         found = []
         for name, side, path, own in zip(
@@ -204,9 +209,9 @@ def _mappings(values: Any) -> list[dict[str, Any]]:
 
 def _proof(side: Path) -> list[dict[str, Any]]:
     """The mock proof of a stored run; of scratch space or a collector's tree, its parts."""
-    path = side / _PROOF
+    path = listing.found(side, _PROOF)
     try:
-        if path.is_file():
+        if path is not None:
             return _mappings(jsonfile.mapping(jsonfile.load(path, most=_MAX_PROOF))["samples"])
         places = (side / "side/parts/samples", side / "parts/samples")
         parts = sorted(part for place in places for part in place.glob("*.jsonl"))

@@ -20,6 +20,7 @@ from rlprobe.compare.traininfer.passes import renamed
 from rlprobe.dumps import apinames
 from rlprobe.dumps.key_data import KeyData
 from rlprobe.errors import StoreError
+from rlprobe.store import listing
 
 _REQUEST = ["step", "rank", "micro_step"]
 
@@ -72,8 +73,8 @@ def compare(run: Path, rules: Rules) -> Sketched | None:
 
 
 def _read(run: Path, stage: str) -> pl.DataFrame | None:
-    path = run / "token_sketches" / f"{stage}.parquet"
-    if not path.is_file():
+    path = listing.found(run, f"token_sketches/{stage}.parquet")
+    if path is None:
         return None
     try:
         return pl.read_parquet(path)

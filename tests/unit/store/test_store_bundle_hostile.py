@@ -118,8 +118,8 @@ def test_an_object_that_is_there_already_is_checked_all_the_same(exported, tmp_p
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda i: i.update(format=2), "bundle format 2; this rlprobe reads 1"),
-        (lambda i: i.pop("format"), "bundle format None"),
+        (lambda i: i.update(format=2), "the bundle was made by a newer rlprobe: its format is 2"),
+        (lambda i: i.pop("format"), "the bundle has format None"),
         (lambda i: i.update(extra=1), "extra: Extra inputs"),
         (lambda i: i.update(runs=[]), "runs: List should have at least 1"),
         (lambda i: i["runs"].append(i["runs"][0]), "is listed twice"),
@@ -144,7 +144,11 @@ def test_an_index_that_is_no_json_object_is_refused(tmp_path, index):
     head = tarfile.TarInfo("rlprobe-bundle.json")
     head.mode = 0o444
     archive = join(tmp_path / "b", [(head, index)])
-    refused(archive, tmp_path / "other", r"b: (its index: .*(not JSON|deeper)|bundle format None)")
+    refused(
+        archive,
+        tmp_path / "other",
+        r"b: (its index: .*(not JSON|deeper)|the bundle has format None)",
+    )
 
 
 def test_an_index_that_claims_more_than_it_has_is_refused_without_reading(tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from rlprobe import files
 from rlprobe.dumps import token_sketches
 from rlprobe.dumps.tensors.places import places
 from rlprobe.errors import DumpError, StoreError
@@ -17,7 +18,7 @@ from rlprobe.store import parts
 from rlprobe.store.commit import commit
 from rlprobe.store.keys import run_key
 from rlprobe.store.manifest import Manifest
-from rlprobe.store.objects import Objects, digest_file
+from rlprobe.store.objects import Objects
 from rlprobe.store.read import Run
 from rlprobe.store.verify import verify
 
@@ -379,14 +380,14 @@ def test_a_file_that_changes_while_it_is_stored_is_refused(tmp_path, monkeypatch
     path, store = tmp_path / "x", tmp_path / "store"
     path.write_bytes(b"before")
     objects = Objects(store, tmp_path)
-    real = digest_file
+    real = files.digest
 
     def racing(found):
         result = real(found)
         path.write_bytes(b"after.")
         return result
 
-    monkeypatch.setattr("rlprobe.store.objects.digest_file", racing)
+    monkeypatch.setattr("rlprobe.store.objects.digest", racing)
     with pytest.raises(StoreError, match="changed while it was stored"):
         objects.put_file(path)
     assert list(objects) == []
@@ -398,7 +399,10 @@ def test_a_file_that_changes_while_it_is_stored_is_refused(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(format=2), "has format 2; this rlprobe reads 1"),
+        (
+            lambda m: m.update(format=2),
+            "made by a newer rlprobe: its format is 2",
+        ),
         (lambda m: m.update(key="x"), "key: String should match"),
         (lambda m: m.update(seed=3), "seed: Extra inputs are not permitted"),
         (lambda m: m["declared"].update(seed=2), "does not give the key"),

@@ -111,8 +111,9 @@ def test_what_killed_processes_left_goes(committed, store):
         ("{", "not a readable alignment record"),
         ('{"format": 1}', "not a readable alignment record"),
         ('{"format": 1, "keys": [3]}', "not a readable alignment record"),
-        ('{"format": 2, "keys": []}', "not of format 1"),
-        ('{"format": 1, "keys": ["x"]}', "not of format 1"),
+        ('{"format": 2, "keys": []}', "not a readable alignment record"),
+        ('{"format": 1, "keys": ["x"]}', "is damaged"),
+        ('{"format": 3, "keys": []}', "made by a newer rlprobe"),
     ],
 )
 def test_nothing_goes_while_a_record_cannot_be_read(committed, store, content, message):
@@ -129,7 +130,7 @@ def test_nothing_goes_while_a_kept_run_s_manifest_is_damaged(committed, store):
     committed("target", seed=2)
     record_alignment(store, "cpu", [kept.key])
     (kept.path / "manifest.json").write_text("{")
-    with pytest.raises(StoreError, match="not JSON"):
+    with pytest.raises(StoreError, match="not what was committed"):
         collect(store)
     assert len(keys(store)) == 2
 
@@ -241,7 +242,7 @@ def test_where_the_file_system_has_no_locks_gc_wants_to_be_told(committed, store
     def unsupported(*_args):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("rlprobe.store.locks.fcntl.flock", unsupported)
+    monkeypatch.setattr("rlprobe.files.fcntl.flock", unsupported)
     gone = committed("target")
     with pytest.raises(StoreError, match="pass --no-lock"):
         collect(store)

@@ -121,17 +121,17 @@ def test_a_copy_in_the_tree_is_checked_on_its_own(committed, store):
     [
         (lambda run, store: (run.path / "metrics.jsonl").unlink(), "cannot be read"),
         (lambda run, store: (run.path / "dump" / "more").touch(), "is not in the manifest"),
-        (lambda run, store: (run.path / "manifest.json").write_text("{"), "not JSON"),
+        (lambda run, store: (run.path / "manifest.json").write_text("{"), "not what was committed"),
         (
             lambda run, store: Objects(store).path(run.manifest.files[0].sha256).unlink(),
-            "cannot be read",
+            "is missing",
         ),
         (
             lambda run, store: (
                 (store / "objects/sha256/ab").mkdir(exist_ok=True)
                 or (store / "objects/sha256/ab/abc").touch()
             ),
-            "is not a sha256 digest",
+            "is no object",
         ),
     ],
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprobe.errors import ConfigError
+from rlprobe.store.assets import seal
 
 BUILTIN = "builtin:"
 #: Part of a run's identity: raise it when a generator changes what it makes.
@@ -58,6 +59,7 @@ def make(name: str, directory: Path) -> Path:
         made = Path(temporary, target.name)
         _MAKERS[name.removeprefix(BUILTIN)](made)
         shutil.move(made, target)
+    seal(target)
     return target
 
 

@@ -1,0 +1,103 @@
+"""Is a run's file the one that its manifest lists? Asked by whatever reads one.
+
+Apart from :mod:`rlprobe.store.manifest`, whose models load slowly: comparisons ask this as well.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from rlprobe import files
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError
+from rlprobe.errors import StoreError
+from rlprobe.files import Digest
+
+MANIFEST = "manifest.json"
+_MAX_BYTES = 512 << 20
+
+
+def listed(run: Path) -> dict[str, Digest]:
+    """Files of a run by their paths in it.
+
+    Raises:
+        StoreError: the manifest is missing or damaged.
+    """
+    path = run / MANIFEST
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
+    return _listed(path, state.st_ino, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _listed(path: Path, *_identity: int) -> dict[str, Digest]:
+    try:
+        rows = jsonfile.load(path, most=_MAX_BYTES)["files"]
+        return {row["path"]: Digest(row["sha256"], row["size"]) for row in rows}
+    except (DocumentError, ValueError, TypeError, KeyError) as error:
+        raise StoreError(f"{path} lists no files: {error}") from error
+
+
+def checked(run: Path, name: str, wanted: Digest | None = None) -> Path:
+    """A file of a run, which is what the manifest says.
+
+    Args:
+        run: the run's directory.
+        name: the file's path in it.
+        wanted: what the manifest lists, where that is known already.
+
+    Raises:
+        StoreError: it is not listed, missing, or has another content.
+    """
+    path = run / name
+    wanted = wanted or listed(run).get(name)
+    if wanted is None:
+        raise StoreError(f"{path} is not in the manifest of its run: nothing says what it is")
+    try:
+        content = files.seen_digest(path)
+    except OSError as error:
+        raise StoreError(
+            f"{path} cannot be read ({error.strerror or error}), its manifest lists it; "
+            f"{_mend(run)}"
+        ) from error
+    if content != wanted:
+        raise StoreError(
+            f"{path} is not what was committed: {content.size} bytes with digest "
+            f"{content.sha256[:12]}…, the manifest says {wanted.size} with {wanted.sha256[:12]}…; "
+            f"{_mend(run)}"
+        )
+    return path
+
+
+def found(run: Path, name: str) -> Path | None:
+    """A file of a run if it has it; of a directory without a manifest, what lies there.
+
+    Raises:
+        StoreError: the manifest lists it, and it is missing or has another content.
+    """
+    if not (run / MANIFEST).is_file():
+        return run / name if (run / name).is_file() else None
+    return checked(run, name) if name in listed(run) else None
+
+
+def checked_below(run: Path, name: str) -> Path | None:
+    """A directory of a run with all of its files; None where the manifest lists none in it.
+
+    Raises:
+        StoreError: a file is missing or has another content, or one is there that is not listed.
+    """
+    inside = {n: d for n, d in listed(run).items() if n.startswith(f"{name}/")}
+    for below, wanted in inside.items():
+        checked(run, below, wanted)
+    directory = run / name
+    for path in directory.rglob("*") if directory.is_dir() else []:
+        if path.relative_to(run).as_posix() not in inside and not path.is_dir():
+            raise StoreError(f"{path} is not in the manifest of its run; {_mend(run)}")
+    return directory if inside else None
+
+
+def _mend(run: Path) -> str:
+    return f"`rlprobe store verify --store {run.parent.parent}` says how to mend it"
