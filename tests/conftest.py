@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.forked import Forked
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -40,3 +43,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 def root() -> Path:
     """The repository."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Forked]:
+    """Runs programs that need torch and msprobe without importing them anew."""
+    started = Forked(("torch", "msprobe.pytorch"), ROOT)
+    yield started
+    started.close()

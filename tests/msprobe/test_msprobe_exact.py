@@ -9,8 +9,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import pytest
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
 from rlprobe.compare.msprobe import table
+from tests.forked import Forked
 from tests.msprobe import dumps, tensors
 
 pytestmark = [pytest.mark.msprobe, pytest.mark.slow]
@@ -30,17 +29,17 @@ pytest.importorskip("msprobe")
 HERE = Path(__file__).parent
 
 
-def _statistics(directory: Path) -> None:
+def _statistics(directory: Path, forked: Forked) -> None:
     for side, data in zip("bt", dumps.random_pair(11, 150), strict=True):
         dumps.write(directory / side, data, stack=True)
 
 
-def _checksums(directory: Path) -> None:
+def _checksums(directory: Path, forked: Forked) -> None:
     for side, data in zip("bt", dumps.random_pair(12, 60, checksums=True), strict=True):
         dumps.write(directory / side, data)
 
 
-def _xor(directory: Path) -> None:
+def _xor(directory: Path, forked: Forked) -> None:
     for side, word in (("b", "0xfe1511780746a372"), ("t", "0xfe1511780746a373")):
         leaf = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2, 2]}
         data = {
@@ -52,27 +51,26 @@ def _xor(directory: Path) -> None:
         dumps.write(directory / side, data)
 
 
-def _tensors(directory: Path) -> None:
+def _tensors(directory: Path, forked: Forked) -> None:
     tensors.write_pair(directory / "b", directory / "t", seed=5)
 
 
-def _real(task: str, mode: str) -> Callable[[Path], None]:
+def _real(task: str, mode: str) -> Callable[[Path, Forked], None]:
     """Dumps that msprobe itself makes of a small model; the target has one weight scaled."""
 
-    def make(directory: Path) -> None:
+    def make(directory: Path, forked: Forked) -> None:
         directory.mkdir(parents=True)
         for side, scale in (("b", "1"), ("t", "1.05")):
             made = directory / f"made-{side}"
-            command = [sys.executable, str(HERE / "dump_model.py"), str(made), task, mode, scale]
-            done = subprocess.run(command, capture_output=True, text=True)
-            assert done.returncode == 0, done.stdout + done.stderr
+            done = forked.run(HERE / "dump_model.py", made, task, mode, scale)
+            assert done.returncode == 0, done.stdout
             (process,) = (made / "step0").iterdir()
             process.rename(directory / side)
 
     return make
 
 
-PAIRS: dict[str, Callable[[Path], None]] = {
+PAIRS: dict[str, Callable[[Path, Forked], None]] = {
     "statistics": _statistics,
     "md5": _checksums,
     "xor": _xor,
@@ -84,17 +82,18 @@ PAIRS: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[Any], pl.DataFrame]]:
+def results(
+    forked: Forked, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[list[Any], pl.DataFrame]]:
     """Per pair, msprobe's rows and ours."""
     root = tmp_path_factory.mktemp("exact")
     jobs = []
     for name, make in PAIRS.items():
-        make(root / name)
+        make(root / name, forked)
         jobs.append([str(root / name / s / "dump.json") for s in "tb"] + [str(root / name / "out")])
     (root / "pairs.json").write_text(json.dumps(jobs))
-    command = [sys.executable, str(HERE / "run_msprobe.py"), str(root / "pairs.json")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = forked.run(HERE / "run_msprobe.py", root / "pairs.json")
+    assert done.returncode == 0, done.stdout
     found = {}
     for name in PAIRS:
         (written,) = (root / name / "out").glob("compare_result_*.csv")

@@ -9,8 +9,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.forked import Forked
 from tests.msprobe import dumps, tensors
 from tests.msprobe.dumps import call, tensor
 from tests.unit.compare_helpers import Result, compared
@@ -81,16 +80,17 @@ CASES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.fixture(scope="module")
-def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[list[Any], Result]]:
+def cases(
+    forked: Forked, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[list[Any], Result]]:
     root = tmp_path_factory.mktemp("traps")
     jobs = []
     for name, make in CASES.items():
         make(root / name)
         jobs.append([str(root / name / s / "dump.json") for s in "tb"] + [str(root / name / "out")])
     (root / "pairs.json").write_text(json.dumps(jobs))
-    command = [sys.executable, str(HERE / "run_msprobe.py"), str(root / "pairs.json")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = forked.run(HERE / "run_msprobe.py", root / "pairs.json")
+    assert done.returncode == 0, done.stdout
     found = {}
     for name in CASES:
         (written,) = (root / name / "out").glob("compare_result_*.csv")

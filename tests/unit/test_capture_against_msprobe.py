@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ pytest.importorskip("torch")
 pytest.importorskip("msprobe")
 pytest.importorskip("transformers")
 
+from tests.forked import Forked
 from tests.unit.capture_helpers import rank_dir
 
 pytestmark = [pytest.mark.msprobe, pytest.mark.slow]
@@ -27,17 +27,11 @@ TOLERANCE = {"float32": 1e-6, "bfloat16": 2e-2}
 
 
 @pytest.fixture(scope="module")
-def dumps(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dumps(forked: Forked, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("against")
     script = Path(__file__).with_name("capture_against_msprobe_run.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(directory)],
-        env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    done = forked.run(script, directory)
+    assert done.returncode == 0, done.stdout[-4000:]
     return directory
 
 

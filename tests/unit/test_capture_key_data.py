@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ from torch import Tensor  # noqa: E402
 
 from rlprobe.capture import key_data  # noqa: E402
 from rlprobe.errors import UsageError  # noqa: E402
+from tests.forked import Forked  # noqa: E402
 from tests.unit.capture_helpers import UPDATE, make, recorder  # noqa: E402
 
 
@@ -152,7 +150,7 @@ SingleSave.save({"attention_mask": torch.tensor([[True, False]])})
 
 @pytest.mark.msprobe
 @pytest.mark.slow
-def test_msprobes_comparator_reads_ours_and_its_own_alike(root: Path, tmp_path: Path) -> None:
+def test_msprobes_comparator_reads_ours_and_its_own_alike(forked: Forked, tmp_path: Path) -> None:
     openpyxl = pytest.importorskip("openpyxl")
     pytest.importorskip("msprobe")
     ours, theirs, out = tmp_path / "ours", tmp_path / "theirs", tmp_path / "out"
@@ -160,16 +158,9 @@ def test_msprobes_comparator_reads_ours_and_its_own_alike(root: Path, tmp_path: 
     for index, values in enumerate(micro):
         key_data.write(ours, "old_log_probs", 0, 0, index, torch.tensor(values))
     key_data.write(ours, "attention_mask", 0, 0, 0, torch.tensor([[True, True]]))
-    environment = {**os.environ, "PYTHONPATH": str(root)}
     for code, arguments in ((SAVE, [theirs]), (COMPARE, [ours, theirs, out])):
-        done = subprocess.run(
-            [sys.executable, "-c", code, *map(str, arguments)],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+        done = forked.run(code, *arguments)
+        assert done.returncode == 0, done.stdout[-4000:]
     folder = "data/old_log_probs/step0/rank0/micro_step1"
     assert (ours / folder / "old_log_probs.npy").exists()
     assert (theirs / folder / "old_log_probs.npy").exists(), "msprobe's layout has changed"

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from rlprobe import sketch  # noqa: E402
 from rlprobe.capture.msprobe.engine import renamed  # noqa: E402
 from rlprobe.capture.msprobe.files import StageFiles  # noqa: E402
 from rlprobe.errors import DumpError  # noqa: E402
+from tests.forked import Forked  # noqa: E402
 from tests.unit.capture_helpers import UPDATE, dump, leaves, make, rank_dir  # noqa: E402
 
 pytestmark = [pytest.mark.msprobe, pytest.mark.slow]
@@ -28,7 +26,7 @@ Scenario = Callable[[str], tuple[Path, dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def scenario(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Scenario:
+def scenario(forked: Forked, tmp_path_factory: pytest.TempPathFactory) -> Scenario:
     """Runs a scenario once; gives its directory and what it saw."""
     done: dict[str, tuple[Path, dict[str, Any]]] = {}
 
@@ -36,14 +34,8 @@ def scenario(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Scenario:
         if name not in done:
             directory = tmp_path_factory.mktemp(name)
             script = Path(__file__).with_name("capture_msprobe_run.py")
-            result = subprocess.run(
-                [sys.executable, str(script), name, str(directory)],
-                env={**os.environ, "PYTHONPATH": str(root)},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
+            result = forked.run(script, name, directory)
+            assert result.returncode == 0, result.stdout[-4000:]
             done[name] = directory, json.loads((directory / "seen.json").read_text())
         return done[name]
 

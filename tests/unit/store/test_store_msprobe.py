@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ pytest.importorskip("msprobe")
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
-#: One interpreter for both tools: importing msprobe takes seconds.
 TOOLS = """
 import sys
 from pathlib import Path
@@ -52,7 +49,7 @@ def rows_of(directory: Path) -> list[dict[str, str]]:
 
 
 def test_msprobe_compares_laid_out_runs_as_it_would_the_originals(
-    committed, tmp_path, make_scratch
+    committed, tmp_path, make_scratch, forked
 ):
     sides = {}
     for role, shift in (("benchmark", 0.0), ("target", 1.0)):
@@ -64,14 +61,8 @@ def test_msprobe_compares_laid_out_runs_as_it_would_the_originals(
         lay_out(run, tmp_path / f"{role}-tree")
         sides[role] = tmp_path / f"{role}-tree"
         (place / "dump").rename(place / "gone")  # nothing may be found where it was captured
-    done = subprocess.run(
-        [sys.executable, "-c", TOOLS, sides["target"], sides["benchmark"], tmp_path / "out"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    done = forked.run(TOOLS, sides["target"], sides["benchmark"], tmp_path / "out")
+    assert done.returncode == 0, done.stdout[-4000:]
     rows = rows_of(tmp_path / "out" / "steps")
     assert len(rows) == 2
     for row in rows:
@@ -81,17 +72,15 @@ def test_msprobe_compares_laid_out_runs_as_it_would_the_originals(
     assert any((tmp_path / "out" / "single").iterdir())
 
 
-def test_msprobe_compares_statistics_in_the_store_itself(committed, tmp_path):
+def test_msprobe_compares_statistics_in_the_store_itself(committed, tmp_path, forked):
     runs = [
         committed(role, tensors=False, seed=seed, stages=("actor_update",))
         for role, seed in (("benchmark", 0), ("target", 1))
     ]
     steps = [str(run.dump / "actor_update" / "step0") for run in runs]
-    command = "from msprobe.msprobe import main; import sys; sys.exit(main())"
+    command = "import sys\nfrom msprobe.msprobe import main\nsys.exit(main())\n"
     arguments = ["compare", "-tp", steps[1], "-gp", steps[0], "-o", str(tmp_path / "out")]
-    done = subprocess.run(
-        [sys.executable, "-c", command, *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    done = forked.run(command, *arguments)
+    assert done.returncode == 0, done.stdout[-4000:]
     rows = rows_of(tmp_path / "out")
     assert [row["Max diff"] for row in rows if "input.0" in row["NPU Name"]] == ["1.0"]
