@@ -29,39 +29,84 @@ class SampleText:
 
 
 @dataclass(frozen=True)
+class Input:
+    """Something that the call of the first record was given."""
+
+    name: str
+    error: float | None
+    floor: float | None
+    norm_benchmark: float | None
+    norm_target: float | None
+
+
+@dataclass(frozen=True)
 class Card:
     """What is said about the first divergence."""
 
-    title: str
+    #: Whether this is what refused the comparison.
+    shut: bool
     where: str
     #: Label, value, meaning.
     pairs: list[tuple[str, str, str]]
+    #: The cause in words; None where nothing is said of it.
     cause: str | None
-    confidence: float
+    class_: str
+    known: str
     evidence: list[str]
     values: list[tuple[str, str, str]]
+    inputs: list[Input]
     sample: SampleText | None
-    stack: str | None
+    #: Side and call stack.
+    stacks: list[tuple[str, str]]
 
 
-def build(found: Diagnosis, step: Step, benchmark: Run, target: Run) -> Card | None:
+def headline(found: Diagnosis) -> str:
+    """The cause in words, for the first line; empty where it is not known."""
+    cause = found.cause
+    return "" if cause is None or cause.class_ == "unknown" else cause.statement
+
+
+def build(
+    found: Diagnosis, step: Step, benchmark: Run, target: Run, *, texts: bool = True
+) -> Card | None:
     """The card; None where nothing parts."""
     first = found.first
     if first is None:
         return None
     shut = found.verdict == NOT_COMPARABLE
-    finding = step.findings.get(first.stage)
+    finding = None if shut else step.findings.get(first.stage)
+    cause = found.cause
     return Card(
-        title="What shut the gate" if shut else "First divergence",
+        shut=shut,
         where=f"{first.stage} / {first.module or first.operator or 'unknown'}",
         pairs=_pairs(first, found, target),
-        cause=None if found.cause is None else found.cause.class_.replace("_", " "),
-        confidence=0.0 if found.cause is None else found.cause.confidence,
-        evidence=[] if found.cause is None else found.cause.evidence,
+        cause=None if cause is None else cause.statement,
+        class_="" if cause is None else cause.class_,
+        known="unknown" if cause is None else cause.known,
+        evidence=[] if cause is None else cause.evidence,
         values=_values(first),
-        sample=_sample(first, benchmark, step.number),
-        stack=None if shut or finding is None else _stack(finding, first, benchmark),
+        inputs=[] if finding is None else _inputs(finding),
+        sample=_sample(first, benchmark, step.number, texts=texts),
+        stacks=[] if finding is None else _stacks(finding, first, benchmark, target),
     )
+
+
+def _inputs(finding: Finding) -> list[Input]:
+    """What the call of the record that parts was given, as recorded on both sides."""
+    if finding.origin is None:
+        return []
+    row = finding.origin.row
+    known = ("rank", "module", "op", "call", "direction", "passage")
+    same = [pl.col(name).eq_missing(pl.lit(row[name])) for name in known if name in row]
+    if len(same) < len(known) or row.get("module") is None:
+        return []
+    rows = finding.stage.rows.filter(*same, pl.col("slot") == "input")
+    return [
+        Input(*values)
+        for values in rows.select(
+            "name", "error", "floor", "norm_benchmark", "norm_target"
+        ).iter_rows()
+    ]
 
 
 def _pairs(first: First, found: Diagnosis, target: Run) -> list[tuple[str, str, str]]:
@@ -108,7 +153,7 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def _sample(first: First, benchmark: Run, step: int) -> SampleText | None:
+def _sample(first: First, benchmark: Run, step: int, *, texts: bool) -> SampleText | None:
     path = benchmark.rollouts.get(step)
     if first.sample is None or path is None:
         return None
@@ -120,24 +165,62 @@ def _sample(first: First, benchmark: Run, step: int) -> SampleText | None:
         return None  # the gate has said that the rollouts cannot be read
     if found is None:
         return None
+    if not texts:
+        return SampleText(found.id, first.token, "", "")
     return SampleText(found.id, first.token, found.prompt_text[:_TEXT], found.response_text[:_TEXT])
 
 
-def _stack(finding: Finding, first: First, benchmark: Run) -> str | None:
-    """The call stack of the first record on the benchmark, where one was recorded."""
-    if finding.origin is None or not benchmark.manifest.stages.get(first.stage):
-        return None
-    name = finding.origin.row.get("name_benchmark") or finding.origin.row.get("name")
+def _stacks(finding: Finding, first: First, benchmark: Run, target: Run) -> list[tuple[str, str]]:
+    """The call stack of the first record on either side, where one was recorded."""
+    if finding.origin is None:
+        return []
+    row = finding.origin.row
+    found = []
+    for side, run in (("benchmark", benchmark), ("target", target)):
+        name = row.get(f"name_{side}") or row.get("name")
+        known = _recorded(run, first.stage, first.step, [str(name)])
+        if known:
+            found.append((side, next(iter(known.values()))))
+    return found
+
+
+#: Records whose stacks are on the page, per stage: those beyond their floor, then each module's.
+_STACKS = 400
+
+
+def stacks(step: Step, benchmark: Run, target: Run, stages: list[str]) -> dict[str, dict[str, str]]:
+    """Call stacks by ``stage|record``, a side's own under its name."""
+    found: dict[str, dict[str, str]] = {}
+    for stage in stages:
+        finding = step.findings.get(stage)
+        if finding is None:
+            continue
+        rows = finding.stage.rows.filter(pl.col("module").is_not_null())
+        wanted = pl.concat(
+            [rows.filter(pl.col("beyond")), rows.unique("module", maintain_order=True)]
+        ).unique("name", maintain_order=True)
+        for side, run in (("benchmark", benchmark), ("target", target)):
+            own = pl.coalesce(f"name_{side}", "name")
+            names = wanted.head(_STACKS).select("name", own=own).drop_nulls().unique("own")
+            known = _recorded(run, stage, step.number, names.get_column("own").to_list())
+            for name, theirs in names.iter_rows():
+                if theirs in known:
+                    found.setdefault(f"{stage}|{name}", {})[side] = known[theirs]
+    return found
+
+
+def _recorded(run: Run, stage: str, step: int, names: list[str]) -> dict[str, str]:
+    """Stacks of records by name, of whichever rank recorded one."""
+    captured = run.manifest.stages.get(stage)
+    if captured is None or captured.state != "captured" or not names:
+        return {}
     rows = (
-        records.scan(benchmark.records(first.stage))
+        records.scan(run.records(stage))
         .filter(
-            (pl.col("step") == first.step)
-            & (pl.col("rank") == first.rank)
-            & (pl.col("name") == name)
-            & pl.col("stack").is_not_null()
+            (pl.col("step") == step) & pl.col("name").is_in(names) & pl.col("stack").is_not_null()
         )
-        .select("stack")
-        .head(1)
+        .select("name", "stack")
+        .unique("name", keep="first")
         .collect()
     )
-    return str(rows.item()) if rows.height else None
+    return {str(name): str(stack) for name, stack in rows.iter_rows()}

@@ -2,35 +2,40 @@
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import dataclass, field
+import hashlib
+import math
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
-import polars as pl
 from markupsafe import Markup
 
-from rlprobe.diagnose import mismatch
+from rlprobe.version import __version__
+from rlprobe.diagnose import diagnosis, mismatch
 from rlprobe.diagnose.diagnosis import Diagnosis, GateItem, StageResult
 from rlprobe.judge import analysis, extent, noise
 from rlprobe.judge.analysis import Step
+from rlprobe.judge.extent import Extent
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import Difference
-from rlprobe.report import card, chart, heat, side_by_side, tables
+from rlprobe.report import card, chart, commands, heat, payload, scope, side_by_side, tables, words
 from rlprobe.report.card import Card
-from rlprobe.report.side_by_side import MetricRow, Setting
-from rlprobe.report.tables import StageTable, Trend
-from rlprobe.roles import HIGH_PRECISION, REPEAT, TARGET
+from rlprobe.report.commands import Command
+from rlprobe.report.scope import Grid, Reason
+from rlprobe.report.side_by_side import MetricRow, Setting, WeightRow
+from rlprobe.report.tables import StageTable
+from rlprobe.roles import TARGET
 from rlprobe.store.read import Run
-from rlprobe.version import __version__
 
-WORDS = {
-    "aligned": "Aligned",
-    "diverged": "Diverged",
-    "not_comparable": "Not comparable",
-    "inherited": "parts too, after the first",
-    "replayed": "replayed",
-    "not_compared": "not judged",
-}
+
+@dataclass(frozen=True)
+class Item:
+    """An item of the gate, by the name the page gives it."""
+
+    name: Markup
+    state: str
+    evidence: str
+    action: str
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,6 @@ class Cell:
 
     stage: str
     state: str
-    word: str
     text: str
 
 
@@ -53,10 +57,37 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class KeyRow:
+    """Key data of one name, and both sides' values where the worst sample differs most."""
+
+    name: str
+    error: float | None
+    mean_abs: float
+    max_abs: float
+    share: float
+    joined: int
+    benchmark_only: int
+    target_only: int
+    where: str
+    benchmark: float | None
+    target: float | None
+
+
+@dataclass(frozen=True)
+class GapRow:
+    """Training against rollout on one side."""
+
+    side: str
+    tokens: int
+    numbers: list[float]
+
+
+@dataclass(frozen=True)
 class Gap:
     """Training against rollout, both sides."""
 
-    rows: list[dict[str, Any]]
+    columns: list[str]
+    rows: list[GapRow]
     bars: str
     svg: Markup | None
 
@@ -67,99 +98,153 @@ class Page:
 
     name: str
     verdict: str
-    verdict_word: str
+    #: The cause in words; empty where none is known.
+    headline: str
     sentence: str
-    facts: list[tuple[str, str]]
-    gate: list[GateItem]
+    facts: list[tuple[Markup, str]]
+    next: list[Command]
+    gate: list[Item]
+    #: How many items are in each state.
+    states: dict[str, int]
     step: int
     trainer_step: int | None
     strip: list[Cell]
+    grid: Grid | None
     card: Card | None
+    extent: Extent
+    reasons: list[Reason]
+    unmatched: list[tuple[str, str, str]]
+    notes: list[tuple[str, str]]
     charts: list[Chart]
     heat: heat.Heat | None
-    repeated: bool
-    precise: bool
-    false_alarm: str
     controls: str
-    key_data: list[Difference]
+    records: payload.Records
+    aggregated: Markup | None
+    #: Parquet tables beside the page.
+    tables: list[str]
+    worst: list[StageTable]
+    key_data: list[KeyRow]
     metrics: list[MetricRow]
-    more_metrics: list[MetricRow]
-    trend: Trend | None
+    many_steps: bool
     mismatch: Gap | None
-    stages: list[StageTable]
+    weights: list[WeightRow]
     environment: list[Setting]
     same_environment: list[Setting]
-    commands: list[tuple[str, str]]
+    commands: list[Command]
     source: str
+    #: Keys of the two runs: another pair is another page.
+    runs: str
+    provenance: list[tuple[str, str]]
+    #: What the scripts need besides records.
+    live: dict[str, Any]
     safety: str = f"{noise.SAFETY:g}"
     version: str = __version__
-    words: dict[str, str] = field(default_factory=lambda: WORDS)
 
 
-def gather(results: Results, found: Diagnosis, step: Step, benchmark: Run, target: Run) -> Page:
+def gather(
+    results: Results,
+    found: Diagnosis,
+    step: Step,
+    benchmark: Run,
+    target: Run,
+    *,
+    texts: bool = True,
+) -> Page:
     """Bring the page's content together.
+
+    Args:
+        results: what was judged.
+        found: its diagnosis.
+        step: what judging found.
+        benchmark: the run compared against.
+        target: the run in question.
+        texts: whether prompts and responses are shown.
 
     Raises:
         DumpError, StoreError: a file is damaged.
     """
     first_step = target.manifest.first_step
-    marked = (found.noise.get("first") or {}).get("record")
     different, same = side_by_side.environment(benchmark, target)
-    shown, more = side_by_side.metrics(benchmark, target)
+    metrics = side_by_side.metrics(benchmark, target)
+    curves = side_by_side.curves(benchmark, target)
+    stages = [name for name in results.stages(TARGET) if tables.is_judged(results, name)]
+    records = payload.records(results, stages)
+    marked = (found.noise.get("first") or {}).get("record")
+    first = found.first
     return Page(
         name=results.plan.name,
         verdict=found.verdict,
-        verdict_word=WORDS[found.verdict],
+        headline=card.headline(found),
         sentence=found.sentence,
         facts=_facts(results, found, benchmark, target),
-        gate=found.gate,
+        next=commands.next_steps(results, found, benchmark),
+        gate=[_item(item) for item in found.gate],
+        states={"open": 0, "caveat": 0, "shut": 0} | Counter(item.state for item in found.gate),
         step=step.number,
         trainer_step=None if first_step is None else first_step + step.number,
         strip=[_cell(result, found) for result in found.stages],
-        card=card.build(found, step, benchmark, target),
+        grid=scope.grid(records.rows, stages),
+        card=card.build(found, step, benchmark, target, texts=texts),
+        extent=extent.total(found.extent),
+        reasons=scope.unjudged(found.extent),
+        unmatched=tables.unmatched(results),
+        notes=tables.notes(results, step),
         charts=_charts(step, marked),
-        heat=_heat(results, step, benchmark),
-        repeated=REPEAT in results.plan.pairs,
-        precise=HIGH_PRECISION in results.plan.pairs,
-        false_alarm=f"{1 / noise.FALSE_ALARM_RATE:,.0f}",
+        heat=_heat(results, step, benchmark, texts=texts),
         controls=_controls(found),
-        key_data=[step.key_data[name] for name in sorted(step.key_data)],
-        metrics=shown,
-        more_metrics=more,
-        trend=tables.trend(results),
-        mismatch=_gap(benchmark, target, step.number),
-        stages=[
-            tables.stage(results, name, step, open_=found.first is not None
-                         and found.first.stage == name)
-            for name in results.stages(TARGET)
+        records=records,
+        aggregated=_aggregated(records),
+        tables=[f"judged/{name}.parquet" for name in stages],
+        worst=[
+            tables.stage(name, step, open_=first is not None and first.stage == name)
+            for name in stages
         ],
+        key_data=[_key_row(step.key_data[name]) for name in sorted(step.key_data)],
+        metrics=metrics,
+        many_steps=any(len(curve["steps"]) > 1 for curve in curves),
+        mismatch=_gap(benchmark, target, step.number),
+        weights=side_by_side.weights(benchmark, target, step.number),
         environment=different,
         same_environment=same,
-        commands=_commands(results, benchmark, target, found),
-        source=str(results.directory),
-    )  # fmt: skip
+        commands=commands.every(results, benchmark, target, found),
+        source=str(results.directory.resolve()),
+        runs=f"{benchmark.key}-{target.key}",
+        provenance=_provenance(results, benchmark, target),
+        live={
+            "stages": stages,
+            "step": step.number,
+            "first": None
+            if first is None
+            else {"stage": first.stage, "step": first.step, "rank": first.rank, "record": marked},
+            "curves": curves,
+            "stacks": card.stacks(step, benchmark, target, stages),
+        },
+    )
+
+
+def _item(item: GateItem) -> Item:
+    return Item(words.item(item.item), item.state, item.evidence, item.action)
 
 
 def _facts(
     results: Results, found: Diagnosis, benchmark: Run, target: Run
-) -> list[tuple[str, str]]:
+) -> list[tuple[Markup, str]]:
     plan = results.plan
-    facts = [("framework", f"{plan.framework} {plan.framework_version}".strip() or "unknown")]
+    given = [("framework", f"{plan.framework} {plan.framework_version}".strip() or "unknown")]
     for role, run in (("benchmark", benchmark), ("target", target)):
         planned = plan.runs.get(role)
         what = f"{planned.device} {planned.precision}" if planned else "unknown"
-        facts.append((role, f"{what}, run {run.key[:12]}"))
+        given.append((role, f"{what}, run {run.key[:12]}"))
     fault = target.manifest.declared.get("fault")
     if fault:
-        facts.append(("planted fault", str(fault).rpartition(":")[2]))
+        given.append(("planted_fault", str(fault).rpartition(":")[2]))
     shares = found.coverage
-    facts.append(
-        ("coverage", f"{shares.get('benchmark', 0.0):.1%} / {shares.get('target', 0.0):.1%}")
-    )
+    both = f"{shares.get('benchmark', 0.0):.1%} / {shares.get('target', 0.0):.1%}"
+    given.append(("coverage", both))
     judged = extent.total(found.extent)
-    if judged.judged != judged.recorded:
-        facts.append(("judged", f"{judged.judged:,} of {judged.recorded:,}"))
-    return facts
+    if judged.recorded:
+        given.append(("judged", f"{judged.judged:,} / {judged.recorded:,}"))
+    return [(words.both(key), value) for key, value in given]
 
 
 def _cell(result: StageResult, found: Diagnosis) -> Cell:
@@ -175,7 +260,7 @@ def _cell(result: StageResult, found: Diagnosis) -> Cell:
             text += f", the nearest at {stage['largest_ratio']:.2g} of its floor"
         if stage.get("confined_to_unused_positions"):
             text += "; others differ only where no result looks (padding)"
-    return Cell(result.stage, result.state, WORDS[result.state].lower(), text)
+    return Cell(result.stage, result.state, text)
 
 
 def _charts(step: Step, marked: str | None) -> list[Chart]:
@@ -184,23 +269,40 @@ def _charts(step: Step, marked: str | None) -> list[Chart]:
         first = finding.origin.row["name"] if finding.origin is not None else marked
         svg = chart.error_against_depth(finding.stage.rows, first)
         if svg is not None:
-            equal = finding.stage.rows.filter(pl.col("judged") & (pl.col("error") == 0)).height
             caption = f"{finding.records:,} records, {finding.beyond:,} beyond the band"
-            caption += f", {equal:,} equal" if equal else ""
             if finding.confined:
                 caption += f"; {finding.unused:,} more beyond it only where no result looks"
             charts.append(Chart(name, svg, caption))
     return charts
 
 
-def _heat(results: Results, step: Step, benchmark: Run) -> heat.Heat | None:
+def _heat(results: Results, step: Step, benchmark: Run, *, texts: bool) -> heat.Heat | None:
     """Tokens by layers of the stage that parts first, in the sample that differs most."""
     parted = analysis.first_of(step)
     if parted is None:
         return None
     differ = [d for d in parted.key_data if d.error and d.sample is not None]
     worst = max(differ, key=lambda d: d.error or 0.0, default=None)
-    return heat.build(results, parted, benchmark, worst.sample if worst is not None else None)
+    sample = worst.sample if worst is not None else None
+    return heat.build(results, parted, benchmark, sample, texts=texts)
+
+
+def _key_row(found: Difference) -> KeyRow:
+    where = ""
+    values: tuple[float | None, float | None] = (None, None)
+    pair = next((p for p in found.pairs if p[0] == found.sample), None)
+    if pair is not None and pair[1].size and pair[1].shape == pair[2].shape:
+        _, left, right = pair
+        apart = abs(right - left)
+        # what is not finite on one side alone is the worst there can be
+        apart[~(apart >= 0)] = math.inf
+        at = int(apart.argmax())
+        values = (float(left.flat[at]), float(right.flat[at]))
+        where = f"{found.sample[:12] if found.sample else '–'} [{at}]"
+    return KeyRow(
+        found.name, found.error, found.mean_abs, found.max_abs, found.share, found.joined,
+        found.benchmark_only, found.target_only, where, *values,
+    )  # fmt: skip
 
 
 def _controls(found: Diagnosis) -> str:
@@ -223,6 +325,15 @@ def _controls(found: Diagnosis) -> str:
     return " ".join(said) or "No control was run, so the devices' own randomness is unknown."
 
 
+def _aggregated(records: payload.Records) -> Markup | None:
+    if not records.aggregated:
+        return None
+    more = ", then those nearest to their floor" if records.rows.height >= payload.MOST else ""
+    return words.both(
+        "records_aggregated", n=f"{records.rows.height:,}", m=f"{records.total:,}", more=more
+    )
+
+
 def _gap(benchmark: Run, target: Run, step: int) -> Gap | None:
     measured = [
         (side, found)
@@ -231,45 +342,27 @@ def _gap(benchmark: Run, target: Run, step: int) -> Gap | None:
     ]
     if not measured:
         return None
-    rows = [
-        {"side": side, "tokens": m.tokens, "mean_abs": m.mean_abs, "max_abs": m.max_abs,
-         "k1": m.k1, "k3": m.k3}
-        for side, m in measured
-    ]  # fmt: skip
     lines = [(side, m.by_position.tolist()) for side, m in measured]
     drawn = any(value > 0 for _, line in lines for value in line)
     return Gap(
-        rows=rows,
+        columns=["mean |d|", "max |d|", "k1", "k3"],
+        rows=[GapRow(side, m.tokens, [m.mean_abs, m.max_abs, m.k1, m.k3]) for side, m in measured],
         bars=", ".join(text for _, text in mismatch.BARS),
         svg=chart.by_position(lines, mismatch.BARS[0][0]) if drawn else None,
     )
 
 
-def _commands(
-    results: Results, benchmark: Run, target: Run, found: Diagnosis
-) -> list[tuple[str, str]]:
-    stage = f" --stage {found.first.stage}" if found.first is not None else ""
-    directory = shlex.quote(str(results.directory))
-    both = " ".join(shlex.quote(str(run.path)) for run in (benchmark, target))
-    commands = [
-        (
-            "Compare the two runs again, every difference measured:",
-            f"rlprobe compare {both} -o comparison{stage}",
-        ),
-        (
-            "Judge and write this page again:",
-            f"rlprobe diagnose {directory} && rlprobe report {directory}",
-        ),
+def _provenance(results: Results, benchmark: Run, target: Run) -> list[tuple[str, str]]:
+    data = (results.directory / diagnosis.NAME).read_bytes()
+    found = [("sha256 of diagnosis.json", hashlib.sha256(data).hexdigest())]
+    found += [
+        (f"{role} run", run.key) for role, run in (("benchmark", benchmark), ("target", target))
     ]
-    facts = target.manifest.volatile.get("run") or {}
-    command = facts.get("command")
-    if isinstance(command, list) and command:
-        environment = target.manifest.declared.get("environment") or {}
-        before = "".join(f"{k}={shlex.quote(str(v))} " for k, v in sorted(environment.items()))
-        commands.append(
-            (
-                "What the target ran, rlprobe's hooks on (`rlprobe run --role target` does it):",
-                before + shlex.join(str(word) for word in command),
-            )
-        )
-    return commands
+    for role, run in (("benchmark", benchmark), ("target", target)):
+        versions: dict[str, str] = {}
+        for process in run.environment().values():
+            versions |= {k: str(v) for k, v in (process.get("versions") or {}).items()}
+        text = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+        if text:
+            found.append((f"{role} versions", text))
+    return found

@@ -37,14 +37,17 @@ class Heat:
     stage: str
     svg: Markup
     sample: str
-    #: The sample's decoded response; None where the rollouts are not in the store.
+    #: The sample's decoded prompt and response; None where they are not in the store, or unwanted.
+    prompt: str | None
     text: str | None
     tokens: int
     response_at: int | None
     shades: tuple[float, ...] = SHADES
 
 
-def build(results: Results, finding: Finding, benchmark: Run, sample: str | None) -> Heat | None:
+def build(
+    results: Results, finding: Finding, benchmark: Run, sample: str | None, *, texts: bool = True
+) -> Heat | None:
     """The map of a stage that parts; None where tokens were not sketched.
 
     Args:
@@ -52,6 +55,7 @@ def build(results: Results, finding: Finding, benchmark: Run, sample: str | None
         finding: the stage.
         benchmark: whose rollouts hold the text.
         sample: digest of the sample to show; by default the one that differs most.
+        texts: whether its prompt and response are shown.
 
     Raises:
         DumpError: the table is damaged.
@@ -77,26 +81,34 @@ def build(results: Results, finding: Finding, benchmark: Run, sample: str | None
     first = own.get_column("occurrence").min()
     own = own.filter(pl.col("occurrence") == first)
     at = own.get_column("response_at").drop_nulls()
+    prompt, response = _texts(benchmark, finding.stage.step, sample) if texts else (None, None)
     return Heat(
         stage=finding.stage.name,
         svg=_drawn(own),
         sample=sample,
-        text=_text(benchmark, finding.stage.step, sample),
+        prompt=prompt,
+        text=response,
         tokens=int(own.get_column("token").n_unique()),
         response_at=int(at[0]) if len(at) else None,
     )
 
 
-def _text(run: Run, step: int, sample: str) -> str | None:
+def _texts(run: Run, step: int, sample: str) -> tuple[str | None, str | None]:
     path = run.rollouts.get(step)
     if path is None:
-        return None
+        return None, None
     try:
         samples = hdf5.read(path).samples
     except ReplayError:
-        return None  # the gate says that they cannot be read
-    found = next((s.response_text for s in samples if s.sample_digest == sample), None)
-    return found if found is None or len(found) <= _SHOWN else found[:_SHOWN] + " …"
+        return None, None  # the gate says that they cannot be read
+    for one in samples:
+        if one.sample_digest == sample:
+            return _cut(one.prompt_text), _cut(one.response_text)
+    return None, None
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} …"
 
 
 def _drawn(table: pl.DataFrame) -> Markup:

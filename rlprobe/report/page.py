@@ -1,4 +1,4 @@
-"""Write the page."""
+"""Write the page: one HTML file that holds its data, styles and scripts, and asks for nothing."""
 
 from __future__ import annotations
 
@@ -13,14 +13,32 @@ from rlprobe.diagnose import diagnosis
 from rlprobe.files import replace_text
 from rlprobe.judge import tables
 from rlprobe.judge.inputs import Results, require
+from rlprobe.report import history, payload, words
 from rlprobe.report.content import Page, gather
 from rlprobe.roles import BENCHMARK, TARGET
 
 NAME = "report.html"
+#: In the order in which a browser must meet them.
+_SCRIPTS = (
+    "vendor/tabulator.min.js",
+    "vendor/uplot.min.js",
+    "assets/text.js",
+    "assets/records.js",
+    "assets/detail.js",
+    "assets/chart.js",
+    "assets/curves.js",
+    "assets/tree.js",
+    "assets/start.js",
+)
+_STYLES = ("vendor/tabulator.min.css", "vendor/uplot.min.css", "assets/page.css")
 
 
-def write(directory: Path) -> Path:
-    """Write ``RESULTS_DIR/report.html`` from its diagnosis, comparisons and runs.
+def write(directory: Path, *, texts: bool = True) -> Path:
+    """Write ``RESULTS_DIR/report.html`` from its diagnosis, judged tables and runs.
+
+    Args:
+        directory: RESULTS_DIR, diagnosed.
+        texts: whether prompts and responses are on the page.
 
     Raises:
         DumpError, StoreError: a file or run is missing or damaged.
@@ -29,9 +47,10 @@ def write(directory: Path) -> Path:
     found = diagnosis.read(directory / diagnosis.NAME)
     benchmark, target = require(results, BENCHMARK), require(results, TARGET)
     step = tables.read(results, found.judged)
-    text = render(gather(results, found, step, benchmark, target))
+    content = gather(results, found, step, benchmark, target, texts=texts)
     path = directory / NAME
-    replace_text(path, text)
+    history.keep(path, content.runs)
+    replace_text(path, render(content))
     return path
 
 
@@ -41,12 +60,24 @@ def render(page: Page) -> str:
         loader=jinja2.PackageLoader("rlprobe.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
-        finalize=_printable,
+        finalize=printable,
     )
     environment.filters["number"] = number
     environment.filters["breakable"] = breakable
-    css = (Path(__file__).parent / "templates" / "page.css").read_text(encoding="utf-8")
-    return environment.get_template("page.html.j2").render(page=page, css=Markup(css))
+    scripts = ";\n".join(asset(name) for name in _SCRIPTS)
+    return environment.get_template("page.html.j2").render(
+        page=page,
+        t=words,
+        css=Markup("\n".join(asset(name) for name in _STYLES)),
+        scripts=Markup(scripts),
+        words=Markup(words.as_script()),
+        payload=Markup(payload.pack(page.records, **page.live)),
+    )
+
+
+def asset(name: str) -> str:
+    """The text of a file that the page holds."""
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 def number(value: Any, digits: int = 3) -> str:
@@ -62,11 +93,11 @@ def number(value: Any, digits: int = 3) -> str:
 
 def breakable(text: str) -> Markup:
     """Escaped text that may break after a dot or an underscore."""
-    escaped = str(escape(_printable(text)))
+    escaped = str(escape(printable(text)))
     return Markup(escaped.replace("_", "_<wbr>").replace(".", ".<wbr>"))
 
 
-def _printable(value: Any) -> Any:
+def printable(value: Any) -> Any:
     """Control characters of decoded text or hostile names never reach the page."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value

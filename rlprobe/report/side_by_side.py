@@ -7,6 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+import polars as pl
+
+from rlprobe import stages
 from rlprobe.store.read import Run
 
 #: Metrics of how long and how much, not of what was computed.
@@ -15,7 +18,6 @@ _UNRELATED = re.compile(r"perf|timing|time|throughput|memory|mfu|tokens_per|_len
 _FIRST = re.compile(
     r"loss|grad_norm|entropy|(^|[/_])kl|reward|score|advantages/|values/|clipfrac|lr$"
 )
-_SHOWN = 16
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,46 @@ class Setting:
         return self.benchmark != self.target
 
 
-def metrics(benchmark: Run, target: Run) -> tuple[list[MetricRow], list[MetricRow]]:
-    """Metrics to show, and further ones."""
+@dataclass(frozen=True)
+class WeightRow:
+    """Parameters of one model as it entered its first stage of the step."""
+
+    model: str
+    same: int
+    different: int
+    alone: int
+
+
+def weights(benchmark: Run, target: Run, step: int) -> list[WeightRow]:
+    """How many parameters have the same digest on both sides, by model role.
+
+    Shards of another layout have other names or digests: the gate says whether wholes agree.
+    """
+    sides = [_digests(run, step) for run in (benchmark, target)]
+    rows = []
+    for model in sorted(sides[0].keys() | sides[1].keys()):
+        left, right = (side.get(model, {}) for side in sides)
+        shared = left.keys() & right.keys()
+        same = sum(left[name] == right[name] for name in shared)
+        alone = len(left.keys() ^ right.keys())
+        rows.append(WeightRow(model, same, len(shared) - same, alone))
+    return rows
+
+
+def _digests(run: Run, step: int) -> dict[str, dict[tuple[int, str], str]]:
+    table = run.weights()
+    if table is None:
+        return {}
+    found: dict[str, dict[tuple[int, str], str]] = {}
+    own = table.filter(pl.col("step") == step)
+    for stage, rank, name, digest in own.select("stage", "rank", "name", "digest").iter_rows():
+        model = stages.MODEL_ROLE.get(stage, stage)
+        found.setdefault(model, {}).setdefault((rank, name), digest)
+    return found
+
+
+def metrics(benchmark: Run, target: Run) -> list[MetricRow]:
+    """Metrics of both runs, those that people look at first."""
     sides = [_by_step(run) for run in (benchmark, target)]
     rows = []
     for key in sorted(sides[0].keys() | sides[1].keys(), key=lambda key: (key[1], key[0])):
@@ -53,10 +93,36 @@ def metrics(benchmark: Run, target: Run) -> tuple[list[MetricRow], list[MetricRo
             continue
         b, t = (side.get(key) for side in sides)
         rows.append(MetricRow(name, number, b, t, _difference(b, t)))
-    told = [row for row in rows if row.benchmark or row.target]  # zero on both sides says little
-    first = [row for row in told if _FIRST.search(row.name)]
-    rest = [row for row in rows if row not in first]
-    return first[:_SHOWN], first[_SHOWN:] + rest
+    # zero on both sides says little
+    rows = [row for row in rows if row.benchmark or row.target]
+    return sorted(rows, key=lambda row: _FIRST.search(row.name) is None)
+
+
+#: Curves drawn at most: those that people look at first.
+_CURVES = 24
+
+
+def curves(benchmark: Run, target: Run) -> list[dict[str, Any]]:
+    """Each metric over the trainer's steps on both sides: name, steps, benchmark, target."""
+    by_name: dict[str, dict[int, MetricRow]] = {}
+    for row in metrics(benchmark, target):
+        by_name.setdefault(row.name, {})[row.step] = row
+    found = []
+    for name, rows in list(by_name.items())[:_CURVES]:
+        steps = sorted(rows)
+        found.append(
+            {
+                "name": name,
+                "steps": steps,
+                "benchmark": [_finite(rows[step].benchmark) for step in steps],
+                "target": [_finite(rows[step].target) for step in steps],
+            }
+        )
+    return found
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _by_step(run: Run) -> dict[tuple[int, str], float]:
@@ -83,15 +149,14 @@ def _difference(b: float | None, t: float | None) -> str:
 
 
 def environment(benchmark: Run, target: Run) -> tuple[list[Setting], list[Setting]]:
-    """Settings that differ (device first), and those that are the same."""
+    """What differs between the sides (device first), and what is the same."""
     sides = [_flat(run) for run in (benchmark, target)]
     settings = [
         Setting(name, sides[0].get(name, "–"), sides[1].get(name, "–"))
         for name in sorted(sides[0].keys() | sides[1].keys())
     ]
-    device = [s for s in settings if s.name in ("device", "device_name", "precision")]
-    rest = [s for s in settings if s not in device]
-    return [*device, *(s for s in rest if s.differs)], [s for s in rest if not s.differs]
+    settings.sort(key=lambda s: s.name not in ("device", "device_name", "precision"))
+    return [s for s in settings if s.differs], [s for s in settings if not s.differs]
 
 
 def _flat(run: Run) -> dict[str, str]:

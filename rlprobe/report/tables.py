@@ -1,4 +1,4 @@
-"""Tables of records per stage, and the trend over later steps."""
+"""Records per stage as plain tables: the worst, those without partner, and what is to be noted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from rlprobe.judge import compared
+from rlprobe.judge import tables as judged
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import TARGET
@@ -18,56 +18,71 @@ WORST, FIRST = 12, 8
 
 @dataclass(frozen=True)
 class StageTable:
-    """One stage's records."""
+    """One stage's records nearest to, or beyond, their floor."""
 
     name: str
-    text: str
-    notes: list[str]
     rows: list[dict[str, Any]]
-    unmatched: list[tuple[str, str]]
     open: bool
 
 
-@dataclass(frozen=True)
-class Trend:
-    """Median error of each stage at each captured step."""
-
-    steps: list[int]
-    rows: list[tuple[str, list[float | None]]]
+def is_judged(results: Results, name: str) -> bool:
+    """Whether a stage has a judged table."""
+    return (results.directory / judged.DIRECTORY / f"{name}.parquet").is_file()
 
 
-def stage(results: Results, name: str, step: Step, open_: bool) -> StageTable:
-    """A stage's table.
+def stage(name: str, step: Step, open_: bool) -> StageTable:
+    """A stage's table."""
+    finding = step.findings.get(name)
+    return StageTable(name, [] if finding is None else _rows(finding.stage.rows), open_)
+
+
+def unmatched(results: Results) -> list[tuple[str, str, str]]:
+    """Stage, side and name of records without partner, as many as the summaries list.
 
     Raises:
-        DumpError: its summary is damaged.
+        DumpError: a summary is damaged.
     """
-    summary = results.summary(TARGET, name)
-    if summary is None:
-        return StageTable(name, "was not compared", [], [], [], open_)
-    unmatched = [
-        (side, str(record))
+    return [
+        (name, side, str(record))
+        for name in results.stages(TARGET)
+        if (summary := results.summary(TARGET, name)) is not None
         for side in ("benchmark", "target")
         for record in summary["unmatched"][side]
     ]
-    counts = ", ".join(f"{count} {status}" for status, count in summary["counts"].items() if count)
-    unseen = summary.get("no_difference_seen", 0)
-    seen = f", no difference seen in {unseen:,}" if unseen else ""
-    text = f"{summary['compared']:,} compared, {summary['identical']:,} identical{seen} ({counts})"
-    finding = step.findings.get(name)
-    rows = [] if finding is None else _rows(finding.stage.rows)
-    notes = [str(note) for note in summary["notes"]]
-    if finding is not None and finding.stage.misplaced is not None:
-        notes.append(
-            f"On the two sides {finding.stage.misplaced}: records of micro-batches were not "
-            "judged, only what does not depend on the places of samples."
-        )
-    if finding is not None and finding.confined:
-        notes.append(
-            "Some records differ far beyond their floor while everything this stage computes for "
-            "others agrees: the difference is at positions that no result depends on (padding)."
-        )
-    return StageTable(name, text, notes, rows, unmatched, open_)
+
+
+def notes(results: Results, step: Step) -> list[tuple[str, str]]:
+    """Stage and what is to be noted of its comparison.
+
+    Raises:
+        DumpError: a summary is damaged.
+    """
+    found = []
+    for name in results.stages(TARGET):
+        summary = results.summary(TARGET, name)
+        if summary is None:
+            found.append((name, "was not compared"))
+            continue
+        found += [(name, str(note)) for note in summary["notes"]]
+        finding = step.findings.get(name)
+        if finding is not None and finding.stage.misplaced is not None:
+            found.append(
+                (
+                    name,
+                    f"On the two sides {finding.stage.misplaced}: records of micro-batches were "
+                    "not judged, only what does not depend on the places of samples.",
+                )
+            )
+        if finding is not None and finding.confined:
+            found.append(
+                (
+                    name,
+                    "Some records differ far beyond their floor while everything this stage "
+                    "computes for others agrees: the difference is at positions that no result "
+                    "depends on (padding).",
+                )
+            )
+    return found
 
 
 def _rows(rows: pl.DataFrame) -> list[dict[str, Any]]:
@@ -87,29 +102,3 @@ def _rows(rows: pl.DataFrame) -> list[dict[str, Any]]:
         }
         for row in shown.iter_rows(named=True)
     ]  # fmt: skip
-
-
-def trend(results: Results) -> Trend | None:
-    """How errors develop over the captured steps; None with a single step.
-
-    Raises:
-        DumpError: a table is damaged.
-    """
-    medians: dict[str, dict[int, float]] = {}
-    for name in results.stages(TARGET):
-        lazy = compared.scan(results, TARGET, name, ["step", "slot", "error"])
-        if lazy is None:
-            continue
-        table = compared.collect(
-            lazy.filter(pl.col("error").is_not_null() & (pl.col("slot") != "parameters"))
-            .group_by("step")
-            .agg(pl.col("error").median()),
-            results.compared(TARGET, name),
-        )
-        medians[name] = dict(table.iter_rows())
-    steps = sorted({step for values in medians.values() for step in values})
-    if len(steps) < 2:
-        return None
-    return Trend(
-        steps, [(name, [values.get(step) for step in steps]) for name, values in medians.items()]
-    )

@@ -35,9 +35,11 @@ def test_the_default_is_aligned_and_says_where_its_page_is(aligned: Aligned) -> 
 def test_the_page_measures_training_against_rollout_on_both_sides(aligned: Aligned) -> None:
     """The engine of the CPU computes what training does, so the gap is round-off."""
     page = (aligned.results / "report.html").read_text(encoding="utf-8")
-    section = page[page.index('<section id="mismatch">') :]
+    section = page[page.index('<section id="mismatch"') :]
     rows = re.findall(
-        r"</span>(\w+)</td><td[^>]*>(\d+)</td>" + r"<td[^>]*>([^<]+)</td>" * 4, section
+        r'<span lang="en">(\w+)</span><span lang="zh">\w+</span></th><td[^>]*>(\d+)</td>'
+        + r"<td[^>]*>([^<]+)</td>" * 4,
+        section,
     )
     sides = {side: [float(n) for n in numbers] for side, *numbers in rows}
     assert set(sides) == {"benchmark", "target"}

@@ -61,6 +61,11 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Device, str
 @pytest.fixture
 def align(collected: Callable[[Device, str, str | None], Any], tmp_path: Path) -> Align:
     """Compare a target device with the plain one; ``repeat`` adds the control."""
+    return aligner(collected, tmp_path)
+
+
+def aligner(collected: Callable[[Device, str, str | None], Any], directory: Path) -> Align:
+    """:func:`align` with results in ``directory``, for fixtures that serve several tests."""
 
     def make(
         target: Device, *, repeat: bool = True, benchmark: Device | None = None, name: str = "a"
@@ -71,7 +76,7 @@ def align(collected: Callable[[Device, str, str | None], Any], tmp_path: Path) -
         keys["target"] = collected(target, "target", collect_key)[1]
         if repeat:
             keys["repeat"] = collected(origin, "repeat", collect_key)[1]
-        results = tmp_path / name
+        results = directory / name
         pairs = {
             role: PlannedPair("benchmark", role, list(STAGES))
             for role in keys

@@ -69,7 +69,7 @@ def test_the_page_shows_them_as_any_caveat(align: Align) -> None:
     assert main(["diagnose", str(alignment.results)]) == 0
     assert main(["report", str(alignment.results)]) == 0
     page = (alignment.results / "report.html").read_text(encoding="utf-8")
-    row = re.search(r"<tr><td><b>unused positions</b>.*?</tr>", page, re.DOTALL)
+    row = re.search(r"<tr><th scope=.row.><span lang=.en.>padding</span>.*?</tr>", page, re.DOTALL)
     assert row is not None
     assert '<span class="tag caveat">' in row[0]
     assert f"{HIDDEN} records of 3 stages" in row[0] and "To do: " in row[0]

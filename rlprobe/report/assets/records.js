@@ -1,0 +1,158 @@
+// The records: their columns unpacked, filtered and shown in a grid.
+
+async function unpack() {
+  const bytes = Uint8Array.from(atob($("#payload").textContent.trim()), (c) => c.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return JSON.parse(await new Response(stream).text());
+}
+
+class Records {
+  constructor({ count, total, columns }) {
+    this.count = count;
+    this.total = total;
+    this.columns = columns;
+    this.rows = Array.from({ length: count }, (_, id) => this.row(id));
+    this.byKey = new Map(this.rows.map((row) => [row.key, row]));
+  }
+
+  row(id) {
+    const c = this.columns;
+    const text = (name) => c[name].of[c[name].at[id]] ?? null;
+    const row = { id };
+    for (const name of Object.keys(c)) row[name] = Array.isArray(c[name]) ? c[name][id] : text(name);
+    row.key = [row.stage, row.step, row.rank ?? "", row.name, row.slot ?? "", row.index ?? ""].join("|");
+    row.result = row.beyond ? "beyond" : row.unjudged_because ? "unjudged"
+      : row.excused_by ? "excused" : row.judged ? "within" : "unjudged";
+    row.ratio = size(row.excess);
+    row.distance = size(row.error);
+    row.at = row.place ?? row.order ?? id;
+    return row;
+  }
+
+  // Execution order within a stage, step and rank.
+  around(row) {
+    return this.rows
+      .filter((r) => r.stage === row.stage && r.step === row.step && r.rank === row.rank)
+      .sort((a, b) => a.at - b.at || a.id - b.id);
+  }
+}
+
+const view = { stage: "", step: "", rank: "", result: "", text: "", module: null };
+let data, records, table, chart;
+const chosen = { row: null };
+
+function matches(row) {
+  if (view.stage && row.stage !== view.stage) return false;
+  if (view.step !== "" && String(row.step) !== view.step) return false;
+  if (view.rank !== "" && String(row.rank ?? "") !== view.rank) return false;
+  if (view.result && row.result !== view.result) return false;
+  if (view.module !== null && row.module !== view.module) return false;
+  if (!view.text) return true;
+  return view.text.toLowerCase().split(/\s+/).every(
+    (word) => `${row.name} ${row.module ?? ""} ${row.op ?? ""}`.toLowerCase().includes(word));
+}
+
+function resultText(row) {
+  const reason = row.unjudged_because ?? row.excused_by;
+  return reason ? `${say(row.result)}: ${reason.replaceAll("_", " ")}` : say(row.result);
+}
+
+function cellText(read, css) {
+  return (cell) => {
+    const element = node("span", { text: read(cell.getRow().getData()) });
+    if (css) element.className = css(cell.getRow().getData());
+    return element;
+  };
+}
+
+// What has no number comes last in either direction.
+function byNumber(a, b, _rowA, _rowB, _column, direction) {
+  if (a === null || b === null) return ((a === null) - (b === null)) * (direction === "asc" ? 1 : -1);
+  return a < b ? -1 : Number(a > b);
+}
+
+function columns() {
+  const numeric = (field, key, read) => ({
+    title: say(key), field, hozAlign: "right", headerHozAlign: "right", sorter: byNumber,
+    formatter: cellText((row) => number(read(row))), width: 92,
+  });
+  const plain = (field, key, width, read = (row) => row[field] ?? "–") => ({
+    title: say(key), field, width, formatter: cellText((row) => String(read(row))),
+  });
+  return [
+    plain("stage", "stage", 230),
+    plain("step", "step", 76),
+    plain("rank", "rank", 76),
+    numeric("at", "order", (row) => row.at),
+    plain("name", "record", 380),
+    { title: say("result"), field: "result", width: 150,
+      formatter: cellText(resultText, (row) => `tag ${row.result}`) },
+    numeric("distance", "error", (row) => row.error),
+    numeric("floor", "floor", (row) => row.floor),
+    numeric("ratio", "ratio", (row) => row.excess),
+    plain("dtype_benchmark", "dtype", 170, (row) =>
+      row.dtype_benchmark === row.dtype_target || !row.dtype_target
+        ? (row.dtype_benchmark ?? row.dtype_target ?? "–")
+        : `${row.dtype_benchmark} / ${row.dtype_target}`),
+    plain("shape_benchmark", "shape", 130, (row) =>
+      row.shape_benchmark === row.shape_target || !row.shape_target
+        ? (row.shape_benchmark ?? row.shape_target ?? "–")
+        : `${row.shape_benchmark} / ${row.shape_target}`),
+    numeric("norm_benchmark", "norm", (row) => row.norm_benchmark),
+  ];
+}
+
+function makeTable() {
+  const grid = new Tabulator("#grid", {
+    data: records.rows, index: "id", height: 460, layout: "fitDataFill", columnDefaults: { minWidth: 60 },
+    columns: columns(), selectableRows: 1, placeholder: "–", renderVertical: "virtual",
+    renderHorizontal: "basic", initialFilter: [],
+  });
+  grid.on("rowClick", (_, row) => choose(row.getData(), { scroll: false }));
+  grid.on("tableBuilt", () => {
+    // the keyboard must reach the scroll area, and a screen reader take it for the grid's rows
+    const holder = $(".tabulator-tableholder", $("#grid"));
+    holder.setAttribute("tabindex", "0");
+    holder.setAttribute("role", "rowgroup");
+    $(".tabulator-table", holder).setAttribute("role", "presentation");
+    refresh();
+    fromHash();
+  });
+  return grid;
+}
+
+let built = false;
+
+function refresh() {
+  if (!built && table && $(".tabulator-tableholder")) built = true;
+  if (built) {
+    table.setFilter(matches);
+    const shown = table.getDataCount("active");
+    $("#count").textContent = say("shown", { n: shown, m: records.count });
+  }
+  for (const [name, id] of [["stage", "#f-stage"], ["step", "#f-step"], ["rank", "#f-rank"],
+    ["result", "#f-result"]]) $(id).value = view[name];
+  $("#f-text").value = view.text;
+  for (const button of $$("[data-stage]")) {
+    button.setAttribute("aria-pressed", String(button.dataset.stage === view.stage));
+  }
+  drawChart();
+}
+
+function show(changes) {
+  Object.assign(view, changes);
+  refresh();
+}
+
+function fillFilters() {
+  const fill = (id, values, text = String) => {
+    const select = $(id);
+    select.replaceChildren(node("option", { value: "", text: say("all") }),
+      ...values.map((value) => node("option", { value: String(value), text: text(value) })));
+  };
+  const distinct = (field) => [...new Set(records.rows.map((row) => row[field]))].filter((v) => v !== null);
+  fill("#f-stage", distinct("stage"));
+  fill("#f-step", distinct("step").sort((a, b) => a - b));
+  fill("#f-rank", distinct("rank").sort((a, b) => a - b));
+  fill("#f-result", ["beyond", "within", "excused", "unjudged"], (value) => say(value));
+}

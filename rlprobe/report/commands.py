@@ -1,0 +1,106 @@
+"""Commands that the page gives: what to do next, and how everything on it was made."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from markupsafe import Markup
+
+from rlprobe.diagnose.diagnosis import ALIGNED, DIVERGED, Diagnosis
+from rlprobe.judge.inputs import Results
+from rlprobe.report.words import pair
+from rlprobe.store.read import Run
+
+
+class Command(NamedTuple):
+    """A command that works from any directory, and what it is for."""
+
+    label: Markup
+    text: str
+
+
+def program() -> str:
+    """How rlprobe is called on this machine: by its path, since a page is read in another shell."""
+    beside = Path(sys.executable).with_name("rlprobe")
+    found = str(beside) if beside.is_file() else shutil.which("rlprobe")
+    return shlex.quote(found) if found else f"{shlex.quote(sys.executable)} -m rlprobe"
+
+
+def next_steps(results: Results, found: Diagnosis, benchmark: Run) -> list[Command]:
+    """One or two commands for who has just read the verdict."""
+    directory = shlex.quote(str(results.directory.resolve()))
+    again = Command(
+        pair("Read the verdict in a script:", "在脚本中读取结论："),
+        f"{program()} verdict {directory}/diagnosis.json",
+    )
+    if found.verdict == DIVERGED:
+        return [
+            Command(
+                pair(
+                    "Make a folder for the kernel team that shows the difference without rlprobe:",
+                    "为算子团队生成一个无需 rlprobe 即可复现差异的目录：",
+                ),
+                f"{program()} reproduce {directory} -o reproducer",
+            ),
+            again,
+        ]
+    if found.verdict == ALIGNED:
+        store = shlex.quote(str(benchmark.path.resolve().parent.parent))
+        return [
+            Command(
+                pair(
+                    "Keep the benchmark, to align other devices or versions with it:",
+                    "保留基准运行，以便与其他设备或版本对齐：",
+                ),
+                f"{program()} store export {benchmark.key} --store {store} -o benchmark.tar",
+            ),
+            again,
+        ]
+    return [
+        Command(
+            pair(
+                "After what refused the comparison is mended, judge again:",
+                "修正导致比较被拒绝的问题之后，重新判定：",
+            ),
+            f"{program()} diagnose {directory} && {program()} report {directory}",
+        )
+    ]
+
+
+def every(results: Results, benchmark: Run, target: Run, found: Diagnosis) -> list[Command]:
+    """How what is on the page was made."""
+    stage = f" --stage {found.first.stage}" if found.first is not None else ""
+    directory = shlex.quote(str(results.directory.resolve()))
+    both = " ".join(shlex.quote(str(run.path.resolve())) for run in (benchmark, target))
+    commands = [
+        Command(
+            pair(
+                "Compare the two runs again, every difference measured:",
+                "重新比较两次运行，度量每一处差异：",
+            ),
+            f"{program()} compare {both} -o comparison{stage}",
+        ),
+        Command(
+            pair("Judge and write this page again:", "重新判定并生成本页："),
+            f"{program()} diagnose {directory} && {program()} report {directory}",
+        ),
+    ]
+    facts = target.manifest.volatile.get("run") or {}
+    command = facts.get("command")
+    if isinstance(command, list) and command:
+        environment = target.manifest.declared.get("environment") or {}
+        before = "".join(f"{k}={shlex.quote(str(v))} " for k, v in sorted(environment.items()))
+        commands.append(
+            Command(
+                pair(
+                    "What the target ran (`rlprobe run --role target` does it, hooks and all):",
+                    "目标一侧运行的命令（带 rlprobe 钩子，`rlprobe run --role target` 即如此）：",
+                ),
+                before + shlex.join(str(word) for word in command),
+            )
+        )
+    return commands

@@ -1,0 +1,70 @@
+"""The verdict as Markdown, for a pull request or a chat."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rlprobe.diagnose.diagnosis import CAVEAT, SHUT, Diagnosis
+from rlprobe.files import replace_text
+from rlprobe.judge import extent
+from rlprobe.report.page import number
+
+_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#])")
+_VERDICTS = {"aligned": "Aligned", "diverged": "Diverged", "not_comparable": "Not comparable"}
+_STATES = {
+    "aligned": "aligned", "diverged": "**diverged**", "inherited": "differs, after the first",
+    "replayed": "replayed", "not_compared": "not judged",
+}  # fmt: skip
+
+
+def write(path: Path, found: Diagnosis) -> None:
+    """Write a diagnosis as Markdown."""
+    replace_text(path, markdown(found))
+
+
+def markdown(found: Diagnosis) -> str:
+    """A diagnosis as Markdown; every text of a run's is escaped."""
+    lines = [f"## {_VERDICTS[found.verdict]}", "", _plain(found.sentence), ""]
+    first, cause = found.first, found.cause
+    if first is not None:
+        lines += ["| first divergence | |", "|---|---|"]
+        lines += [
+            f"| {name} | {_plain(str(value))} |"
+            for name, value in (
+                ("stage", first.stage), ("step", first.step), ("rank", first.rank),
+                ("module", first.module), ("operator", first.operator), ("call", first.call),
+            )
+            if value is not None
+        ]  # fmt: skip
+        numbers = found.noise.get("first") or {}
+        lines += [
+            f"| {name} | {number(numbers[name])} |"
+            for name in ("error", "floor", "ratio")
+            if numbers.get(name) is not None
+        ]
+        lines.append("")
+    if cause is not None:
+        lines += [f"**Cause** ({cause.known}): {_plain(cause.statement)} (`{cause.class_}`)", ""]
+        lines += [f"- {_plain(line)}" for line in cause.evidence]
+        lines.append("")
+    lines += ["| stage | | records judged | beyond the floor |", "|---|---|---:|---:|"]
+    lines += [
+        f"| {stage.stage} | {_STATES[stage.state]} | {stage.records:,} | {stage.beyond:,} |"
+        for stage in found.stages
+    ]
+    told = [item for item in found.gate if item.state in (CAVEAT, SHUT)]
+    if told:
+        lines += ["", "| gate | state | found |", "|---|---|---|"]
+        lines += [f"| {item.item} | {item.state} | {_plain(item.evidence)} |" for item in told]
+    whole = extent.total(found.extent)
+    if whole.recorded:
+        lines += ["", f"Judged: {whole.judged:,} of {whole.recorded:,} recorded quantities."]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    line = " ".join(text.split())
+    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+    return _SPECIAL.sub(r"\\\1", shown)

@@ -1,0 +1,99 @@
+"""How far judging reached: what was not judged and why, and the worst of each step and rank."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import polars as pl
+
+from rlprobe.judge import reasons
+from rlprobe.judge.extent import Extents
+from rlprobe.report.heat import shade
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Records of one stage and step that were excused or not judged, for one reason."""
+
+    stage: str
+    step: int
+    #: ``excused`` or ``unjudged``.
+    result: str
+    reason: str
+    meaning: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The largest ratio of error to floor at one step; None where nothing was judged."""
+
+    step: int
+    ratio: float | None
+    shade: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """One stage on one rank; None for what belongs to no rank."""
+
+    stage: str
+    rank: int | None
+    cells: list[Cell]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Stages and ranks by steps."""
+
+    steps: list[int]
+    rows: list[Row]
+
+
+def unjudged(extents: Extents) -> list[Reason]:
+    """Everything that was recorded and is not held against a floor of its own."""
+    return [
+        Reason(stage, step, result, reason, meanings.get(reason, ""), count)
+        for stage, steps in extents.items()
+        for step, extent in steps.items()
+        for result, counts, meanings in (
+            ("excused", extent.excused, reasons.EXCUSES),
+            ("unjudged", extent.unjudged, reasons.UNJUDGED),
+        )
+        for reason, count in counts.items()
+    ]
+
+
+#: More ranks than this are shown as one row a stage.
+_RANKS = 16
+
+
+def grid(rows: pl.DataFrame, stages: list[str]) -> Grid | None:
+    """The worst of each stage, rank and step; None where there is one step and one rank.
+
+    Args:
+        rows: records of all stages (:mod:`.payload`), with ``stage``.
+        stages: canonical names, in the order of a step.
+    """
+    if rows.is_empty():
+        return None
+    ranks = rows.get_column("rank").drop_nulls().n_unique()
+    steps = sorted(rows.get_column("step").unique().to_list())
+    if len(steps) < 2 and ranks < 2:
+        return None
+    rank = pl.col("rank") if ranks <= _RANKS else pl.lit(None, pl.Int32).alias("rank")
+    judged = rows.filter(pl.col("judged") & pl.col("excess").is_not_null())
+    worst = judged.group_by("stage", rank, "step").agg(pl.col("excess").max())
+    known = {(s, r, n): excess for s, r, n, excess in worst.iter_rows()}
+    found = []
+    for stage in stages:
+        own = sorted({r for s, r, _ in known if s == stage}, key=lambda r: (r is None, r or 0))
+        for one in own or [None]:
+            cells = [_cell(step, known.get((stage, one, step))) for step in steps]
+            found.append(Row(stage, one, cells))
+    return Grid(steps, found)
+
+
+def _cell(step: int, ratio: float | None) -> Cell:
+    return Cell(step, ratio, 0 if ratio is None or math.isnan(ratio) else shade(ratio))

@@ -1,0 +1,348 @@
+"""The page in a real browser, without a network: does it answer, and for everyone?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+
+from rlprobe.cli import main
+from rlprobe.judge import tables
+from rlprobe.report import payload, words
+from tests.unit.diagnose.conftest import aligner
+from tests.unit.diagnose.test_diagnose_commands import EPSILON
+from tests.unit.diagnose.transformer import Device
+
+sync_api = pytest.importorskip("playwright.sync_api")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+
+_CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not _CHROMIUM, reason="no chromium on this machine (apt install chromium)"),
+]
+_ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+WIDE, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=_CHROMIUM, args=_ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+class Shown:
+    """A page that is open, and what its browser said of it."""
+
+    def __init__(self, browser: Any, path: Path, **context: Any) -> None:
+        settings = {"viewport": WIDE, "locale": "en-US", "offline": True, **context}
+        self.context = browser.new_context(**settings)
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self.view = self.context.new_page()
+        self.view.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.view.on("console", lambda said: self.errors.append(said.text))
+        self.view.on("dialog", lambda dialog: (self.errors.append("dialog"), dialog.dismiss()))
+        self.view.on("request", lambda asked: self.requests.append(asked.url))
+        self.view.goto(path.as_uri())
+        if context.get("java_script_enabled", True):
+            self.view.wait_for_selector("html[data-ready=true]", timeout=60_000)
+
+    def count(self) -> str:
+        return str(self.view.inner_text("#count"))
+
+
+Open = Callable[..., Shown]
+
+
+@pytest.fixture
+def show(browser: Any) -> Iterator[Open]:
+    opened: list[Shown] = []
+
+    def show(path: Path, **context: Any) -> Shown:
+        opened.append(Shown(browser, path, **context))
+        return opened[-1]
+
+    yield show
+    for one in opened:
+        one.context.close()
+
+
+@pytest.fixture(scope="module")
+def results(
+    collected: Callable[[Device, str, str | None], Any], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A diverged alignment with its page."""
+    align = aligner(collected, tmp_path_factory.mktemp("page"))
+    alignment = align(Device(split=True, faults=EPSILON.faults, stage=EPSILON.only))
+    assert main(["diagnose", str(alignment.results)]) == 0
+    assert main(["report", str(alignment.results)]) == 0
+    return alignment.results
+
+
+def test_it_asks_for_nothing_and_says_no_error(show: Open, results: Path) -> None:
+    shown = show(results / "report.html")
+    assert shown.requests == [(results / "report.html").as_uri()]
+    assert shown.errors == []
+
+
+def test_records_are_filtered_searched_and_sorted(show: Open, results: Path) -> None:
+    view = (shown := show(results / "report.html")).view
+    everything = shown.count()
+    view.select_option("#f-result", "beyond")
+    assert shown.count() != everything
+    assert set(view.locator(".tabulator-row .tag").all_inner_texts()) == {"beyond"}
+    view.fill("#f-text", "layers.1 input_layernorm")
+    names = view.locator(".tabulator-row [tabulator-field=name]").all_inner_texts()
+    assert names and all("layers.1.input_layernorm" in name for name in names)
+    view.click("#f-reset")
+    assert shown.count() == everything
+    view.click(".tabulator-col[tabulator-field=ratio]")
+    view.click(".tabulator-col[tabulator-field=ratio]")
+    first = view.locator(".tabulator-row [tabulator-field=ratio]").first.inner_text()
+    worst = pl.concat([pl.read_parquet(f) for f in (results / "judged").glob("*.parquet")])
+    top = worst.get_column("excess").filter(worst.get_column("excess").is_finite()).max()
+    assert first == "∞" or float(first) == pytest.approx(top, rel=1e-2)
+
+
+def test_a_stage_of_the_strip_leads_to_its_records(show: Open, results: Path) -> None:
+    view = show(results / "report.html").view
+    view.click(".strip [data-stage=actor_update]")
+    assert view.input_value("#f-stage") == "actor_update"
+    stages = set(view.locator(".tabulator-row [tabulator-field=stage]").all_inner_texts())
+    assert stages == {"actor_update"}
+    assert "actor_update" in view.inner_text("#plot-title")
+
+
+def test_a_record_has_an_address(show: Open, results: Path) -> None:
+    """What one person copies opens at the same record for another."""
+    view = show(results / "report.html").view
+    view.click("#to-record")
+    name = view.inner_text("#detail h3")
+    address = view.evaluate("location.hash")
+    assert "input_layernorm" in name and address.startswith("#record=")
+    again = show(results / "report.html").view
+    again.evaluate("hash => { location.hash = hash; }", address)
+    again.wait_for_selector("#detail h3")
+    assert again.inner_text("#detail h3") == name
+    again.click("#detail button[data-say=later]")
+    assert again.inner_text("#detail h3") != name
+
+
+def test_the_chart_leads_to_records(show: Open, results: Path) -> None:
+    view = show(results / "report.html").view
+    view.locator("#hint").scroll_into_view_if_needed()
+    box = view.locator("#plot .u-over").bounding_box()
+    view.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 3)
+    assert "Floor" in view.inner_text("#hint")
+    view.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 3)
+    assert view.inner_text("#detail h3") in view.inner_text("#hint")
+
+
+def test_the_tree_opens_searches_and_jumps(show: Open, results: Path) -> None:
+    view = show(results / "report.html").view
+    view.click("#tree-beyond")
+    path = view.inner_text("#module h3")
+    assert view.locator("#tree [aria-selected=true].beyond").count() == 1
+    assert view.locator("#module .halves button").count() > 0
+    view.fill("#tree-search", path.rpartition(".")[2])
+    ids = view.eval_on_selector_all("#tree [role=treeitem]", "all => all.map(one => one.id)")
+    assert f"m-{path}" in ids
+    view.fill("#tree-search", "")
+    view.focus("#tree [tabindex='0']")
+    before = view.locator("#tree [role=treeitem]").count()
+    view.keyboard.press("Home")
+    view.keyboard.press("ArrowLeft")
+    view.keyboard.press("ArrowRight")
+    view.keyboard.press("ArrowDown")
+    assert view.locator("#tree [role=treeitem]").count() != 0 != before
+
+
+def test_both_languages_and_both_themes_stay_chosen(show: Open, results: Path) -> None:
+    shown = show(results / "report.html")
+    view = shown.view
+    assert view.inner_text("#h-verdict").startswith("Diverged")
+    view.click("#language")
+    assert view.inner_text("#h-verdict").startswith("已偏离")
+    assert "噪声下限" in view.inner_text("#depth")
+    assert view.locator(".tabulator-col-title").first.inner_text() == "阶段"
+    light = view.evaluate("getComputedStyle(document.body).backgroundColor")
+    view.click("#theme")
+    assert view.evaluate("getComputedStyle(document.body).backgroundColor") != light
+    view.reload()
+    view.wait_for_selector("html[data-ready=true]")
+    assert view.inner_text("#h-verdict").startswith("已偏离")
+    assert view.evaluate("getComputedStyle(document.body).backgroundColor") != light
+
+
+def test_every_text_is_there_in_both_languages() -> None:
+    for key, (english, chinese) in words.every().items():
+        assert english.strip() and chinese.strip(), key
+        fields = [
+            {part.split("}")[0] for part in text.split("{")[1:]} for text in (english, chinese)
+        ]
+        assert fields[0] == fields[1], key
+
+
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nobody_is_left_out(show: Open, results: Path, viewport: Any, scheme: str) -> None:
+    """axe finds no violation, and nothing is wider than the screen."""
+    view = show(results / "report.html", viewport=viewport, color_scheme=scheme).view
+    view.click("#to-record")
+    view.click("#tree-beyond")
+    for details in view.locator("details").all():
+        details.evaluate("one => { one.open = true; }")
+    found = axe.Axe().run(view).response["violations"]
+    assert [(v["id"], v["nodes"][0]["html"][:120]) for v in found] == []
+    assert view.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+
+
+def test_a_phone_without_scripts_still_reads_the_verdict(show: Open, results: Path) -> None:
+    view = show(results / "report.html", viewport=PHONE, java_script_enabled=False).view
+    assert view.inner_text("#h-verdict").startswith("Diverged")
+    assert "input_layernorm" in view.inner_text("#first").replace("\u200b", "")
+    assert view.locator(".still table").count() > 0
+    assert not view.is_visible("#grid") and not view.is_visible("[lang=zh]")
+
+
+def test_on_paper_everything_is_open_and_nothing_is_a_button(show: Open, results: Path) -> None:
+    view = show(results / "report.html").view
+    view.emulate_media(media="print")
+    view.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert view.eval_on_selector_all("details", "all => all.every(one => one.open)")
+    assert not view.is_visible("#grid") and view.locator(".still table").first.is_visible()
+    pdf = view.pdf(format="A4")
+    assert pdf.startswith(b"%PDF") and pdf.count(b"/Type /Page\n") < 60
+
+
+def test_what_a_run_is_called_runs_nothing(show: Open, results: Path, tmp_path: Path) -> None:
+    """Names of records, modules and samples come from elsewhere."""
+    hostile = '"><img src=x onerror="window.taken=1"><script>window.taken=1</script>'
+    copy = tmp_path / "results"
+    shutil.copytree(results, copy)
+    step = json.loads((copy / "judged/summary.json").read_text())
+    for name in step["stages"]:
+        path = copy / f"judged/{name}.parquet"
+        table = pl.read_parquet(path)
+        table = table.with_columns(
+            name=pl.col("name") + hostile, module=pl.col("module") + hostile,
+            error_kind=pl.lit(hostile), reason=pl.lit(hostile),
+        )  # fmt: skip
+        table.write_parquet(path)
+        step["stages"][name] |= _described(path, step["stages"][name])
+        if step["stages"][name].get("first"):
+            step["stages"][name]["first"]["name"] += hostile
+    (copy / "judged/summary.json").write_text(json.dumps(step))
+    found = json.loads((copy / "diagnosis.json").read_text())
+    found["judged"] = None
+    found["sentence"] += hostile
+    found["first"]["module"] += hostile
+    (copy / "diagnosis.json").write_text(json.dumps(found))
+    assert main(["report", str(copy)]) == 0
+    shown = show(copy / "report.html")
+    view = shown.view
+    view.locator(".tabulator-row").first.click()
+    view.click("#tree [role=treeitem] >> nth=0")
+    assert "<img" in view.inner_text("#detail h3")
+    assert view.evaluate("window.taken") is None
+    assert view.locator("img").count() == 0
+    assert shown.errors == []
+
+
+def _described(path: Path, known: dict[str, Any]) -> dict[str, Any]:
+    """What a summary says of a table, of the file as it is now."""
+    data = path.read_bytes()
+    now = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+    return {
+        key: _described(path, value) if isinstance(value, dict) else now.get(key, value)
+        for key, value in known.items()
+    }
+
+
+def test_a_hundred_thousand_rows_stay_fluid(
+    show: Open, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few rows are in the document whatever there are, and the last one is reached at once."""
+    some = pl.read_parquet(results / "judged/actor_compute_log_prob.parquet")
+    many = pl.concat([some] * (100_000 // some.height + 1)).head(100_000)
+    many = many.with_columns(
+        stage=pl.lit("actor_compute_log_prob"), shape_benchmark=pl.lit("[2]"),
+        shape_target=pl.lit("[2]"), call=pl.int_range(pl.len(), dtype=pl.Int32),
+        name=pl.col("name") + "." + pl.int_range(pl.len()).cast(pl.String),
+    )  # fmt: skip
+    monkeypatch.setattr(payload, "records", lambda *_: payload.Records(many, many.height))
+    copy = tmp_path / "results"
+    shutil.copytree(results, copy)
+    assert main(["report", str(copy)]) == 0
+    assert (copy / "report.html").stat().st_size < 15 << 20
+    shown = show(copy / "report.html")
+    view = shown.view
+    assert "100000 of 100000" in shown.count()
+    assert view.locator(".tabulator-row").count() < 200
+    frames = view.evaluate(
+        """async () => {
+            const holder = document.querySelector(".tabulator-tableholder");
+            const times = [];
+            let last = performance.now();
+            for (let i = 1; i <= 40; i += 1) {
+                holder.scrollTop = (holder.scrollHeight * i) / 40;
+                await new Promise(requestAnimationFrame);
+                const now = performance.now();
+                times.push(now - last);
+                last = now;
+            }
+            return times;
+        }"""
+    )
+    print(f"frames while scrolling: median {sorted(frames)[20]:.0f} ms, longest {max(frames):.0f}")
+    assert view.locator(".tabulator-row").count() < 200
+    last = view.locator(".tabulator-row [tabulator-field=name]").last.inner_text()
+    assert last.endswith(".99999")
+    view.fill("#f-text", ".54321")
+    view.wait_for_function("document.querySelectorAll('.tabulator-row').length === 1")
+    assert shown.errors == []
+
+
+def test_prompts_and_responses_can_be_left_out(results: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "results"
+    shutil.copytree(results, copy)
+    said = "What is"
+    assert said in (copy / "report.html").read_text(encoding="utf-8")
+    assert main(["report", str(copy), "--no-text"]) == 0
+    assert said not in (copy / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_page_of_other_runs_is_kept_and_listed(show: Open, results: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "results"
+    shutil.copytree(results, copy)
+    page = copy / "report.html"
+    text = page.read_text(encoding="utf-8")
+    page.write_text(text.replace('name="rlprobe-runs" content="', 'name="rlprobe-runs" content="0'))
+    assert main(["report", str(copy)]) == 0
+    assert len(list((copy / "history").glob("*.html"))) == 1
+    assert main(["report", str(copy)]) == 0
+    assert len(list((copy / "history").glob("*.html"))) == 1, "the same runs: the same page"
+    out = tmp_path / "overview.html"
+    assert main(["report", "--index", str(copy), "-o", str(out)]) == 0
+    with_pages = out.read_text(encoding="utf-8")
+    assert with_pages.count('href="results/') == 2
+    assert main(["report", "--index", str(tmp_path / "nowhere"), "-o", str(out)]) == 2
+
+
+def test_the_judged_tables_lie_where_the_page_says(results: Path) -> None:
+    page = (results / "report.html").read_text(encoding="utf-8")
+    linked = [part.split('"')[0] for part in page.split('href="judged/')[1:]]
+    assert linked and all((results / tables.DIRECTORY / name).is_file() for name in linked)
