@@ -10,7 +10,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from rlprobe.version import __version__
 from rlprobe.diagnose import diagnosis, mismatch
 from rlprobe.diagnose.diagnosis import Diagnosis, GateItem, StageResult
 from rlprobe.judge import analysis, extent, noise
@@ -26,6 +25,7 @@ from rlprobe.report.side_by_side import MetricRow, Setting, WeightRow
 from rlprobe.report.tables import StageTable
 from rlprobe.roles import TARGET
 from rlprobe.store.read import Run
+from rlprobe.version import __version__
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,6 @@ function choose(row, { scroll = true } = {}) {
   }
   history.replaceState(null, "", hashOf(row));
   if (scroll) panel.scrollIntoView({ block: "nearest" });
-  drawChart();
 }
 
 function stackOf(row) {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ import polars as pl
 import pytest
 
 from rlprobe.cli import main
+from rlprobe.dumps.results import describe
 from rlprobe.judge import tables
 from rlprobe.report import payload, words
 from tests.unit.diagnose.conftest import aligner
@@ -54,11 +54,15 @@ class Shown:
         self.view = self.context.new_page()
         self.view.on("pageerror", lambda error: self.errors.append(str(error)))
         self.view.on("console", lambda said: self.errors.append(said.text))
-        self.view.on("dialog", lambda dialog: (self.errors.append("dialog"), dialog.dismiss()))
+        self.view.on("dialog", self._on_dialog)
         self.view.on("request", lambda asked: self.requests.append(asked.url))
         self.view.goto(path.as_uri())
         if context.get("java_script_enabled", True):
             self.view.wait_for_selector("html[data-ready=true]", timeout=60_000)
+
+    def _on_dialog(self, dialog: Any) -> None:
+        self.errors.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
 
     def count(self) -> str:
         return str(self.view.inner_text("#count"))
@@ -146,9 +150,10 @@ def test_the_chart_leads_to_records(show: Open, results: Path) -> None:
     view.locator("#hint").scroll_into_view_if_needed()
     box = view.locator("#plot .u-over").bounding_box()
     view.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 3)
-    assert "Floor" in view.inner_text("#hint")
+    hint = view.inner_text("#hint")
+    assert "Floor" in hint
     view.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 3)
-    assert view.inner_text("#detail h3") in view.inner_text("#hint")
+    assert view.inner_text("#detail h3") in hint
 
 
 def test_the_tree_opens_searches_and_jumps(show: Open, results: Path) -> None:
@@ -242,7 +247,7 @@ def test_what_a_run_is_called_runs_nothing(show: Open, results: Path, tmp_path: 
             error_kind=pl.lit(hostile), reason=pl.lit(hostile),
         )  # fmt: skip
         table.write_parquet(path)
-        step["stages"][name] |= _described(path, step["stages"][name])
+        step["stages"][name]["table"] = describe(path, table.height)
         if step["stages"][name].get("first"):
             step["stages"][name]["first"]["name"] += hostile
     (copy / "judged/summary.json").write_text(json.dumps(step))
@@ -260,16 +265,6 @@ def test_what_a_run_is_called_runs_nothing(show: Open, results: Path, tmp_path: 
     assert view.evaluate("window.taken") is None
     assert view.locator("img").count() == 0
     assert shown.errors == []
-
-
-def _described(path: Path, known: dict[str, Any]) -> dict[str, Any]:
-    """What a summary says of a table, of the file as it is now."""
-    data = path.read_bytes()
-    now = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
-    return {
-        key: _described(path, value) if isinstance(value, dict) else now.get(key, value)
-        for key, value in known.items()
-    }
 
 
 def test_a_hundred_thousand_rows_stay_fluid(
