@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from rlprobe.errors import RlprobeError
+
 #: How libraries written in Rust tell a failed call; they keep neither its number nor its path.
 _RUST = re.compile(r"\(os error (\d+)\)")
 
@@ -58,14 +60,25 @@ def writing(path: Path, temporary: Path | None = None) -> Iterator[None]:
         if error.filename is not None and str(error.filename) != str(temporary):
             raise
         raise _with_path(error, path) from error
+    except RlprobeError:
+        raise
     except Exception as error:
-        if _number(error) is None:
+        number = _number(error)
+        if number is None and _exhausted(path):
+            # Parquet's writer says "transport error" of a disk without room
+            number = errno.ENOSPC
+        if number is None:
             raise
-        raise _with_path(error, path) from error
+        raise _with_path(error, path, number) from error
 
 
-def _with_path(error: Exception, path: Path) -> OSError:
-    number = _number(error)
+def _exhausted(path: Path) -> bool:
+    room = _room(path)
+    return room is not None and room.f_blocks > 0 and room.f_bavail == 0
+
+
+def _with_path(error: Exception, path: Path, number: int | None = None) -> OSError:
+    number = number or _number(error)
     if number is None:
         return OSError(0, str(error), os.fspath(path))
     return OSError(number, os.strerror(number), os.fspath(path))

@@ -119,15 +119,17 @@ def written(path: Path, *, durable: bool = False) -> Iterator[Path]:
     # the ending stays: some writers go by it
     name = f".{path.stem}.{os.getpid()}-{os.urandom(4).hex()}.tmp{path.suffix}"
     temporary = path.with_name(name)
-    with disk.writing(path, temporary):
-        try:
+    try:
+        # inside, so that a disk found full is still full when it is looked at
+        with disk.writing(path, temporary):
             yield temporary
             if durable:
                 sync(temporary)
             temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        if durable:
+    finally:
+        temporary.unlink(missing_ok=True)
+    if durable:
+        with disk.writing(path):
             sync(path.parent)
 
 

@@ -108,7 +108,10 @@ def _give_up_stdout() -> None:
 
 def _places(args: argparse.Namespace) -> tuple[str, ...]:
     """Where a command was told to write, for failures that name no file."""
-    given = (getattr(args, name, None) for name in ("output", "store", "results", "json"))
+    given = (
+        getattr(args, name, None)
+        for name in ("output", "out", "directory", "store", "results", "json")
+    )
     return tuple(str(place) for place in given if place is not None)
 
 
@@ -133,3 +136,5 @@ def _log_to_stderr(args: argparse.Namespace) -> None:
     logger.handlers[:] = [handler]
     logger.setLevel(level)
     logger.propagate = False
+    # a log that cannot be written is no reason for a traceback beside the message that matters
+    logging.raiseExceptions = False

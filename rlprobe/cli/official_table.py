@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from rlprobe import disk
 from rlprobe.cli.common import write_json
 from rlprobe.compare import planner, sides
 from rlprobe.compare.msprobe import official
@@ -42,7 +43,10 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    results = official.write(_plan(args), args.out, every_step=args.steps == "all")
+    plan = _plan(args)
+    # msprobe and its libraries write too
+    with disk.writing(args.out):
+        results = official.write(plan, args.out, every_step=args.steps == "all")
     if args.json is not None:
         write_json(args.json, results)
     if not any(result["written"] for result in results):

@@ -227,7 +227,7 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
             f"{spec.role} replays run {spec.replay_of}, which is not in {store}; run the "
             "benchmark first (`rlprobe run --role benchmark`) or import it"
         )
-    (scratch / "session.json").write_text(session.to_json(), encoding="utf-8")
+    replace_text(scratch / "session.json", session.to_json())
     environment = {
         **(determinism.environment(spec.device) if spec.deterministic else {}),
         **framework.environment(spec, places),
@@ -260,9 +260,9 @@ def _start(run: Started) -> tuple[int, Mapping[str, str]]:
     """Enter the container or the Ray cluster, run the commands in a script there, and watch."""
     path = run.scratch / "run.sh"
     with entry.enter(run.spec, run.scratch, run.store, run.environment) as place:
-        path.write_text(
+        replace_text(
+            path,
             script.render(str(path), place.exported, run.commands, inside_image=place.contained),
-            encoding="utf-8",
         )
 
         def watch() -> None:

@@ -27,6 +27,7 @@ from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.diagnose.run import diagnose
 from rlprobe.errors import ConfigError
+from rlprobe.files import replace_text
 from rlprobe.judge import tables
 from rlprobe.judge.inputs import NAME as PLAN
 from rlprobe.judge.inputs import Results
@@ -187,10 +188,10 @@ class Pipeline:
         shutil.rmtree(directory, ignore_errors=True)
         shutil.copytree(repeat, directory / "compare" / REPEAT, copy_function=os.link)
         self._compare(jobs, TARGET, directory / "compare" / TARGET)
-        (directory / PLAN).write_text(json.dumps(jobs.described(), indent=1), encoding="utf-8")
+        replace_text(directory / PLAN, json.dumps(jobs.described(), indent=1))
         found = diagnose(directory)
         text = json.dumps(found.as_dict(), indent=1)
-        (directory / diagnosis.NAME).write_text(text, encoding="utf-8")
+        replace_text(directory / diagnosis.NAME, text)
         return found
 
     def _jobs(self, trial: Trial) -> Jobs:

@@ -13,6 +13,7 @@ import rlprobe
 from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.errors import DumpError
+from rlprobe.files import replace_text
 from rlprobe.spec import RunSpec
 
 _NAME = "judged_from.json"
@@ -77,4 +78,4 @@ def kept(directory: Path, stamp: str) -> Diagnosis | None:
 
 def write(directory: Path, stamp: str) -> None:
     """Say what the diagnosis in ``directory`` was made from; the last thing written there."""
-    (directory / _NAME).write_text(stamp, encoding="utf-8")
+    replace_text(directory / _NAME, stamp)
