@@ -23,6 +23,8 @@ MEANINGS: dict[str, str] = {
     "optimizer": "parameters change otherwise although their gradients agree",
     "loss": "the loss makes other values or gradients of the same outputs",
     "data": "a stage was given other numbers",
+    "nondeterministic": "one side does not repeat its own numbers, or draws others at random",
+    "implementation": "other operators, or another kernel of the same one",
     "unknown": "nothing that is known of",
 }
 CAUSES: tuple[str, ...] = tuple(MEANINGS)

@@ -49,6 +49,11 @@ class Suspects:
     samples: tuple[str, ...] = ()
     #: MiB of tensors that each process may write.
     budget_mib: int = 1024
+    #: Whose operators are traced: of the suspect ``module``, of the ``outputs`` made around the
+    #: model (log-probs, losses), or of the ``update``; None: nobody's.
+    trace: str | None = None
+    #: Path of the module.
+    trace_module: str | None = None
 
     def declared(self) -> dict[str, Any]:
         """What of it can change a run's files: part of the run's key."""

@@ -25,6 +25,7 @@ from rlprobe.capture.dumpfile import DebugFile, mark_partial
 from rlprobe.capture.engine import Engine, Place, Tally, Watch
 from rlprobe.capture.parts import Parts
 from rlprobe.capture.session import CaptureOptions, Session
+from rlprobe.capture.trace.watch import Tracing, unwatched
 from rlprobe.capture.updates import UpdateRecords
 from rlprobe.errors import ConfigError
 
@@ -82,6 +83,7 @@ class Recorder:
         self._described: set[tuple[str, int]] = set()
         self._debug: dict[str, tuple[int, DebugFile]] = {}
         self._optimizer_steps: dict[tuple[str, int], int] = {}
+        self._traces: dict[tuple[str, int], Tracing] = {}
 
     def wants(self, stage: str, step: int) -> bool:
         """Whether the model layers of this stage and step are captured on this rank."""
@@ -130,10 +132,12 @@ class Recorder:
         directory = self.place(stage, step)
         scope = StageScope(self, stage, step, models, self._debug_file(stage, step, directory))
         before = self._digest(stage, step, models)
-        watch = self._engine.watch(Place(stage, step, self.rank, directory, whole), models)
+        place = Place(stage, step, self.rank, directory, whole)
+        watch = self._engine.watch(place, models)
         scope._watch = watch
+        scope._trace = self._tracing(place, models)
         try:
-            with memory.recording(self.session, stage, step, self.rank):
+            with memory.recording(self.session, stage, step, self.rank), scope._traced():
                 yield scope
         except BaseException:
             watch.abort()
@@ -161,6 +165,14 @@ class Recorder:
                 **({"request": scope.request} if scope.request else {}),
             },
         )
+
+    def _tracing(self, place: Place, models: list[nn.Module]) -> Tracing | None:
+        """The operators' trace of a stage and step, over all its entries."""
+        if self.session.capture.trace is None:
+            return None
+        if place.key not in self._traces:
+            self._traces = {place.key: Tracing(place, models, self.session.capture)}
+        return self._traces[place.key]
 
     def place(self, stage: str, step: int) -> Path:
         """``{dump}/{stage}/step{step}/rank{rank}``."""
@@ -238,6 +250,7 @@ class StageScope:
         self._micro_step = 0
         self._rows: dict[int, list[str]] = {}
         self._watch: Watch | None = None
+        self._trace: Tracing | None = None
         self._updates: UpdateRecords | None = None
         if debug is not None:
             options = recorder.session.capture
@@ -246,6 +259,8 @@ class StageScope:
     def micro_step(self, index: int) -> None:
         """A micro-batch begins (in generation: a batch of sequences, whose tokens count from 0)."""
         self._micro_step = index
+        if self._trace is not None:
+            self._trace.micro_step(index)
         if self._watch is not None:
             self._watch.micro_step(index)
 
@@ -269,7 +284,10 @@ class StageScope:
         index = self._micro_step if micro_step is None else micro_step
         root = Path(self._recorder.session.dump)
         samples = self._rows.get(index, [])
-        _, size = key_data.write(root, name, self._step, rank, index, value, samples)
+        if self._trace is not None:
+            self._trace.result(name, value)
+        with self._unwatched():
+            _, size = key_data.write(root, name, self._step, rank, index, value, samples)
         self._recorder._budget.add(size)
 
     def rows(self, samples: list[str], micro_step: int) -> None:
@@ -278,8 +296,11 @@ class StageScope:
 
     def loss(self, name: str, value: Any) -> None:
         """A loss or a part of it (scalar tensor or number), into debug.json."""
+        if self._trace is not None:
+            self._trace.result(name, value)
         if self._updates is not None:
-            self._updates.loss(name, value)
+            with self._unwatched():
+                self._updates.loss(name, value)
 
     def gradients(self, kind: str, optimizer: Any = None) -> None:
         """Statistics of every parameter's gradient now; kind: grad, grad_reduced, grad_clipped.
@@ -288,8 +309,11 @@ class StageScope:
             kind: which they are.
             optimizer: Megatron's, of which the gradients are copies or shards of the model's.
         """
+        if self._trace is not None and kind == "grad_reduced":
+            self._trace.update()
         if self._updates is not None:
-            self._updates.gradients(self._models, kind, optimizer)
+            with self._unwatched():
+                self._updates.gradients(self._models, kind, optimizer)
 
     def gradient_norms(self, optimizer: Any) -> None:
         """Key data ``{role}_grad_norm``: see :func:`rlprobe.capture.updates.group_norms`.
@@ -301,7 +325,24 @@ class StageScope:
         if options.key_data and options.wants_step(self._step):
             number = self._recorder._optimizer_step(self._stage, self._step)
             name = f"{self._recorder.role}{updates.NORMS}"
-            self.key_data(name, updates.group_norms(optimizer), number)
+            with self._unwatched():
+                self.key_data(name, updates.group_norms(optimizer), number)
+
+    @contextlib.contextmanager
+    def _traced(self) -> Iterator[None]:
+        """The operators' trace, where there is one, over the body."""
+        if self._trace is None:
+            yield
+            return
+        self._trace.begin(self._models)
+        try:
+            yield
+        finally:
+            self._trace.end()
+
+    def _unwatched(self) -> contextlib.AbstractContextManager[None]:
+        """Capture's own operators are no part of a trace."""
+        return contextlib.nullcontext() if self._trace is None else unwatched()
 
     def total_norm(self, norm: Any) -> None:
         """Key data ``{role}_total_grad_norm``: the norm that the framework reports of a step.
@@ -311,8 +352,9 @@ class StageScope:
         options = self._recorder.session.capture
         if norm is not None and options.key_data and options.wants_step(self._step):
             number = self._recorder._optimizer_steps.get((self._stage, self._step), 0)
-            value = torch.as_tensor(float(norm), dtype=torch.float64).reshape(1)
-            self.key_data(f"{self._recorder.role}_total{updates.NORMS}", value, number)
+            with self._unwatched():
+                value = torch.as_tensor(float(norm), dtype=torch.float64).reshape(1)
+                self.key_data(f"{self._recorder.role}_total{updates.NORMS}", value, number)
 
     def samples(self, digests: list[str]) -> None:
         """The samples this process works on; on every rank and stage.

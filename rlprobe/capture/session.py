@@ -58,6 +58,11 @@ class CaptureOptions:
     micro_steps: tuple[int, ...] = ()
     #: Bytes of tensors per stage and process; None: no limit.
     tensor_budget: int | None = None
+    #: The operators of one part of the stage: ``module``, ``outputs`` (what surrounds the model:
+    #: log-probs and losses) or ``update`` (reduction, clipping, optimizer); used by refine.
+    trace: str | None = None
+    #: Path of the module, of ``module``.
+    trace_module: str | None = None
     #: Disk each process may fill, in MiB; a stage that has begun is finished. None: no limit.
     budget_mib: int | None = None
     #: Part of it that per-token sketches may take.

@@ -11,7 +11,7 @@ from typing import Any
 from rlprobe.cli.common import write_json
 
 _log = logging.getLogger("rlprobe")
-_PASSES = ("weakened", "tensors", "seeds")
+_PASSES = ("refined", "weakened", "tensors", "seeds")
 #: Further benign runs of the full self-test: no alarm in as many bounds the rate by 4.9 %.
 _SEEDS = 60
 
@@ -45,7 +45,8 @@ def add_parser(subparsers: Any) -> None:
         dest="passes",
         action="append",
         choices=_PASSES,
-        help="besides the first pass (repeatable): weakened (faults at twice the floor), tensors "
+        help="besides the first pass (repeatable): refined (suspects of faults looked at by "
+        "tensors and operators), weakened (faults at twice the floor), tensors "
         "(every case again with tensors kept), seeds (benign changes with other rollouts); "
         "default: all, with --faults: weakened",
     )
@@ -117,5 +118,6 @@ def _passes(args: argparse.Namespace) -> Any:
     return Passes(
         weakened="weakened" in chosen,
         tensors="tensors" in chosen,
+        refined="refined" in chosen,
         seeds=args.runs if "seeds" in chosen else 0,
     )

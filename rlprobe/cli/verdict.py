@@ -23,7 +23,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     path = args.diagnosis / diagnosis.NAME if args.diagnosis.is_dir() else args.diagnosis
-    found = diagnosis.read(path)
+    whole = path.name == diagnosis.NAME and path.parent.name != diagnosis.REFINED
+    found = diagnosis.answer(path.parent) if whole else diagnosis.read(path)
     if args.json is not None:
         write_json(args.json, {"verdict": found.verdict, "sentence": found.sentence})
     # One line: names in it come from dumps, which may hold anything.

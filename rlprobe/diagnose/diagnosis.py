@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -16,6 +16,8 @@ FORMAT = 2
 #: Formats that are read; 1 has no extent, and of a cause neither ``known`` nor ``statement``.
 FORMATS = (1, 2)
 NAME = "diagnosis.json"
+#: Directory, below the results, of what a refinement found.
+REFINED = "refine"
 #: A diagnosis has some kilobytes; anything larger is no diagnosis.
 MAX_BYTES = 64 << 20
 
@@ -57,26 +59,28 @@ class First(msgspec.Struct, frozen=True):
     target: Values
 
 
+#: How a cause is known: seen in the operators that ran, made again by an experiment, the numbers
+#: obey a law that it stands for, or not at all.
+Known = Literal["observed", "reproduced", "consistent", "unknown"]
+OBSERVED: Final = "observed"
+REPRODUCED: Final = "reproduced"
+CONSISTENT: Final = "consistent"
+UNKNOWN: Final = "unknown"
+
+
 class Cause(msgspec.Struct, frozen=True):
-    """The class of what is wrong, how that is known, and why it is said."""
+    """The class of what is wrong, how it is known, what it is in words, and why it is said."""
 
     class_: str = msgspec.field(name="class")
-    #: 0 to 1.
-    confidence: float
+    known: Known
+    statement: str
     evidence: list[str]
-    #: Observed in the operators' trace, reproduced by running the suspect again, only consistent
-    #: with the numbers, or unknown.
-    known: Literal["observed", "reproduced", "consistent", "unknown"] = "consistent"
-    #: The cause in words; by default what its class means.
-    statement: str = ""
 
     def __post_init__(self) -> None:
         if self.class_ not in CAUSES:
             raise ValueError(f"cause class {self.class_!r}; accepted: {', '.join(CAUSES)}")
-        if self.class_ == "unknown":
-            msgspec.structs.force_setattr(self, "known", "unknown")
-        if not self.statement:
-            msgspec.structs.force_setattr(self, "statement", MEANINGS[self.class_])
+        if (self.class_ == UNKNOWN) != (self.known == UNKNOWN):
+            raise ValueError(f"cause class {self.class_!r} that is known as {self.known!r}")
 
 
 class StageResult(msgspec.Struct, frozen=True):
@@ -115,6 +119,16 @@ class Diagnosis(msgspec.Struct, frozen=True):
         return {"format": plain.pop("format"), **plain}
 
 
+def _renew(raw: dict[str, Any]) -> None:
+    """Bring a diagnosis of format 1, whose causes had a confidence, to the present one."""
+    raw["format"] = FORMAT
+    cause = raw.get("cause")
+    if isinstance(cause, dict) and cause.pop("confidence", None) is not None:
+        class_ = cause.get("class")
+        cause["known"] = UNKNOWN if class_ == UNKNOWN else CONSISTENT
+        cause["statement"] = MEANINGS.get(str(class_), "")
+
+
 def read(path: Path) -> Diagnosis:
     """Read a diagnosis.
 
@@ -134,6 +148,26 @@ def read(path: Path) -> Diagnosis:
         raw = msgspec.json.decode(data)
         found = raw.get("format") if isinstance(raw, dict) else None
         formats.check(found, FORMATS, str(path))
+        if found != FORMAT:
+            _renew(raw)
         return msgspec.convert(raw, Diagnosis, str_keys=True)
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
         raise DumpError(f"{path} is not a diagnosis: {error}") from error
+
+
+def answer(directory: Path) -> Diagnosis:
+    """The one answer of a results directory: the refined diagnosis where there is one.
+
+    A refined diagnosis differs from the one it refines in its cause alone; one that differs in
+    anything else is of earlier results.
+
+    Raises:
+        DumpError: as :func:`read`.
+    """
+    found = read(directory / NAME)
+    path = directory / REFINED / NAME
+    if not path.is_file():
+        return found
+    sharper = read(path)
+    same = msgspec.structs.replace(sharper, cause=found.cause, sentence=found.sentence)
+    return sharper if same == found else found

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from rlprobe.diagnose.diagnosis import Cause, First, GateItem, StageResult
+from rlprobe.diagnose.diagnosis import (
+    CONSISTENT,
+    OBSERVED,
+    REPRODUCED,
+    UNKNOWN,
+    Cause,
+    First,
+    GateItem,
+    StageResult,
+)
 from rlprobe.judge.decisive import DENSE, ELEMENTS, NORM, Measure
 from rlprobe.judge.extent import Extent
 from rlprobe.judge.inputs import Plan
@@ -44,6 +53,13 @@ def aligned(
     return text
 
 
+#: How a cause is known, as the sentence begins that says it.
+_KNOWN = {
+    OBSERVED: "Cause, observed",
+    REPRODUCED: "Cause, reproduced",
+    CONSISTENT: "The numbers are consistent with this",
+}
+_UNKNOWN = " Its cause is not known."
 #: What of a record is beyond its floor, where it is not its elements one by one.
 _WORDS = {NORM: "norm", DENSE: "part that all elements share"}
 
@@ -65,12 +81,14 @@ def diverged(
     if measure.error is not None and excess is not None:
         what = "error" if measure.name == ELEMENTS else f"error of the {_WORDS[measure.name]}"
         size = f", {what} {measure.error:.2g}, {_times(excess)} its noise floor"
-    why = (
-        f" Likely cause: {cause.class_.replace('_', ' ')}."
-        if cause.class_ != "unknown"
-        else " Its cause is not known."
-    )
-    return f"{plan.name}: {_sides(plan)} part in {first.stage}, {step}, {where}{size}.{why}"
+    return f"{plan.name}: {_sides(plan)} part in {first.stage}, {step}, {where}{size}.{why(cause)}"
+
+
+def why(cause: Cause) -> str:
+    """What is said of the cause, as the end of the sentence."""
+    if cause.known == UNKNOWN:
+        return _UNKNOWN
+    return f" {_KNOWN[cause.known]}: {cause.statement}."
 
 
 def extent(judged: Extent) -> str:

@@ -18,6 +18,9 @@ Array = npt.NDArray[np.float64]
 _EXPLAINED = 0.98
 #: Share of the error that the places named must hold.
 _HELD = 0.99
+#: Share of elements that must be the benchmark's rounded: values of a shorter format still are
+#: numbers of a longer one.
+_MOSTLY = 0.5
 #: Equal within round-off of another kernel, relative to the largest value.
 _EQUAL = 1e-5
 #: More columns than this are not matched with one another.
@@ -30,9 +33,11 @@ class Look:
 
     #: Relative L2 difference.
     error: float
-    #: A cause class and how sure it is; None where no law explains the difference.
+    #: A cause class; None where no law explains the difference.
     cause: str | None = None
-    confidence: float = 0.0
+    #: The law in words, and the share of the difference's square that it leaves.
+    law: str = ""
+    left: float = 1.0
     evidence: list[str] = field(default_factory=list)
     #: Rows (tokens) that hold the error, ascending; empty: all alike.
     rows: list[int] = field(default_factory=list)
@@ -40,11 +45,11 @@ class Look:
     channels: list[int] = field(default_factory=list)
     tokens: int = 0
 
-    def say(self, cause: str | None, confidence: float, said: str) -> None:
+    def say(self, cause: str | None, left: float, said: str) -> None:
         """Add evidence; the first law that explains the difference names the cause."""
         self.evidence.append(said)
         if self.cause is None and cause is not None:
-            self.cause, self.confidence = cause, confidence
+            self.cause, self.left, self.law = cause, left, said
 
 
 def look(benchmark: npt.NDArray[np.generic], target: npt.NDArray[np.generic]) -> Look:
@@ -64,7 +69,7 @@ def look(benchmark: npt.NDArray[np.generic], target: npt.NDArray[np.generic]) ->
         found.rows = [int(i) for i in places]
         wrong = int(np.count_nonzero(np.isfinite(b) & ~np.isfinite(t)))
         found.say(
-            "nonfinite", 0.95,
+            "nonfinite", 0.0,
             f"{wrong} elements are not finite on the target alone, first in row {places[0]}",
         )  # fmt: skip
         return found
@@ -108,9 +113,9 @@ def _rounded(found: Look, b: Array, t: Array) -> None:
     for (name, of_b), (_, of_t) in zip(coarse(b), coarse(t), strict=True):
         if np.mean(of_b == b) > 0.5:
             continue  # the benchmark's own format
-        if np.array_equal(of_t, t):
+        if np.array_equal(of_t, t) and np.mean(of_b == t) > _MOSTLY:
             found.say(
-                "rounding_order", 0.97,
+                "rounding_order", 0.0,
                 f"every element of the target is a {name} number, and {np.mean(of_b == t):.1%} are "
                 f"the benchmark's element rounded to {name}",
             )  # fmt: skip
@@ -118,7 +123,7 @@ def _rounded(found: Look, b: Array, t: Array) -> None:
         share = _explained(t - b, of_b - b)
         if share > _EXPLAINED:
             found.say(
-                "rounding_order", 0.95,
+                "rounding_order", 1.0 - share,
                 f"rounding the benchmark's elements to {name} explains {share:.2%} of the "
                 "difference",
             )  # fmt: skip
@@ -130,7 +135,7 @@ def _scaled(found: Look, b: Array, d: Array) -> None:
     share = _explained(d, factor * b)
     if share > _EXPLAINED:
         found.say(
-            "constant_factor", 0.95,
+            "constant_factor", 1.0 - share,
             f"the target is {1 + factor:.7g} times the benchmark: that explains {share:.2%} of the "
             "difference",
         )  # fmt: skip
@@ -148,10 +153,10 @@ def _moved(found: Look, b: Array, t: Array) -> None:
         if order is not None:
             moved = int(np.count_nonzero(order != np.arange(len(order))))
             cause = "layout" if name == "channels" else "row_order"
-            found.say(cause, 0.97, f"{moved} of {len(order)} {name} stand in other places: "
+            found.say(cause, 0.0, f"{moved} of {len(order)} {name} stand in other places: "
                       f"{_described(order)}")  # fmt: skip
             return
-    found.say("layout", 0.9, "the target holds the benchmark's numbers in other places")
+    found.say("layout", 0.0, "the target holds the benchmark's numbers in other places")
 
 
 def _order(one: Array, other: Array, tolerance: float) -> npt.NDArray[np.int64] | None:
@@ -190,9 +195,9 @@ def _by_row(found: Look, b: Array, d: Array) -> None:
     if found.cause is None and share > _EXPLAINED and b.shape[1] > 1:
         low, high = 1 + factors.min(), 1 + factors.max()
         found.say(
-            "hyperparameter", 0.9,
+            None, 1.0,
             f"each token is multiplied by a factor of its own, {low:.6g} to {high:.6g}: that "
-            f"explains {share:.2%} of the difference (a norm's epsilon or mean square)",
+            f"explains {share:.2%} of the difference",
         )  # fmt: skip
 
 
@@ -202,7 +207,7 @@ def _added(found: Look, b: Array, d: Array) -> None:
     share = _explained(d, np.broadcast_to(vector, d.shape))
     if found.cause is None and share > _EXPLAINED and len(b) > 1:
         found.say(
-            None, 0.0,
+            None, 1.0,
             f"the same vector (norm {np.linalg.norm(vector):.4g}) is added to every token: that "
             f"explains {share:.2%} of the difference: a bias left out or added twice",
         )  # fmt: skip

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from rlprobe.diagnose.diagnosis import Cause, Diagnosis
+from rlprobe.diagnose import sentence
+from rlprobe.diagnose.diagnosis import OBSERVED, REPRODUCED, Cause, Diagnosis
 from rlprobe.dumps.tensors import source
 from rlprobe.dumps.tensors.dtypes import numbers
 from rlprobe.dumps.tensors.places import places
@@ -18,20 +19,28 @@ from rlprobe.dumps.tensors.tensorfile import TensorFileError
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
 from rlprobe.judge.inputs import Results
+from rlprobe.refine import experiments, trace
 from rlprobe.refine.look import Look, look
+from rlprobe.refine.observe import Observed, observe
 from rlprobe.refine.suspects import Plan
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.spec import Suspects
 from rlprobe.store.read import Run
 
 NAME = "refined.json"
-FORMAT = 1
-#: A fit to the tensors overrules what sketches suggest from this confidence on.
-_SURE = 0.9
+FORMAT = 2
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A cause that the operators' trace or an experiment shows."""
+
+    cause: str
+    statement: str
+    evidence: list[str]
 
 
 class Refined(msgspec.Struct, frozen=True):
-    """What the tensors of the suspects say."""
+    """What a closer look at the suspects shows."""
 
     #: Keys of the runs that were diagnosed, and of those that kept tensors.
     benchmark: str
@@ -46,19 +55,26 @@ class Refined(msgspec.Struct, frozen=True):
     left_out: int
     bytes: int
     error: float | None
+    #: The law that the tensors obey, in words, its class, and what of the error it leaves.
     cause: str | None
-    confidence: float
+    law: str
+    left: float
     evidence: list[str]
     #: Rows (tokens of the micro-batch) and channels that hold the difference; empty: all alike.
     tokens: list[int]
     channels: list[int]
     #: The same for every suspect record with tensors on both sides.
     records: list[dict[str, Any]]
+    #: From the traces of operators, and from running the suspect again.
+    observed: Seen | None = None
+    tried: Seen | None = None
+    #: Operators compared, on either side.
+    operators: list[int] = []
     format: int = FORMAT
 
 
 def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refined:
-    """Look at the suspects' tensors.
+    """Look at the suspects' tensors and operators.
 
     Args:
         plan: what was diagnosed.
@@ -66,7 +82,7 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
         benchmark, target: the runs that kept tensors, of the same store as those diagnosed.
 
     Raises:
-        DumpError: the record in question has no tensor on both sides.
+        DumpError: a file is damaged, or there is neither a tensor nor a trace on both sides.
         StoreError: a run is damaged.
     """
     sides = [_Side(run, suspects) for run in (benchmark, target)]
@@ -74,7 +90,10 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
     shown = []
     judged: Look | None = None
     for name in names:
-        found = look(*(side.array(name) for side in sides))
+        arrays = [side.array(name) for side in sides]
+        if arrays[0].shape != arrays[1].shape:
+            continue  # the comparison says so already
+        found = look(*arrays)
         shown.append({
             "record": name, "error": _plain(found.error), "cause": found.cause,
             "evidence": found.evidence,
@@ -83,14 +102,16 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
             judged = found
     kept = sum(len(side.named) for side in sides)
     left_out = sum(side.left_out for side in sides)
-    if judged is None:
+    watched = _observed(sides)
+    if judged is None and watched is None:
         raise DumpError(
             f"{suspects.stage}: {suspects.record} was kept on "
             f"{sum(suspects.record in s.named for s in sides)} of 2 sides; {left_out} tensors did "
             f"not fit into {suspects.budget_mib} MiB: raise --budget-mib"
         )
+    judged = judged or Look(math.nan)
     repeated = all(
-        _numbers(run, suspects) == _numbers(Run.open(run.store, key), suspects)
+        _repeats(run, Run.open(run.store, key), suspects)
         for run, key in ((benchmark, plan.benchmark), (target, plan.target))
     )
     if not repeated:
@@ -109,26 +130,68 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
         bytes=sum(side.bytes for side in sides),
         error=_plain(judged.error),
         cause=judged.cause,
-        confidence=judged.confidence,
+        law=judged.law,
+        left=judged.left,
         evidence=judged.evidence,
         tokens=judged.rows,
         channels=judged.channels,
         records=shown,
+        observed=None if watched is None else _seen(watched, sides, suspects),
+        tried=_tried(sides),
+        operators=[] if watched is None else list(watched.operators),
     )
 
 
-def _numbers(run: Run, suspects: Suspects) -> list[tuple[float, ...]]:
-    """The record's statistics in a run."""
+def _observed(sides: list[_Side]) -> Observed | None:
+    """What the traces show; None where either side has none."""
+    traces = [side.trace for side in sides]
+    if traces[0] is None or traces[1] is None:
+        return None
+    return observe(traces[0], traces[1])
+
+
+def _seen(watched: Observed, sides: list[_Side], suspects: Suspects) -> Seen | None:
+    first = watched.first
+    counts = " and ".join(map(str, watched.operators))
+    if first is None:
+        said = f"of {counts} operators traced on benchmark and target, none differs by itself"
+        return Seen("unknown", "", [said])
+    where = f" in {suspects.trace_module}" if suspects.trace_module else ""
+    others = [d.said for d in watched.differences if d is not first]
+    evidence = [
+        f"the traces of {counts} operators (benchmark and target){where} part at: {first.said}",
+        *(f"the traces also differ in: {said}" for said in others),
+    ]
+    return Seen(first.cause, f"{first.said}{where}", evidence)
+
+
+def _tried(sides: list[_Side]) -> Seen | None:
+    traces = [side.trace for side in sides]
+    if any(t is None or t.again is None for t in traces):
+        return None
+    found = experiments.judge(*(side.experiment() for side in sides))
+    return Seen(found.cause or "unknown", found.statement, found.evidence)
+
+
+def _repeats(run: Run, diagnosed: Run, suspects: Suspects) -> bool:
+    """Whether every record that a refining run has is as in the run that was diagnosed."""
+    again, before = (_numbers(each, suspects) for each in (run, diagnosed))
+    both = again.join(before, on=["name", "order_in_name"], suffix="_before")
+    same = [pl.col(n).eq_missing(pl.col(f"{n}_before")) for n in _STATISTICS]
+    return both.height > 0 and both.filter(~pl.all_horizontal(same)).is_empty()
+
+
+_STATISTICS = ("max", "min", "mean", "norm")
+
+
+def _numbers(run: Run, suspects: Suspects) -> pl.DataFrame:
+    """The stage's statistics in a run, by record."""
     return (
         pl.scan_parquet(run.records(suspects.stage))
-        .filter(
-            (pl.col("step") == suspects.step)
-            & (pl.col("rank") == suspects.rank)
-            & (pl.col("name") == suspects.record)
-        )
-        .select("max", "min", "mean", "norm")
+        .filter((pl.col("step") == suspects.step) & (pl.col("rank") == suspects.rank))
+        .select("name", *_STATISTICS)
+        .with_columns(order_in_name=pl.int_range(pl.len()).over("name"))
         .collect()
-        .rows()
     )
 
 
@@ -152,6 +215,9 @@ class _Side:
         found = places(run.path, f"{suspects.stage}/step{suspects.step}/rank{suspects.rank}")
         self.bytes = sum(place.size for place in found.values())
         self._source = source.in_store(found)
+        directory = run.path / "dump" / suspects.stage
+        directory = directory / f"step{suspects.step}" / f"rank{suspects.rank}"
+        self.trace = trace.read(directory / trace.NAME)
         # a module is called once a micro-batch
         wanted = table.filter(
             pl.col("module").is_not_null()
@@ -167,12 +233,29 @@ class _Side:
         Raises:
             DumpError: its file is damaged.
         """
-        data, shape = self.named[name]
+        return self._read(*self.named[name])
+
+    def _read(self, data: str, shape: list[int]) -> np.ndarray[Any, Any]:
         try:
             tensor = self._source.open(data, shape)
         except TensorFileError as error:
             raise DumpError(f"{self._run.path}: {data}: {error}") from error
         return numbers(tensor.view().reshape(-1), tensor.dtype, True).reshape(tensor.shape)
+
+    def experiment(self) -> experiments.Side:
+        """What running the suspect again left, of its first output."""
+        assert self.trace is not None
+        again = self.trace.again
+        wide = again.wide_data if again is not None else []
+        outputs = self.trace.outputs
+        return experiments.Side(
+            again,
+            self._kept(outputs[0].data, outputs[0].shape) if outputs else None,
+            self._kept(wide[0], again.wide[0].shape) if again and wide else None,
+        )
+
+    def _kept(self, data: str | None, shape: list[int]) -> np.ndarray[Any, Any] | None:
+        return None if data is None else self._read(data, shape)
 
 
 def write(directory: Path, refined: Refined) -> Path:
@@ -193,9 +276,12 @@ def read(directory: Path) -> Refined | None:
     if not path.is_file():
         return None
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Refined)
+        found = msgspec.json.decode(path.read_bytes(), type=Refined)
     except (OSError, msgspec.MsgspecError, RecursionError) as error:
         raise DumpError(f"{path} is not readable: {error}; refine again") from error
+    if found.format != FORMAT:
+        raise DumpError(f"{path} has format {found.format}; this rlprobe reads {FORMAT}")
+    return found
 
 
 def sharpened(directory: Path, diagnosis: Diagnosis) -> Diagnosis:
@@ -212,21 +298,53 @@ def sharpened(directory: Path, diagnosis: Diagnosis) -> Diagnosis:
 
 
 def sharpen(diagnosis: Diagnosis, refined: Refined, keys: tuple[str, str]) -> Diagnosis:
-    """The diagnosis with what the tensors say, if they are of the runs that were diagnosed.
+    """The diagnosis with what the closer look shows, if it is of the runs that were diagnosed.
 
-    A law that explains the whole difference overrules the class that sketches suggest; anything
-    else adds evidence.
+    What was observed or reproduced takes the place of what statistics are consistent with; all
+    else is evidence.
     """
     cause, first = diagnosis.cause, diagnosis.first
     if cause is None or first is None or (refined.benchmark, refined.target) != keys:
         return diagnosis
     if first.stage != refined.stage:
         return diagnosis
-    said = [f"tensors of {refined.record}: {line}" for line in refined.evidence]
-    if refined.cause is not None and refined.confidence >= _SURE and refined.repeated:
-        same = refined.cause == cause.class_
-        confidence = max(refined.confidence, cause.confidence) if same else refined.confidence
-        cause = Cause(refined.cause, confidence, [*cause.evidence, *said])
-    else:
-        cause = Cause(cause.class_, cause.confidence, [*cause.evidence, *said])
-    return msgspec.structs.replace(diagnosis, cause=cause)
+    evidence = list(cause.evidence)
+    for seen in (refined.observed, refined.tried):
+        evidence += [] if seen is None else seen.evidence
+    evidence += [f"tensors of {refined.record}: {line}" for line in refined.evidence]
+    found = _decided(cause, refined, _floor(diagnosis))
+    sharper = msgspec.structs.replace(found, evidence=evidence)
+    text = diagnosis.sentence.removesuffix(sentence.why(cause)) + sentence.why(sharper)
+    return msgspec.structs.replace(diagnosis, cause=sharper, sentence=text)
+
+
+#: Observed, but no more than that operators differ: a law that the numbers obey says more.
+_VAGUE = "implementation"
+
+
+def _decided(cause: Cause, refined: Refined, floor: float | None) -> Cause:
+    """The best known cause, without its evidence."""
+    if not refined.repeated:
+        return cause
+    observed, tried = refined.observed, refined.tried
+    if tried is not None and tried.cause == "nondeterministic":
+        return Cause(tried.cause, REPRODUCED, tried.statement, [])
+    if observed is not None and observed.cause not in ("unknown", _VAGUE):
+        return Cause(observed.cause, OBSERVED, observed.statement, [])
+    if refined.cause is not None and refined.error is not None and floor is not None:
+        left = math.sqrt(max(refined.left, 0.0)) * refined.error / floor if floor else 0.0
+        if left <= 1.0 or refined.left == 0.0:
+            said = f"{refined.law}; {left:.2g} of the noise floor is left"
+            return Cause(refined.cause, REPRODUCED, said, [])
+    if cause.class_ != "unknown":
+        return cause
+    if observed is not None and observed.cause == _VAGUE:
+        return Cause(observed.cause, OBSERVED, observed.statement, [])
+    if tried is not None and tried.cause != "unknown":
+        return Cause(tried.cause, REPRODUCED, tried.statement, [])
+    return cause
+
+
+def _floor(diagnosis: Diagnosis) -> float | None:
+    floor = diagnosis.noise.get("first", {}).get("floor")
+    return float(floor) if isinstance(floor, (int, float)) else None

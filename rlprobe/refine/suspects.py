@@ -56,12 +56,8 @@ def find(directory: Path, budget_mib: int) -> Plan:
         return nothing("no stage parts: there is nothing to look at again")
     origin = parted.origin
     late = (origin.row.get("phase") or 0) >= execution.GRADIENTS
-    modules = [] if late else _modules(parted)
-    if not modules:
-        return nothing(
-            f"{parted.stage.name} parts in the {origin.operator}, and no module is suspect: "
-            "gradients, changes of parameters and key data say all there is"
-        )
+    kind = _traced(parted, late)
+    modules = _nearest(parted) if late else _modules(parted) or _nearest(parted)
     passage = origin.row.get("passage")
     micro_steps = (int(passage),) if isinstance(passage, int) else ()
     return Plan(
@@ -74,6 +70,8 @@ def find(directory: Path, budget_mib: int) -> Plan:
             record=_watched(parted),
             samples=_samples(benchmark, parted, step.number, micro_steps),
             budget_mib=budget_mib,
+            trace=kind,
+            trace_module=origin.module if kind == "module" else None,
         ),
         benchmark.key,
         target.key,
@@ -106,6 +104,27 @@ def read(directory: Path) -> Plan:
     if plan.format != FORMAT:
         raise DumpError(f"{path} has format {plan.format}; this rlprobe reads {FORMAT}")
     return plan
+
+
+def _nearest(parted: Finding) -> list[str]:
+    """Where no module is suspect: the one whose record parts, or the last that ran.
+
+    Its records tell whether the refining runs repeat the diagnosed ones.
+    """
+    assert parted.origin is not None
+    shown = parted.origin.row.get("module")
+    known = parted.stage.rows.get_column("module").drop_nulls()
+    if shown not in known:
+        shown = known[-1] if len(known) else None
+    return [] if shown is None else [str(shown)]
+
+
+def _traced(parted: Finding, late: bool) -> str:
+    """Whose operators are to be traced: the suspect module's, or what surrounds the model."""
+    assert parted.origin is not None
+    if late:
+        return "update"
+    return "module" if parted.origin.module is not None else "outputs"
 
 
 def _watched(parted: Finding) -> str:

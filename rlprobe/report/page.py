@@ -44,7 +44,7 @@ def write(directory: Path, *, texts: bool = True) -> Path:
         DumpError, StoreError: a file or run is missing or damaged.
     """
     results = Results.open(directory)
-    found = diagnosis.read(directory / diagnosis.NAME)
+    found = diagnosis.answer(directory)
     benchmark, target = require(results, BENCHMARK), require(results, TARGET)
     step = tables.read(results, found.judged)
     content = gather(results, found, step, benchmark, target, texts=texts)

@@ -208,6 +208,8 @@ def _kept(suspects: Suspects | None) -> dict[str, Any]:
         "tensors": True,
         "micro_steps": suspects.micro_steps,
         "tensor_budget": suspects.budget_mib << 20,
+        "trace": suspects.trace,
+        "trace_module": suspects.trace_module,
     }
 
 

@@ -31,17 +31,22 @@ from rlprobe.files import replace_text
 from rlprobe.judge import tables
 from rlprobe.judge.inputs import NAME as PLAN
 from rlprobe.judge.inputs import Results
+from rlprobe.refine import refined, suspects
 from rlprobe.roles import BENCHMARK, REPEAT, TARGET
 from rlprobe.rollouts import hdf5
 from rlprobe.rollouts.model import Ragged
 from rlprobe.runs.jobs import Jobs
 from rlprobe.runs.launch import Start, launch
 from rlprobe.runs.plan import pairs, plan
+from rlprobe.runs.suspects import refining
 from rlprobe.selftest import alignments, stamp
 from rlprobe.selftest.catalogue import Case
 from rlprobe.spec import RunSpec
+from rlprobe.store.read import Run
 
 _log = logging.getLogger(__name__)
+#: Tensors that a refining run of the tiny model may write.
+_BUDGET_MIB = 64
 
 
 @dataclass(frozen=True)
@@ -183,6 +188,40 @@ class Pipeline:
             found = self._diagnosed(jobs, repeat, directory)
             stamp.write(directory, made_from)
         return Judged(found, directory, time.monotonic() - began)
+
+    def refine(self, trial: Trial, judged: Judged) -> Judged:
+        """Look at the suspects of a divergence, as the workflow does after it.
+
+        Raises:
+            RunError: a refining run failed.
+            DumpError, StoreError: what it left is damaged.
+        """
+        if judged.diagnosis.verdict != diagnosis.DIVERGED:
+            return judged
+        began = time.monotonic()
+        directory = judged.directory
+        if not (directory / diagnosis.REFINED / diagnosis.NAME).is_file():
+            self._look_again(trial, judged)
+        seconds = judged.seconds + time.monotonic() - began
+        return Judged(diagnosis.answer(directory), directory, seconds)
+
+    def _look_again(self, trial: Trial, judged: Judged) -> None:
+        directory = judged.directory
+        plan_of = suspects.find(directory, _BUDGET_MIB)
+        suspects.write(directory, plan_of)
+        if plan_of.suspects is None:
+            return
+        specs = refining(self._jobs(trial).alignment, plan_of.suspects)
+        specs[TARGET] = dataclasses.replace(specs[TARGET], fault_strength=trial.strength)
+        store = self._store.absolute()
+        sides = [
+            Run.open(store, launch(spec, self._store, start=self._start).parent.name)
+            for spec in specs.values()
+        ]
+        refined.write(directory, refined.refine(plan_of, plan_of.suspects, *sides))
+        sharper = refined.sharpened(directory, judged.diagnosis)
+        text = json.dumps(sharper.as_dict(), indent=1)
+        (directory / diagnosis.REFINED / diagnosis.NAME).write_text(text, encoding="utf-8")
 
     def _diagnosed(self, jobs: Jobs, repeat: Path, directory: Path) -> Diagnosis:
         shutil.rmtree(directory, ignore_errors=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +34,8 @@ class Result:
     error: str = ""
     weakened: Weaker | None = None
     tensors: Found | None = None
+    #: What the first pass's diagnosis became when its suspects were looked at.
+    refined: Found | None = None
     #: A benign change with other rollouts: seed -> found.
     seeds: dict[int, Found] = field(default_factory=dict)
 
@@ -66,6 +70,8 @@ class Result:
                 "found": self.tensors.as_dict(),
                 "ratio": _plain(self.tensors.ratio),
             }
+        if self.refined is not None:
+            row["refined"] = {"found": self.refined.as_dict()}
         if self.seeds:
             row["seeds"] = [
                 {"seed": seed, "found": found.as_dict(), "ratio": _plain(found.ratio)}
@@ -79,6 +85,19 @@ def _plain(value: float | None) -> float | str | None:
     return value if value is None or math.isfinite(value) else str(value)
 
 
+#: A class that is named and is none of those declared.
+WRONG = "wrong class asserted"
+
+
+def _known(found: Iterable[tuple[Result, Found]]) -> dict[str, int]:
+    """How causes are known, and the wrong ones among them."""
+    counts = Counter({WRONG: 0})
+    for result, each in found:
+        counts[each.known or "none"] += 1
+        counts[WRONG] += result.right(each).asserted_wrongly
+    return dict(counts)
+
+
 @dataclass(frozen=True)
 class Scores:
     """The tallies of all passes."""
@@ -86,6 +105,9 @@ class Scores:
     full: Tally
     weakened: Tally
     tensors: Tally
+    refined: Tally
+    #: Pass -> how the causes of faults are known, and how many asserted classes are wrong.
+    known: dict[str, dict[str, int]]
     not_scalable: dict[str, str]
     alarms: int
     #: Benign runs that were judged, and those that failed.
@@ -107,6 +129,14 @@ class Scores:
                 r.right(r.weakened.found) for r in faults if r.weakened and r.weakened.found
             ),
             tensors=Tally.of(r.right(r.tensors) for r in faults if r.tensors),
+            refined=Tally.of(r.right(r.refined) for r in faults if r.refined),
+            known={
+                "full strength": _known((r, r.full) for r in faults),
+                "refined": _known((r, r.refined) for r in faults if r.refined),
+                "twice the floor": _known(
+                    (r, r.weakened.found) for r in faults if r.weakened and r.weakened.found
+                ),
+            },
             not_scalable={
                 r.case.name: r.weakened.reason
                 for r in faults
@@ -125,6 +155,7 @@ class Scores:
                 ("full strength", self.full),
                 ("weakened", self.weakened),
                 ("tensors", self.tensors),
+                ("refined", self.refined),
             )
             for line in tally.shortfalls()
         ]

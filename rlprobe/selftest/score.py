@@ -25,6 +25,8 @@ class Found:
     stage: str | None = None
     module: str | None = None
     cause: str | None = None
+    #: How the cause is known.
+    known: str | None = None
     #: The origin record's error over its floor; the largest of all judged where nothing parts.
     ratio: float | None = None
 
@@ -36,6 +38,7 @@ class Found:
             stage=first.stage if first else None,
             module=first.module if first else None,
             cause=cause.class_ if cause else None,
+            known=cause.known if cause else None,
             ratio=ratio,
         )
 
@@ -45,6 +48,7 @@ class Found:
             "stage": self.stage,
             "module": self.module,
             "cause": self.cause,
+            "known": self.known,
         }
 
 
@@ -67,6 +71,8 @@ class Right:
     stage: bool
     module: bool
     cause: bool
+    #: A class is named, and it is none of those declared.
+    asserted_wrongly: bool = False
 
     @classmethod
     def of(cls, declared: Declaration, found: Found) -> Right:
@@ -76,6 +82,7 @@ class Right:
             stage=verdict and found.stage == declared.stage,
             module=verdict and found.stage == declared.stage and found.module == declared.module,
             cause=verdict and found.cause in declared.cause,
+            asserted_wrongly=found.cause not in (None, "unknown", *declared.cause),
         )
 
 

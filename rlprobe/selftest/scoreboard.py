@@ -47,6 +47,8 @@ def line(result: Result) -> str:
     said = [_short(result.right(result.full))]
     if result.weakened is not None:
         said.append(f"twice the floor {_weakened(result)}")
+    if result.refined is not None:
+        said.append(f"refined {_short(result.right(result.refined))} ({result.refined.known})")
     if result.tensors is not None:
         said.append(f"tensors {_short(result.right(result.tensors))}")
     return ", ".join(said)
@@ -131,9 +133,14 @@ def _totals(scores: Scores, seconds: float) -> list[str]:
         ("full strength", scores.full),
         ("twice the floor", scores.weakened),
         ("tensors", scores.tensors),
+        ("refined", scores.refined),
     ):
         if tally.total:
             lines.append(f"{name}: {_line(tally)}")
+    for name, known in scores.known.items():
+        if sum(known.values()):
+            counts = ", ".join(f"{what} {count}" for what, count in sorted(known.items()))
+            lines.append(f"how causes are known, {name}: {counts}")
     if scores.not_scalable:
         lines.append(
             f"not scalable: {len(scores.not_scalable)} ("
@@ -168,6 +175,7 @@ def _misses(result: Result) -> list[str]:
         ("", result.full),
         (" at twice the floor", result.weakened.found if result.weakened else None),
         (" with tensors", result.tensors),
+        (" refined", result.refined),
         *((f" with seed {seed}", found) for seed, found in sorted(result.seeds.items())),
     ]
     told = _alarm if result.is_benign else _miss
@@ -203,7 +211,8 @@ def _alarm(result: Result, found: Found) -> str:
 
 
 def _told(found: Found) -> str:
-    return f"{found.verdict}, {found.stage}, {found.module}, {found.cause}"
+    said = f"{found.verdict}, {found.stage}, {found.module}, {found.cause}"
+    return said if found.known is None else f"{said} ({found.known})"
 
 
 def _last(error: str) -> str:

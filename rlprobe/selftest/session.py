@@ -33,6 +33,8 @@ class Passes:
 
     weakened: bool = True
     tensors: bool = False
+    #: Look at the suspects of what diverged, as the workflow does.
+    refined: bool = False
     #: Further benign runs in all, spread over the benign changes.
     seeds: int = 0
 
@@ -144,6 +146,8 @@ class _Work:
             result.weakened = self._weakened(result, judged)
         if self._passes.tensors:
             result.tensors = _found(self._judge(Trial(case, tensors=True))[0])
+        if self._passes.refined and not case.declared.is_benign:
+            result.refined = self._refined(Trial(case), judged)
         self._done += 1
         _log.info("%d of %d: %s: %s", self._done, self._total, case.name, line(result))
         return result
@@ -155,6 +159,15 @@ class _Work:
             except RlprobeError as error:
                 _log.warning("%s: %s", trial.name, error)
                 return None, str(error)
+
+    def _refined(self, trial: Trial, judged: Judged | None) -> Found:
+        if judged is None:
+            return Found(FAILED)
+        try:
+            return _found(self._pipeline.refine(trial, judged))
+        except RlprobeError as error:
+            _log.warning("%s: refining: %s", trial.name, error)
+            return Found(FAILED)
 
     def _weakened(self, result: Result, full: Judged | None) -> Weaker:
         """Weaken a fault, if it was located at full strength; a miss there is a miss here."""

@@ -32,7 +32,7 @@ LAWS: dict[str, Law] = {
     ),
     "channels moved round": (lambda: np.roll(B, 8, -1), "layout", "moved round by 56"),
     "rows": (lambda: B[:, ::-1], "row_order", "50 of 50 rows"),
-    "norm": (lambda: B * (1 + 0.01 * RANDOM.random((1, 50, 1))), "hyperparameter", "factor of its"),
+    "norm": (lambda: B * (1 + 0.01 * RANDOM.random((1, 50, 1))), None, "factor of its"),
     "bias": (lambda: B + 0.1 * RANDOM.standard_normal(64), None, "the same vector"),
     "one token": (lambda: B + (np.arange(50) == 7)[None, :, None], None, "1 of 50 tokens hold"),
     "last tokens": (lambda: B + (np.arange(50) >= 40)[None, :, None] * RANDOM.standard_normal(

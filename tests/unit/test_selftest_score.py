@@ -158,6 +158,7 @@ def test_the_file_says_what_was_expected_and_found() -> None:
             "stage": "actor_update",
             "module": MODULE,
             "cause": "layout",
+            "known": None,
         },
         "ratio": "inf",
         "seconds": 1.0,

@@ -23,7 +23,7 @@ from torch import Tensor
 #: graph that leads out of the module (a tensor kept from before) gets there.
 MAX_NODES = 20_000
 #: Number of a leaf's node (AccumulateGrad), which is older than everything that uses it.
-_LEAF = (1 << 64) - 1
+LEAF = (1 << 64) - 1
 
 #: ``(node, output index)``: what autograd calls the gradient edge of a tensor.
 Edge = tuple[Any, int]
@@ -107,7 +107,7 @@ class Graph:
             if number < first:
                 older.append(node)
                 continue
-            if number == _LEAF:
+            if number == LEAF:
                 continue
             inside.append(node)
             through = exits.get(node)

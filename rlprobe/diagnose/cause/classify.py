@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlprobe.diagnose.cause import clipped, gradients, modules, results
+from rlprobe.diagnose.cause.found import Found
 from rlprobe.diagnose.cause.shape import Shape, of
-from rlprobe.diagnose.diagnosis import Cause
+from rlprobe.diagnose.diagnosis import CONSISTENT, OBSERVED, UNKNOWN, Cause, Known
 from rlprobe.diagnose.gate.evidence import Shut
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.analysis import OUTCOME, Finding, Step
@@ -61,16 +62,19 @@ def classify(
         raise ValueError("a stage that does not part has no cause")
     scene = Scene(step, finding, finding.origin, of(finding.origin.row), world_size, profile)
     found = _numbers(scene) or _by_kind(scene)
-    name, confidence, said = found
-    return Cause(name, confidence, [finding.origin.reason, *said])
+    known: Known = UNKNOWN if found.cause == UNKNOWN else CONSISTENT
+    statement = NOTHING if known == UNKNOWN else found.said[-1]
+    evidence = dict.fromkeys([finding.origin.reason, *found.said])
+    return Cause(found.cause, known, statement, list(evidence))
 
 
 def of_gate(shut: Shut) -> Cause:
     """What shut the gate, as a cause."""
-    return Cause(shut.cause, 0.95, shut.evidence)
+    return Cause(shut.cause, OBSERVED, shut.evidence[0] if shut.evidence else "", shut.evidence)
 
 
-Found = tuple[str, float, list[str]]
+#: What is said where no law holds.
+NOTHING = "no law that is known of explains the difference"
 
 
 def _numbers(scene: Scene) -> Found | None:
@@ -84,23 +88,18 @@ def _numbers(scene: Scene) -> Found | None:
     if len(stopped) == 1 and not _is_mask(row):
         limit = sides[stopped[0]]
         other = sides["target" if stopped[0] == "benchmark" else "benchmark"]
-        return "saturation", 0.9, [
+        return Found("saturation", [
             f"the {stopped[0]} stops at {limit:g}, the largest {_LARGEST[limit]}; the other side "
             f"has {other:g}"
-        ]  # fmt: skip
+        ])  # fmt: skip
     if row.get("status") == "nonfinite":
-        return (
-            "nonfinite",
-            0.95,
-            []
-            if scene.origin.kind == OUTCOME  # how many values, its reason says
-            else [
-                f"the {row.get('reason')} is not finite at {row['name']}; everything before it is"
-            ],
-        )
+        said = f"the {row.get('reason')} is not finite at {row['name']}; everything before it is"
+        # of a result of the stage, how many values are not is said where it was found
+        whole = scene.origin.kind == OUTCOME
+        return Found("nonfinite", [scene.origin.reason if whole else said])
     inside = scene.origin.kind in (kinds.MODULE, kinds.GLUE) and not _is_mask(row)
     cut = clipped.said(row) if inside and not scene.shape.scaled else None
-    return None if cut is None else ("saturation", 0.85, [cut])
+    return None if cut is None else Found("saturation", [cut])
 
 
 def _is_mask(row: dict[str, Any]) -> bool:

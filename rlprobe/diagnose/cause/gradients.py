@@ -10,34 +10,29 @@ from typing import Any
 import polars as pl
 
 from rlprobe.diagnose.cause import repeated
+from rlprobe.diagnose.cause.found import Found, unknown
 from rlprobe.diagnose.cause.shape import Shape, of, times
 from rlprobe.judge import execution
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.analysis import Finding
 from rlprobe.judge.origin import Origin
 
-Found = tuple[str, float, list[str]]
-
 
 def backward(finding: Finding, shape: Shape, row: dict[str, Any]) -> Found:
     """The cause where a gradient of activations parts first, within a module."""
     if shape.factor == 0:
-        return "unknown", 0.5, ["the gradient is 0 on the target: it is not computed, or lost"]
+        return unknown("the gradient is 0 on the target")
     if shape.factor is not None and repeated.factors(finding, row) is not None:
-        return (
-            "constant_factor",
-            0.85,
-            [f"the gradient is {times(shape.factor)} times the benchmark's"],
-        )
+        said = f"the gradient is {times(shape.factor)} times the benchmark's"
+        return Found("constant_factor", [said])
     if shape.permuted:
-        return "layout", 0.7, ["the gradient has the benchmark's values in other places"]
-    if shape.rounded_to is not None:
-        return (
-            "rounding_order",
-            0.6,
-            [shape.said_rounding()],
-        )
-    return "unknown", 0.3, [f"an error of {shape.error:.2g} in {row['name']}"]
+        return Found("layout", [
+            "max, min and norm of the gradient are equal and its elements differ by "
+            f"{shape.error:.2g}: as where the same numbers stand in other places"
+        ])  # fmt: skip
+    if shape.rounded_to is not None and repeated.rounds(finding, row):
+        return Found("rounding_order", [shape.said_rounding()])
+    return unknown(f"an error of {shape.error:.2g} in {row['name']}")
 
 
 def accumulated(finding: Finding, origin: Origin, shape: Shape, world_size: int) -> Found:
@@ -50,81 +45,105 @@ def accumulated(finding: Finding, origin: Origin, shape: Shape, world_size: int)
     )
     common = common_factor(rows)
     if origin.kind == kinds.CLIPPING:
-        apart = _rank_factors(finding, origin) if world_size > 1 else None
-        if apart is not None:
-            return "reduction", 0.8, [
-                f"gradients after clipping are {apart[0]:.6g} to {apart[1]:.6g} times the "
-                "benchmark's, by rank: the norm they are clipped by is not the one of all ranks"
-            ]  # fmt: skip
-        return "hyperparameter", 0.6, [_clipped(rows, common)]
+        return _clipping(finding, origin, rows, common, world_size)
     if origin.kind == kinds.WEIGHT_GRADIENT:
         return backward(finding, shape, origin.row)
     if common is not None and common.count >= _MOST * common.total:
-        factor, every = common.factor, common.of_what("gradients that differ")
-        whole = [n for n in (world_size, 1 / world_size, math.sqrt(world_size))
-                 if world_size > 1 and abs(factor / n - 1.0) < 0.02]  # fmt: skip
-        if whole:
-            return (
-                "reduction",
-                0.9,
-                [
-                    f"{every} are {factor:.4g} times the benchmark's, and the world has "
-                    f"{world_size} processes: a sum where a mean is due, or no reduction at all"
-                ],
-            )
-        return "constant_factor", 0.8, [f"{every} are {times(factor)} times the benchmark's"]
+        return _multiple(common, world_size)
+    shapes = [of(each) for each in rows.iter_rows(named=True)]
+    formats = {each.rounded_to for each in shapes}
+    if len(shapes) > 1 and None not in formats and len(formats) == 1:
+        said = f"all {len(shapes)} gradients that differ are rounded to {formats.pop()}: in each"
+        return Found("rounding_order", [f"{said}, {shape.said_rounding()}"])
     if origin.kind == kinds.REDUCTION and not kinds.has_activations(finding.stage.rows):
-        return "unknown", 0.3, [
+        return unknown(
             "by no common factor; they may have parted in the model, in the loss, or when they "
             "were summed up or reduced"
-        ]  # fmt: skip
-    if world_size > 1 and origin.kind == kinds.ACCUMULATION and not origin.row["passage"]:
-        return (
-            "reduction",
-            0.7,
-            [
-                "parameters' gradients part in the first micro-batch, where nothing is accumulated "
-                "yet and gradients are reduced over the ranks"
-            ],
         )
-    growth = _growth(finding)
-    if growth is not None and growth > 0.25:
-        return (
-            "accumulation",
-            0.8,
-            [
-                f"the error of accumulated gradients grows with the micro-batches (exponent "
-                f"{growth:.2f}) while each one's own gradients agree"
-            ],
+    if origin.kind == kinds.REDUCTION and world_size > 1 and _before(finding):
+        said = (
+            "each process's gradients agree before they are reduced over the ranks, and not after"
         )
-    if origin.kind == kinds.REDUCTION and world_size > 1:
-        return (
-            "reduction",
-            0.7,
-            ["each process's gradients agree before they are reduced over the ranks"],
-        )
-    return "accumulation", 0.6, ["micro-batches' gradients agree and their sum does not"]
+        return Found("reduction", [said])
+    if _later(finding, origin) and _before(finding):
+        said = "the first micro-batch's gradients agree, and those summed up with later ones do not"
+        growth = _growth(finding)
+        if growth is not None and growth > 0.25:
+            said += f"; their error grows with the micro-batches (exponent {growth:.2f})"
+        return Found("accumulation", [said])
+    return unknown("activations' gradients agree and parameters' do not, by no common factor")
+
+
+def _clipping(
+    finding: Finding, origin: Origin, rows: pl.DataFrame, common: Common | None, world_size: int
+) -> Found:
+    apart = _rank_factors(finding, origin) if world_size > 1 else None
+    if apart is not None:
+        return Found("reduction", [
+            f"gradients after clipping are {apart[0]:.6g} to {apart[1]:.6g} times the "
+            "benchmark's, one factor a rank: they are clipped by a norm of their own"
+        ])  # fmt: skip
+    one = common is not None and common.count == common.total
+    said = _clipped(rows, common)
+    return Found("hyperparameter", [said]) if one else unknown(said)
+
+
+def _multiple(common: Common, world_size: int) -> Found:
+    factor, every = common.factor, common.of_what("gradients that differ")
+    whole = [n for n in (world_size, 1 / world_size, math.sqrt(world_size))
+             if world_size > 1 and abs(factor / n - 1.0) < _WHOLE]  # fmt: skip
+    if whole:
+        return Found("reduction", [
+            f"{every} are {factor:.4g} times the benchmark's, and the world has {world_size} "
+            "processes: as with a sum where a mean is due, or the other way round"
+        ])  # fmt: skip
+    return Found("constant_factor", [f"{every} are {times(factor)} times the benchmark's"])
+
+
+#: A factor is that of the world's size within this share.
+_WHOLE = 1e-3
+
+
+def _before(finding: Finding) -> bool:
+    """Whether parameters' gradients were judged in the first micro-batch, and agree there."""
+    first = finding.stage.rows.filter(
+        pl.col("judged") & (pl.col("slot") == "grad") & (pl.col("passage") == 0)
+        & (pl.col("phase") == execution.BACKWARD)
+    )  # fmt: skip
+    return first.height > 0 and not first.get_column("beyond").any()
+
+
+def _later(finding: Finding, origin: Origin) -> bool:
+    """Whether gradients part after the first micro-batch, and before they are clipped."""
+    passage = origin.row.get("passage")
+    if origin.kind == kinds.ACCUMULATION:
+        return bool(passage)
+    passes = finding.stage.rows.filter(pl.col("phase") == execution.BACKWARD)
+    return origin.kind == kinds.REDUCTION and passes.get_column("passage").n_unique() > 1
 
 
 def _rank_factors(finding: Finding, origin: Origin) -> tuple[float, float] | None:
-    """Smallest and largest factor of the ranks' gradients; None where they share one."""
+    """Smallest and largest of the ranks' factors; None where they share one, or one has none."""
     rows = finding.stage.rows.filter(
         pl.col("judged")
         & (pl.col("slot") == origin.row["slot"])
         & (pl.col("passage") == origin.row["passage"])
         & (pl.col("norm_benchmark") > 0)
     )
-    by_rank = (
-        rows.group_by("rank")
-        .agg((pl.col("norm_target") / pl.col("norm_benchmark")).median().alias("factor"))
-        .get_column("factor")
-        .drop_nulls()
-    )
-    if len(by_rank) < 2:
+    factors = []
+    for own in rows.partition_by("rank"):
+        # the ranks' shards are of one gradient: clipping by its norm is one factor for all of them
+        if not own.get_column("beyond").any():
+            factors.append(1.0)
+            continue
+        common = common_factor(own)
+        if common is None or common.count < _MOST * common.total:
+            return None
+        factors.append(common.factor)
+    if len(factors) < 2:
         return None
-    low, high = float(by_rank.min()), float(by_rank.max())  # type: ignore[arg-type]
+    low, high = min(factors), max(factors)
     off = max(abs(low - 1.0), abs(high - 1.0))
-    # the ranks' shards are of one gradient: clipping by its norm is one factor for all of them
     return (low, high) if high - low > 0.1 * off + 1e-6 else None
 
 
@@ -226,4 +245,4 @@ def optimizer(finding: Finding) -> Found:
             f"{common.of_what('changes that differ')} are {times(common.factor)} times the "
             "benchmark's: another learning rate, or another correction of the first steps"
         )
-    return "optimizer", 0.9, said
+    return Found("optimizer", said)

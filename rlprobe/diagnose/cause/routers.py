@@ -12,12 +12,11 @@ from typing import Any
 
 import polars as pl
 
+from rlprobe.diagnose.cause.found import Found, unknown
 from rlprobe.judge import execution
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.analysis import Finding
 from rlprobe.judge.origin import Origin
-
-Found = tuple[str, float, list[str]]
 
 _WHOLE = re.compile(r"torch\.(u?int|long|short|bool)")
 
@@ -28,36 +27,32 @@ def cause(finding: Finding, origin: Origin, operator: str) -> Found | None:
     index, dtype = str(row.get("index")), row.get("dtype_benchmark")
     if _is_choice(dtype):
         said = f"{operator} chose other experts: its {row['slot']} {index}, whole numbers, differs"
-        return "routing", 0.8, [said + _others(finding, row)]
+        return Found("routing", [said + _others(finding, row)])
     if row["slot"] != "output" or index == "0":
         return None
     others = _others(finding, row)
     if any(_is_choice(other) for _, other, beyond in _outputs(finding, row) if beyond):
-        return (
-            "routing",
-            0.8,
-            [f"{operator} chose other experts: its output {index} differs{others}"],
+        return Found(
+            "routing", [f"{operator} chose other experts: its output {index} differs{others}"]
         )
     said = f"{operator} weighs experts otherwise: its output {index}, scores or weights, differs"
-    return "routing", 0.7, [said + others]
+    return Found("routing", [said + others])
 
 
 def output(finding: Finding, origin: Origin, operator: str) -> Found:
     """The cause where what a router or its experts make parts by no simple law."""
     row = origin.row
     if origin.kind == kinds.GLUE and _agrees(finding, origin):
-        return "layout", 0.5, [
+        return unknown(
             f"what {operator} hands to {row.get('module') or row.get('op')} differs, and its own "
-            "output agrees: it sorts, groups or pads its tokens otherwise on the way, to no effect"
-        ]  # fmt: skip
+            "output agrees: to no effect on it"
+        )
     made = "output" if origin.kind == kinds.MODULE else f"{row['slot']} of {row.get('op')} inside"
     chosen = _inputs_whole(finding, origin)
     if chosen:
-        return "routing", 0.5, [
-            f"the choice of experts that {operator} was given agrees, and its {made} differs: "
-            "tokens go to other experts, or what they make goes to other tokens"
-        ]  # fmt: skip
-    return "routing", 0.5, [f"{operator} routes tokens to experts, and its {made} differs"]
+        said = f"the choice of experts that {operator} was given agrees, and its {made} differs"
+        return unknown(said)
+    return unknown(f"{operator} routes tokens to experts, and its {made} differs")
 
 
 def _is_choice(dtype: object) -> bool:

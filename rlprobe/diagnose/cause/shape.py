@@ -13,6 +13,7 @@ whole tensors, both sides' sketches where they are known (:mod:`rlprobe.judge.mu
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +27,10 @@ _ONCE = 0.42
 _LEFT, _LEFT_BY_NORMS = 0.1, 0.2
 #: And as a share of the floor, which is four standard deviations of round-off.
 _NOISE = 1.0 / 3.0
-#: Error over that of a single rounding: of several in a row at most, and of exactly one.
-_SEVERAL, _SINGLE = (0.5, 2.5), (0.7, 1.5)
+#: Error over that of a single rounding, of several in a row at most.
+_SEVERAL = (0.5, 2.5)
+#: Difference of the means, over the root of the mean square, of numbers that moved about.
+_SUM = 1e-5
 #: An extreme that is rounded moves by less than this share of the unit once in fifty times.
 _UNMOVED = 1 / 64
 #: And by more than this many units never.
@@ -38,8 +41,6 @@ _COARSER = {
     "float16 or TF32": UNIT["torch.float16"],
     "float8": UNIT["torch.float8_e4m3fn"],
 }
-#: What a few roundings to 16 bits make of any numbers; more is no rounding.
-LARGEST_ROUNDING = _SEVERAL[1] * _ONCE * UNIT["torch.bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -53,17 +54,20 @@ class Shape:
     scaled: bool
     #: Same statistics, other places.
     permuted: bool
-    #: Format whose single rounding explains the error, None where none does.
+    #: Format that the target was rounded to: the error is what that makes, and its extremes are
+    #: numbers of the format. None where none is.
     rounded_to: str | None
-    #: The error is that of exactly one such rounding, within a third.
-    once: bool
+    #: Format that one rounding to would make as large an error; nothing else speaks for it.
+    like_rounding: str | None
     #: Difference of the means over the root of the mean square.
     offset: float | None
 
     def said_rounding(self) -> str:
         """Evidence of a rounding to another format."""
         return (
-            f"an unbiased error of {self.error:.2g}: what one rounding to {self.rounded_to} makes"
+            f"the target's largest and smallest numbers are {self.rounded_to} numbers, the "
+            f"benchmark's are not both, and the unbiased error of {self.error:.2g} is what a "
+            f"rounding to {self.rounded_to} makes"
         )
 
 
@@ -75,7 +79,7 @@ def of(row: dict[str, Any]) -> Shape:
     uncertainty = 2.0 * float(row.get("error_uncertainty") or 0.0)
     exact = row.get("error_kind") in ("tensor", "sketch")
     scaled = permuted = False
-    rounded_to, once = None, False
+    rounded_to = like = None
     if factor is not None and error > 0:
         bias = abs(factor - 1.0)
         scaled = exact and bias > 0 and _leaves_nothing(row, error, factor, uncertainty)
@@ -83,8 +87,9 @@ def of(row: dict[str, Any]) -> Shape:
         permuted = exact and error > 0.3 and _same_statistics(row)
         offset = abs(_offset(row) or 0.0)
         if exact and not scaled and bias < 0.15 * error and offset < 0.3 * error:
-            rounded_to, once = _rounding(error, row)
-    return Shape(error, factor, scaled, permuted, rounded_to, once, _offset(row))
+            like = _rounding(error, row)
+            rounded_to = like if like is not None and _of_format(row, like) else None
+    return Shape(error, factor, scaled, permuted, rounded_to, like, _offset(row))
 
 
 def _leaves_nothing(row: dict[str, Any], error: float, factor: float, uncertainty: float) -> bool:
@@ -129,18 +134,48 @@ def _same_statistics(row: dict[str, Any]) -> bool:
     largest = max(abs(row.get("max_benchmark") or 0.0), abs(row.get("min_benchmark") or 0.0))
     if not norm or not largest:
         return False
+    # what moves about keeps its sum, which what changes its sign does not
+    offset = _offset(row)
+    if offset is None or abs(offset) > _SUM:
+        return False
     extremes = [abs(row.get(f"{name}_diff") or 0.0) / largest for name in ("max", "min")]
     return bool(max(extremes) < 1e-5 and abs(row.get("norm_diff") or 0.0) / norm < 1e-5)
 
 
-def _rounding(error: float, row: dict[str, Any]) -> tuple[str | None, bool]:
-    """The format that one rounding to explains the error, and whether it is exactly one."""
+def _rounding(error: float, row: dict[str, Any]) -> str | None:
+    """The format that a rounding to makes as large an error."""
     own = UNIT.get(str(row.get("dtype_benchmark")), 0.0)
     for name, unit in _COARSER.items():
         times = error / (_ONCE * unit)
         if unit > own and _SEVERAL[0] < times < _SEVERAL[1] and _extremes_round(row, unit):
-            return name, _SINGLE[0] < times < _SINGLE[1]
-    return None, False
+            return name
+    return None
+
+
+#: Bits of an fp32 number that are 0 in a number of the format.
+_FP32 = 3.4028234663852886e38
+_ZEROS = {"bfloat16": 16, "float16 or TF32": 13}
+
+
+def _of_format(row: dict[str, Any], name: str) -> bool:
+    """Whether the target's extremes are numbers of a format and the benchmark's are not both.
+
+    Two numbers that merely happen to be are one case in a hundred million.
+    """
+    zeros = _ZEROS.get(name)
+    ends = [[row.get(f"{n}_{side}") for n in ("max", "min")] for side in ("benchmark", "target")]
+    if zeros is None or any(not isinstance(x, float) for side in ends for x in side):
+        return False
+    benchmark, target = ([_is_short(float(x or 0.0), zeros) for x in side] for side in ends)
+    nothing = all(x == 0 for x in ends[1])
+    return all(target) and not all(benchmark) and not nothing
+
+
+def _is_short(value: float, zeros: int) -> bool:
+    if not abs(value) <= _FP32:
+        return False
+    bits = struct.unpack("<I", struct.pack("<f", value))[0]
+    return bool(bits & ((1 << zeros) - 1) == 0)
 
 
 def _extremes_round(row: dict[str, Any], unit: float) -> bool:

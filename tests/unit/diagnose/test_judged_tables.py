@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pytest
 
+from rlprobe.causes import MEANINGS
 from rlprobe.cli import main
 from rlprobe.diagnose import diagnosis
 from rlprobe.errors import DumpError
@@ -153,10 +154,11 @@ def test_an_older_diagnosis_is_still_read(align: Align) -> None:
         del old[key]
     for key in ("known", "statement"):
         del old["cause"][key]
+    old["cause"] |= {"class": "hyperparameter", "confidence": 0.7}
     path.write_text(json.dumps(old))
     found = diagnosis.read(path)
     assert found.cause is not None and found.cause.known == "consistent"
-    assert found.cause.confidence == old["cause"]["confidence"]
+    assert found.cause.statement == MEANINGS["hyperparameter"]
     assert found.extent == {} and main(["verdict", str(path)]) == 3
 
 

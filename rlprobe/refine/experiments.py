@@ -1,0 +1,110 @@
+"""What running the suspect again showed, on either side: whether it repeats, and which is nearer.
+
+The suspect was run in fp64 too, on what each side gave it. Where the two sides then make the same,
+they compute the same function, and what each made in its own precision is judged against it:
+R = error of the target / error of the benchmark, as for whole runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from rlprobe.judge.floors import R_LIMIT
+from rlprobe.refine.trace import Again
+
+#: fp64 of one function differs by so little of what the sides differ by.
+_SAME = 0.05
+#: Errors below this are the last bits of fp32.
+_LEAST = 1e-7
+
+Array = npt.NDArray[np.float64]
+
+
+@dataclass
+class Experiments:
+    """What was learned; a class only where an experiment shows one."""
+
+    cause: str | None = None
+    statement: str = ""
+    evidence: list[str] = field(default_factory=list)
+    #: error(target) / error(benchmark) against fp64; None where it is not known.
+    ratio: float | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side's run of the suspect."""
+
+    again: Again | None
+    #: What it made in the run, and in fp64; None where it was not kept.
+    output: Array | None
+    wide: Array | None
+
+
+def judge(benchmark: Side, target: Side) -> Experiments:
+    """What the experiments on the two sides show together."""
+    found = Experiments()
+    _repeats(found, benchmark.again, target.again)
+    _nearer(found, benchmark, target)
+    return found
+
+
+def _repeats(found: Experiments, benchmark: Again | None, target: Again | None) -> None:
+    wrong = []
+    for name, again in (("benchmark", benchmark), ("target", target)):
+        if again is None:
+            continue
+        if again.failed:
+            found.evidence.append(f"the {name} could not be run again: {again.failed}")
+        if again.repeats is False:
+            size = "" if again.difference is None else f" (they differ by {again.difference:.2g})"
+            found.evidence.append(
+                f"run twice on the same inputs and random state, the {name} makes other numbers"
+                f"{size}"
+            )
+            wrong.append(name)
+        elif again.draws:
+            found.evidence.append(f"the {name} draws random numbers: dropout, or noise, is on")
+            wrong.append(f"{name} draws")
+    both = {w.split()[0] for w in wrong} == {"benchmark", "target"}
+    if wrong and not both:
+        found.cause, found.statement = "nondeterministic", found.evidence[-1]
+    elif not wrong and benchmark is not None and target is not None and target.repeats:
+        found.evidence.append("run twice on the same inputs, each side repeats its numbers exactly")
+
+
+def _nearer(found: Experiments, benchmark: Side, target: Side) -> None:
+    for name, side in (("benchmark", benchmark), ("target", target)):
+        if side.again is not None and side.again.wide_failed:
+            found.evidence.append(f"the {name} could not be run in fp64: {side.again.wide_failed}")
+    arrays = [benchmark.output, target.output, benchmark.wide, target.wide]
+    if any(a is None for a in arrays) or len({a.shape for a in arrays if a is not None}) != 1:
+        return
+    own_b, own_t, wide_b, wide_t = (a for a in arrays if a is not None)
+    apart, differ = _error(own_b, own_t), _error(wide_b, wide_t)
+    if not apart or not np.isfinite(apart):
+        return
+    if not differ <= _SAME * apart:
+        found.evidence.append(
+            f"in fp64 the sides differ by {differ:.2g} too, as against {apart:.2g}: they compute "
+            "something else, or were given it, and no rounding or kernel alone accounts for it"
+        )
+        return
+    errors = [max(_error(wide_b, own_b), _LEAST), max(_error(wide_b, own_t), _LEAST)]
+    found.ratio = errors[1] / errors[0]
+    said = (
+        f"in fp64 both sides make the same (they differ by {differ:.2g}); against it the target is "
+        f"off by {errors[1]:.2g} and the benchmark by {errors[0]:.2g}"
+    )
+    found.evidence.append(said)
+    if found.cause is None and found.ratio > R_LIMIT:
+        found.cause, found.statement = "implementation", said
+
+
+def _error(exact: Array, other: Array) -> float:
+    size = float(np.linalg.norm(exact))
+    difference = float(np.linalg.norm(other - exact))
+    return difference / size if size else difference

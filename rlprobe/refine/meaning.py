@@ -1,0 +1,114 @@
+"""What an operator or an argument means, where that alone is a cause.
+
+This is no reading of numbers: an argument called ``eps`` is an epsilon, and an operator that only
+moves elements moves them. What has no meaning of its own is another implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlprobe.judge.roundoff import UNIT
+from rlprobe.refine.trace import Operator, Value
+
+#: Words in the name of an argument or of a parameter -> cause class.
+_WORDS: tuple[tuple[str, str], ...] = (
+    ("mask", "mask"),
+    ("causal", "mask"),
+    ("window", "mask"),
+    ("position", "position"),
+    ("inv_freq", "position"),
+    ("rotary", "position"),
+    ("dropout", "nondeterministic"),
+    ("eps", "hyperparameter"),
+    ("weight", "weights"),
+    ("bias", "weights"),
+)
+#: Operators, without namespace, overload and the mark of an operator in place.
+_MOVES = frozenset({
+    "roll", "flip", "fliplr", "flipud", "index_select", "index", "gather", "permute", "transpose",
+    "t", "cat", "stack", "slice", "select", "split", "split_with_sizes", "chunk", "unbind",
+    "take_along_dim", "rot90", "narrow", "repeat", "expand", "repeat_interleave",
+})  # fmt: skip
+_VIEWS = frozenset({
+    "view", "_unsafe_view", "reshape", "clone", "contiguous", "unsqueeze", "squeeze", "copy",
+    "empty_like", "as_strided", "flatten", "unflatten", "empty", "_reshape_alias", "view_as",
+    "arange", "lift_fresh", "sym_size",
+})  # fmt: skip
+_CASTS = frozenset({"_to_copy", "to", "type_as", "prims_convert_element_type", "npu_dtype_cast"})
+_TIMES = frozenset({"mul", "div", "neg", "true_divide", "_foreach_mul", "_foreach_div"})
+_CUTS = frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh", "clip"})
+_MASKS = frozenset({"tril", "triu"})
+_RANDOM = frozenset({
+    "rand", "rand_like", "randn", "randn_like", "bernoulli", "native_dropout", "dropout", "uniform",
+    "normal", "random", "_fused_dropout",
+})  # fmt: skip
+#: Lowest value from which on a tensor that is added is a mask.
+_MASKED = -1e4
+
+
+def plain(op: Operator) -> str:
+    """``add`` of ``aten::add_.Tensor``."""
+    return op.name.rpartition("::")[2].split(".")[0].rstrip("_")
+
+
+def of_name(name: str) -> str | None:
+    """The cause class that a name stands for."""
+    lowered = name.lower()
+    return next((cause for word, cause in _WORDS if word in lowered), None)
+
+
+def of_scalar(op: Operator, argument: str) -> str:
+    """The cause class of an argument that has another value."""
+    if plain(op) in ("tril", "triu"):
+        return "mask"
+    if argument in ("dtype", "other_dtype"):
+        return "rounding_order"
+    if plain(op) in _MOVES and argument in ("shifts", "dims", "dim", "start", "end", "index"):
+        return "layout"
+    return of_name(argument) or "hyperparameter"
+
+
+def is_mask(value: Value) -> bool:
+    """Whether a tensor is one that is added to scores, or a boolean one."""
+    if value.dtype == "torch.bool":
+        return True
+    low = float(value.min) if value.min is not None else 0.0
+    high = float(value.max) if value.max is not None else 1.0
+    return low <= _MASKED and high <= 0.0
+
+
+def of_operators(operators: Sequence[Operator]) -> str:
+    """The cause class of operators that only one side ran."""
+    working = [op for op in operators if plain(op) not in _VIEWS]
+    names = {plain(op) for op in working}
+    if not names:
+        return "implementation"
+    if names & _RANDOM:
+        return "nondeterministic"
+    if names <= _CASTS:
+        shorter = any(_unit(v) > min(map(_unit, op.inputs), default=1.0)
+                      for op in working for v in op.outputs)  # fmt: skip
+        return "rounding_order" if shorter else "implementation"
+    if names <= _TIMES and all(_by_number(op) for op in working):
+        return "constant_factor"
+    if names <= _CUTS:
+        return "saturation"
+    if names <= _MASKS | {"masked_fill", "where", "scalar_tensor"} and names & _MASKS:
+        return "mask"
+    if names == {"add"} and any(is_mask(v) for op in working for v in op.inputs):
+        return "mask"
+    if names <= _MOVES and not any(v.dtype.startswith("torch.int") for op in working
+                                   for v in op.outputs):  # fmt: skip
+        return "layout"
+    return "implementation"
+
+
+def _by_number(op: Operator) -> bool:
+    """Whether an operator multiplies one tensor by one number."""
+    sizes = [len(value.elements or ()) == 1 for value in op.inputs]
+    return len(sizes) == 1 or (len(sizes) == 2 and sizes.count(True) == 1)
+
+
+def _unit(value: Value) -> float:
+    return UNIT.get(value.dtype, 0.0)

@@ -1,0 +1,262 @@
+"""What two traces of the same suspect show: the first thing that differs, in words.
+
+Sides are followed operator by operator. What a side was given is compared before what it made, so
+that the first difference is a cause and not its consequence: an argument, a value that comes from
+outside the trace, a format, an operator that only one side ran, or, with all of these alike, the
+operator itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlprobe.judge.roundoff import UNIT
+from rlprobe.refine import meaning
+from rlprobe.refine.pairing import Apart, Both, pair, scalars
+from rlprobe.refine.trace import Operator, Trace, Value, error
+
+#: Round-offs by which one operator's results may differ on two devices, inputs alike.
+_KERNEL = 32.0
+#: What an operator may make of its inputs' difference.
+_GROWTH = 8.0
+#: Differences listed.
+_MOST = 8
+#: Operators of one stretch that are named.
+_NAMED = 6
+_LEFT = ("pin_memory", "device", "layout", "memory_format", "non_blocking", "generator")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that differs between the traces."""
+
+    #: Class of :mod:`rlprobe.causes`.
+    cause: str
+    said: str
+    #: Whether numbers differ from here on.
+    effective: bool
+    #: ``scalar``, ``value``, ``format``, ``operators`` or ``kernel``.
+    kind: str
+
+
+@dataclass
+class Observed:
+    """What the traces of the two sides show."""
+
+    differences: list[Difference] = field(default_factory=list)
+    operators: tuple[int, int] = (0, 0)
+
+    @property
+    def first(self) -> Difference | None:
+        """The first difference that changes numbers."""
+        return next((d for d in self.differences if d.effective), None)
+
+
+def observe(benchmark: Trace, target: Trace) -> Observed:
+    """Compare the traces of one suspect on two sides."""
+    sides = benchmark.live(), target.live()
+    found = Observed(operators=(len(sides[0]), len(sides[1])))
+    steps = [step for way in (True, False) for step in pair(*(_way(s, way) for s in sides))]
+    for step in steps:
+        if len(found.differences) >= _MOST:
+            break
+        if isinstance(step, Apart):
+            found.differences.append(_apart(step))
+        else:
+            found.differences += _both(step, sides[1])
+    return found
+
+
+def _way(operators: list[Operator], forward: bool) -> list[Operator]:
+    return [op for op in operators if (op.direction == "forward") is forward]
+
+
+def _apart(step: Apart) -> Difference:
+    lone = [side for side in (step.benchmark, step.target) if _working(side)]
+    if len(lone) == 1:
+        who = "target" if step.target and lone[0] is step.target else "benchmark"
+        other = "benchmark" if who == "target" else "target"
+        said = f"the {who} runs {_listed(lone[0])}, which the {other} does not"
+        cause = meaning.of_operators(lone[0])
+    elif not lone:
+        cause = "implementation"
+        said = (
+            f"views differ: {_listed(step.target) or 'none'} on the target, "
+            f"{_listed(step.benchmark) or 'none'} on the benchmark"
+        )
+    else:
+        cause = "implementation"
+        said = (
+            f"the target runs {_listed(step.target)} where the benchmark runs "
+            f"{_listed(step.benchmark)}"
+        )
+    return Difference(cause, said, bool(lone), "operators")
+
+
+def _working(operators: list[Operator]) -> bool:
+    return any(meaning.plain(op) not in meaning._VIEWS for op in operators)
+
+
+def _listed(operators: list[Operator]) -> str:
+    shown = [_with_numbers(op) for op in operators if meaning.plain(op) not in meaning._VIEWS]
+    shown = shown or [op.said for op in operators]
+    more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
+    return ", ".join(shown[:_NAMED]) + more
+
+
+def _with_numbers(op: Operator) -> str:
+    """An operator with those of its arguments that say something."""
+    said = [
+        f"{argument.name}={_number(argument.scalar)}"
+        for argument in op.arguments
+        if not argument.tensors and not argument.default and argument.name not in _LEFT
+        and argument.scalar not in (None, [])
+    ]  # fmt: skip
+    said += [
+        f"{argument.name}={_number((argument.tensors[0].elements or [None])[0])}"
+        for argument in op.arguments
+        if len(argument.tensors) == 1 and len(argument.tensors[0].elements or ()) == 1
+    ]
+    if not said:
+        return op.said
+    return f"{op.name}({', '.join(said)}){op.said.removeprefix(op.name)}"
+
+
+def _number(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _both(step: Both, after: list[Operator]) -> list[Difference]:
+    b, t = step.benchmark, step.target
+    changed = _changed(b, t, 0.0)
+    found = _formats(b, t, changed)
+    found += _scalars(b, t, changed, after)
+    found += _given(b, t, changed)
+    if not found and _changed(b, t, _inputs_differ(b, t)):
+        found.append(Difference(
+            "implementation",
+            f"{t.said} is given the same on both sides and makes something else: its results "
+            f"differ by {_size(b, t)}",
+            True, "kernel",
+        ))  # fmt: skip
+    return found
+
+
+def _inputs_differ(b: Operator, t: Operator) -> float:
+    """Largest difference of their inputs; infinite where it is not known."""
+    sizes = [error(one, other) for one, other in zip(b.inputs, t.inputs, strict=False)]
+    return max((float("inf") if size is None else size for size in sizes), default=0.0)
+
+
+def _changed(b: Operator, t: Operator, given: float) -> bool:
+    """Whether results differ by more than a difference of their inputs and round-off explain."""
+    for one, other in zip(b.outputs, t.outputs, strict=False):
+        size = error(one, other)
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return True
+        unit = max(UNIT.get(one.dtype, 0.0), UNIT["torch.float32"])
+        if size is not None and size > _KERNEL * unit + _GROWTH * given:
+            return True
+    return False
+
+
+def _size(b: Operator, t: Operator) -> str:
+    sizes = [error(one, other) for one, other in zip(b.outputs, t.outputs, strict=False)]
+    return f"{max((size for size in sizes if size is not None), default=0.0):.2g}"
+
+
+def _formats(b: Operator, t: Operator, changed: bool) -> list[Difference]:
+    pairs = [*zip(b.inputs, t.inputs, strict=False), *zip(b.outputs, t.outputs, strict=False)]
+    for one, other in pairs:
+        if one.dtype != other.dtype:
+            return [Difference(
+                "rounding_order",
+                f"{t.said} works on {_short(other.dtype)} on the target and on "
+                f"{_short(one.dtype)} on the benchmark",
+                True, "format",
+            )]  # fmt: skip
+    for one, other in pairs:
+        if one.shape != other.shape:
+            return [Difference(
+                "implementation",
+                f"{t.said} works on shape {other.shape} on the target and {one.shape} on the "
+                "benchmark",
+                changed, "format",
+            )]  # fmt: skip
+    return []
+
+
+def _short(dtype: str) -> str:
+    return dtype.removeprefix("torch.")
+
+
+def _scalars(b: Operator, t: Operator, changed: bool, after: list[Operator]) -> list[Difference]:
+    one, other = dict(scalars(b)), dict(scalars(t))
+    found = []
+    for name in [*other, *(n for n in one if n not in other)]:
+        if name in _LEFT or one.get(name) == other.get(name):
+            continue
+        cause = meaning.of_scalar(t, name)
+        use = _use(t, after)
+        said = (
+            f"{_named(name, t, use)} {_number(other.get(name))} on the target instead of "
+            f"{_number(one.get(name))} in {_before(use)}{t.said}"
+        )
+        found.append(Difference(cause, said, changed, "scalar"))
+    return found
+
+
+#: Operators before which a number that is added is an epsilon.
+_GUARDED = ("rsqrt", "sqrt", "reciprocal", "div", "log")
+
+
+def _named(name: str, op: Operator, use: str | None) -> str:
+    """An argument in the words of its use."""
+    kind = meaning.plain(op)
+    if name == "eps" or (name == "other" and kind == "add" and use in _GUARDED):
+        return "epsilon"
+    if name != "other":
+        return name
+    return {"add": "the number added", "mul": "factor", "div": "divisor"}.get(kind, "the number")
+
+
+def _before(use: str | None) -> str:
+    return f"{use}'s input, " if use in _GUARDED else ""
+
+
+def _use(op: Operator, operators: list[Operator]) -> str | None:
+    """The operator that is given what this one made."""
+    made = {value.value for value in op.outputs}
+    later = (o for o in operators if o.n > op.n and o.direction == op.direction)
+    user = next((o for o in later if made & {v.value for v in o.inputs}), None)
+    return None if user is None else meaning.plain(user)
+
+
+def _given(b: Operator, t: Operator, changed: bool) -> list[Difference]:
+    """Values that no traced operator made: parameters, buffers, constants, masks."""
+    found = []
+    for one, other in zip(b.arguments, t.arguments, strict=False):
+        for v, w in zip(one.tensors, other.tensors, strict=False):
+            if v.origin is None or w.origin is None or one.name != other.name:
+                continue
+            size = error(v, w)
+            if not size or size <= _KERNEL * UNIT.get(v.dtype, 0.0):
+                continue
+            found.append(_outside(t, other.name, v, w, size, changed))
+    return found
+
+
+def _outside(op: Operator, name: str, v: Value, w: Value, size: float, changed: bool) -> Difference:
+    known = w.origin if w.origin != "elsewhere" else None
+    cause = meaning.of_name(name) or (meaning.of_name(known) if known else None)
+    if meaning.is_mask(v) and meaning.is_mask(w):
+        cause = "mask"
+    if v.elements and w.elements and len(w.elements) == 1:
+        said = (
+            f"{name} {_number(w.elements[0])} on the target instead of {_number(v.elements[0])} "
+            f"in {op.said}"
+        )
+        return Difference(cause or "hyperparameter", said, changed, "value")
+    how = f" by {size:.2g}" if size != float("inf") else ""
+    said = f"{known or 'a value from elsewhere'}, given to {op.said} as {name}, differs{how}"
+    return Difference(cause or "unknown", said, changed, "value")

@@ -1,0 +1,109 @@
+"""Which operator of one trace answers which of the other.
+
+Traces of the same code are the same but for what differs: a common beginning and end are taken
+first, and what is left is aligned by the fewest operators without a partner (the algorithm of
+S. Needleman and C. Wunsch, 1970), preferring partners with equal arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlprobe.refine.trace import Operator
+
+#: Cells of the table of an alignment; beyond, what is left is one piece that differs.
+_CELLS = 4_000_000
+_SAME_NAME, _SAME_SCALARS, _SAME_SHAPES, _SAME_VALUES = 4, 2, 1, 2
+
+
+@dataclass(frozen=True)
+class Both:
+    """An operator that ran on both sides."""
+
+    benchmark: Operator
+    target: Operator
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A stretch in which the sides ran other operators; one of the two may be empty."""
+
+    benchmark: list[Operator]
+    target: list[Operator]
+
+
+def pair(benchmark: list[Operator], target: list[Operator]) -> list[Both | Apart]:
+    """The operators of two traces, in order."""
+    least = min(len(benchmark), len(target))
+    head = 0
+    while head < least and _alike(benchmark[head], target[head]):
+        head += 1
+    tail = 0
+    while tail < least - head and _alike(benchmark[-1 - tail], target[-1 - tail]):
+        tail += 1
+    found: list[Both | Apart] = [
+        Both(b, t) for b, t in zip(benchmark[:head], target[:head], strict=True)
+    ]
+    ends = len(benchmark) - tail, len(target) - tail
+    found += _middle(benchmark[head : ends[0]], target[head : ends[1]])
+    found += [Both(b, t) for b, t in zip(benchmark[ends[0] :], target[ends[1] :], strict=True)]
+    return found
+
+
+def _alike(b: Operator, t: Operator) -> bool:
+    return b.name == t.name and b.direction == t.direction and scalars(b) == scalars(t)
+
+
+def scalars(op: Operator) -> list[tuple[str, object]]:
+    """Its arguments that are no tensors, by name."""
+    return [(a.name, a.scalar) for a in op.arguments if not a.tensors]
+
+
+def _score(b: Operator, t: Operator) -> int:
+    if b.name != t.name or b.direction != t.direction:
+        return -1
+    score = _SAME_NAME
+    score += _SAME_SCALARS * (scalars(b) == scalars(t))
+    score += _SAME_SHAPES * ([v.shape for v in b.inputs] == [v.shape for v in t.inputs])
+    digests = [v.digest for v in b.inputs]
+    score += _SAME_VALUES * (None not in digests and digests == [v.digest for v in t.inputs])
+    return score
+
+
+def _middle(benchmark: list[Operator], target: list[Operator]) -> list[Both | Apart]:
+    n, m = len(benchmark), len(target)
+    if not n or not m or n * m > _CELLS:
+        return [Apart(benchmark, target)] if n or m else []
+    scores = np.array([[_score(b, t) for t in target] for b in benchmark])
+    table = np.zeros((n + 1, m + 1), dtype=np.int64)
+    for i in range(n - 1, -1, -1):
+        for j in range(m - 1, -1, -1):
+            best = max(table[i + 1, j], table[i, j + 1])
+            if scores[i, j] > 0:
+                best = max(best, table[i + 1, j + 1] + scores[i, j])
+            table[i, j] = best
+    found: list[Both | Apart] = []
+    lone: tuple[list[Operator], list[Operator]] = ([], [])
+    i = j = 0
+    while i < n or j < m:
+        taken = (
+            i < n and j < m and scores[i, j] > 0
+            and table[i, j] == table[i + 1, j + 1] + scores[i, j]
+        )  # fmt: skip
+        if taken:
+            if lone[0] or lone[1]:
+                found.append(Apart(*lone))
+                lone = ([], [])
+            found.append(Both(benchmark[i], target[j]))
+            i, j = i + 1, j + 1
+        elif j == m or (i < n and table[i + 1, j] >= table[i, j + 1]):
+            lone[0].append(benchmark[i])
+            i += 1
+        else:
+            lone[1].append(target[j])
+            j += 1
+    if lone[0] or lone[1]:
+        found.append(Apart(*lone))
+    return found

@@ -1,0 +1,278 @@
+"""Operators of a suspect: recorded without effect, paired, and the first that differs named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from rlprobe.errors import DumpError  # noqa: E402
+from rlprobe.refine import experiments, trace  # noqa: E402
+from rlprobe.refine.observe import Difference, Observed, observe  # noqa: E402
+from tests.unit.capture_helpers import UPDATE, Tiny, rank_dir, recorder, tokens  # noqa: E402
+
+LAYER = "layers.1"
+NORM = f"{LAYER}.norm"
+
+
+class RmsNorm(nn.Module):
+    """As transformers write it."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    made = Tiny()
+    for layer in made.layers:
+        layer.norm = RmsNorm(24)
+    return made
+
+
+def run(
+    root: Path,
+    change: Callable[[nn.Module], None] = lambda _: None,
+    kind: str | None = "module",
+    module: str | None = NORM,
+    loss: Callable[[Tensor], Tensor] | None = None,
+    lr: float = 1e-2,
+) -> tuple[Any, dict[str, Tensor]]:
+    """Two micro-batches and a step; the trace and the weights after it."""
+    made = model()
+    change(made)
+    optimizer = torch.optim.AdamW(made.parameters(), lr=lr)
+    chosen = recorder(
+        root, tensors=True, modules=(LAYER,), micro_steps=(0,), trace=kind, trace_module=module
+    )
+    picked = tokens()
+    with chosen.stage(UPDATE, 0, 1, made, optimizer=optimizer) as scope:
+        for index in range(2):
+            scope.micro_step(index)
+            logits = made(picked)
+            made_loss = (loss or plain_loss)(logits)
+            made_loss.backward()
+            scope.loss("loss", made_loss)
+        scope.gradients("grad_reduced")
+        torch.nn.utils.clip_grad_norm_(made.parameters(), 1.0)
+        optimizer.step()
+    weights = {name: p.detach().clone() for name, p in made.named_parameters()}
+    return trace.read(rank_dir(root) / trace.NAME), weights
+
+
+def plain_loss(logits: Tensor) -> Tensor:
+    chosen = torch.log_softmax(logits, -1).gather(-1, tokens()[..., None])
+    return -chosen.mean()
+
+
+def observed(tmp_path: Path, change: Callable[[nn.Module], None], **options: Any) -> Observed:
+    benchmark, _ = run(tmp_path / "b", **{k: v for k, v in options.items() if k != "loss"})
+    target, _ = run(tmp_path / "t", change, **options)
+    return observe(benchmark, target)
+
+
+def first(found: Observed) -> Difference:
+    assert found.first is not None, found
+    return found.first
+
+
+@pytest.mark.parametrize(
+    ("kind", "module"),
+    [("module", NORM), ("module", LAYER), ("outputs", None), ("update", None)],
+)
+def test_a_trace_has_no_effect_on_the_run(tmp_path: Path, kind: str, module: str | None) -> None:
+    _, without = run(tmp_path / "plain", kind=None)
+    found, weights = run(tmp_path / "traced", kind=kind, module=module)
+    assert found is not None and len(found.operators) > 2
+    assert all(torch.equal(without[name], weights[name]) for name in without)
+
+
+def test_a_trace_has_every_operator_with_its_scalars_and_what_went_in_and_out(
+    tmp_path: Path,
+) -> None:
+    found, _ = run(tmp_path)
+    forward = [op for op in found.operators if op.direction == "forward"]
+    names = [op.name for op in forward if op.name != "aten::detach"]
+    assert names == ["aten::pow.Tensor_Scalar", "aten::mean.dim", "aten::add.Tensor",
+                     "aten::rsqrt", "aten::mul.Tensor", "aten::mul.Tensor"]  # fmt: skip
+    add = next(op for op in forward if op.name == "aten::add.Tensor")
+    assert {a.name: a.scalar for a in add.arguments if not a.tensors} == {"other": 1e-6, "alpha": 1}
+    assert add.site is not None and add.site.startswith("test_refine_trace.py:")
+    assert add.inputs[0].shape == [3, 7, 1] and add.inputs[0].dtype == "torch.float32"
+    assert [v.origin for op in forward for v in op.inputs if v.origin] == ["input 0", "weight"]
+    back = [op for op in found.operators if op.direction == "backward"]
+    assert back and all(op.node is not None for op in back)
+    rsqrt = next(op.n for op in forward if op.name == "aten::rsqrt")
+    assert any(op.of == rsqrt for op in back)
+
+
+def test_nothing_is_watched_elsewhere(tmp_path: Path) -> None:
+    found, _ = run(tmp_path, module=LAYER)
+    assert {op.name for op in found.operators if op.name.startswith("module::")} == {
+        f"module::{LAYER}.{name}" for name in ("norm", "gate", "up", "down")
+    }
+    names = {op.name for op in found.operators}
+    assert "aten::sigmoid" in names and "aten::sigmoid_backward" in names
+    assert not any("mm" in name or "softmax" in name for name in names)
+
+
+def test_another_epsilon_is_observed(tmp_path: Path) -> None:
+    def larger(made: Any) -> None:
+        made.layers[1].norm.eps = 1e-2
+
+    found = first(observed(tmp_path, larger))
+    assert (found.cause, found.kind) == ("hyperparameter", "scalar")
+    assert found.said.startswith("epsilon 0.01 on the target instead of 1e-06 in rsqrt's input")
+
+
+def test_the_same_code_differs_in_nothing(tmp_path: Path) -> None:
+    assert observed(tmp_path, lambda _: None).differences == []
+    assert observed(tmp_path / "2", lambda _: None, module=LAYER).differences == []
+
+
+def wrapped(make: Callable[[Tensor], Tensor]) -> Callable[[Any], None]:
+    """Let the norm return something made of what it returns."""
+
+    def change(made: Any) -> None:
+        norm = made.layers[1].norm
+        right = norm.forward
+        norm.forward = lambda x: make(right(x))
+
+    return change
+
+
+CASES: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
+    "factor": (lambda y: y * 1.01, "constant_factor", "mul.Tensor(other=1.01)"),
+    "halved": (lambda y: y / 2, "constant_factor", "div.Tensor(other=2)"),
+    "bf16": (lambda y: y.bfloat16().float(), "rounding_order", "_to_copy(dtype=torch.bfloat16)"),
+    "clamp": (lambda y: y.clamp(max=0.5), "saturation", "clamp(max=0.5)"),
+    "rolled": (lambda y: y.roll(3, -1), "layout", "roll"),
+    "halves": (lambda y: torch.cat([y[..., 12:], y[..., :12]], -1), "layout", "cat"),
+    "dropout": (lambda y: nn.functional.dropout(y, 0.1), "nondeterministic", "bernoulli_"),
+    "cap": (lambda y: 5 * torch.tanh(y / 5), "implementation", "tanh"),
+    "noise": (lambda y: y + 0.01 * torch.cos(37 * y), "implementation", "cos"),
+    "unused": (lambda y: (y * 3, y + 0.01)[1], "implementation", "add.Tensor(other=0.01"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operators_that_one_side_alone_runs_are_named(tmp_path: Path, name: str) -> None:
+    make, cause, said = CASES[name]
+    found = first(observed(tmp_path, wrapped(make)))
+    assert found.cause == cause, found
+    assert said in found.said and "which the benchmark does not" in found.said
+    assert name != "unused" or "other=3" not in found.said
+
+
+def test_a_parameter_or_buffer_that_differs_is_named(tmp_path: Path) -> None:
+    def other(made: Any) -> None:
+        with torch.no_grad():
+            made.layers[1].norm.weight[3] = 1.1
+
+    found = first(observed(tmp_path, other))
+    assert (found.cause, found.kind) == ("weights", "value")
+    assert found.said.startswith("weight, given to aten::mul.Tensor")
+
+
+def test_another_temperature_of_the_loss_is_observed(tmp_path: Path) -> None:
+    def cooler(logits: Tensor) -> Tensor:
+        return plain_loss(logits / 0.7)
+
+    benchmark, _ = run(
+        tmp_path / "b", kind="outputs", module=None, loss=lambda y: plain_loss(y / 1)
+    )
+    target, _ = run(tmp_path / "t", kind="outputs", module=None, loss=cooler)
+    found = first(observe(benchmark, target))
+    assert found.cause == "hyperparameter"
+    assert "divisor 0.7 on the target instead of 1 in aten::div.Tensor" in found.said
+
+
+def test_another_clip_norm_is_observed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = torch.nn.utils.clip_grad_norm_
+    benchmark, _ = run(tmp_path / "b", kind="update", module=None)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda p, _: right(p, 0.5))
+    target, _ = run(tmp_path / "t", kind="update", module=None)
+    found = first(observe(benchmark, target))
+    assert found.cause == "hyperparameter" and "0.5 on the target instead of 1" in found.said
+
+
+def test_the_suspect_is_run_again(tmp_path: Path) -> None:
+    found, _ = run(tmp_path)
+    assert found.again is not None
+    assert (found.again.repeats, found.again.draws, found.again.failed) == (True, False, None)
+    assert found.again.wide[0].dtype == "torch.float64" and found.again.wide_failed is None
+    random, weights = run(tmp_path / "r", wrapped(lambda y: nn.functional.dropout(y, 0.1)))
+    assert (random.again.repeats, random.again.draws) == (True, True)
+    # the generators stand where they would without: the second norm call draws the same
+    _, plain = run(tmp_path / "p", wrapped(lambda y: nn.functional.dropout(y, 0.1)), kind=None)
+    assert all(torch.equal(weights[name], plain[name]) for name in plain)
+
+
+def test_a_race_does_not_repeat(tmp_path: Path) -> None:
+    calls = iter(range(100))
+    found, _ = run(tmp_path, wrapped(lambda y: y + 1e-3 * next(calls)))
+    assert found.again.repeats is False and found.again.difference > 1e-4
+    other, _ = run(tmp_path / "b")
+    side = experiments.Side(other.again, None, None)
+    judged = experiments.judge(side, experiments.Side(found.again, None, None))
+    assert judged.cause == "nondeterministic" and "the target makes other numbers" in (
+        judged.statement
+    )
+    both = experiments.Side(found.again, None, None)
+    assert experiments.judge(both, both).cause is None
+
+
+def test_fp64_says_which_side_is_wrong() -> None:
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    exact = rng.standard_normal((8, 16))
+    near, far = exact * (1 + 1e-7), exact + 1e-3 * rng.standard_normal(exact.shape)
+    again = trace.Again(repeats=True, draws=False)
+    side = experiments.Side
+    wrong = experiments.judge(side(again, near, exact), side(again, far, exact))
+    assert wrong.cause == "implementation" and wrong.ratio is not None and wrong.ratio > 1000
+    other = experiments.judge(side(again, far, exact), side(again, near, exact))
+    assert other.cause is None, "the benchmark is the one that is off"
+    another = experiments.judge(side(again, near, exact), side(again, far, far))
+    assert another.cause is None and "they compute something else" in another.evidence[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "format None"), ('{"record": "trace", "format": 9}\n', "format 9"),
+     ("[1]\n", "no object"), ("{\n", "not a trace"),
+     ('{"record": "trace", "format": 1}\n{"record": "operator", "n": "x"}\n', "not a trace")],
+)  # fmt: skip
+def test_a_damaged_trace_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / trace.NAME).write_text(text)
+    with pytest.raises(DumpError, match=said):
+        trace.read(tmp_path / trace.NAME)
+    assert trace.read(tmp_path / "none.jsonl") is None
+
+
+def test_every_line_is_strict_json(tmp_path: Path) -> None:
+    def masked(y: Tensor) -> Tensor:
+        return y + torch.where(y > 100, float("-inf"), 0.0)
+
+    run(tmp_path, wrapped(masked))
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    for line in (rank_dir(tmp_path) / trace.NAME).read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
