@@ -68,5 +68,5 @@ def canonical(name: str) -> str:
 
 
 def order(stage: str) -> int:
-    """Position of a canonical stage within a step."""
-    return STAGES.index(stage)
+    """Position of a canonical stage within a step; what is called otherwise comes after them."""
+    return STAGES.index(stage) if stage in STAGES else len(STAGES)

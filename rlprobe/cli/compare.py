@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlprobe import terminal
 from rlprobe.cli.common import write_json
-from rlprobe.compare import outdir, sides
+from rlprobe.compare import outdir, planner, sides
 from rlprobe.compare.compare import COVERAGE, Options, compare, insufficient
 from rlprobe.compare.match import rules
+from rlprobe.compare.planner import StagePlan
+from rlprobe.compare.writer import Summary
 from rlprobe.errors import NotComparableError, RlprobeError, UsageError
+from rlprobe.files import written
 from rlprobe.stages import ALIASES
 
 _log = logging.getLogger(__name__)
@@ -106,8 +110,16 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--table",
+        nargs="?",
+        choices=("csv", "xlsx", "both"),
+        const="csv",
+        help="also write OUT/STAGE/table.csv, table.xlsx (Excel) or both, with the columns of "
+        "msprobe compare (default of the option: csv)",
+    )
+    parser.add_argument(
+        "--stacks",
         action="store_true",
-        help="also write OUT/STAGE/table.csv with the columns of msprobe compare",
+        help="show who made the calls that are listed, on both sides (from stack.json)",
     )
     parser.set_defaults(run=run)
 
@@ -178,9 +190,33 @@ def _two_sides(args: argparse.Namespace, options: Options) -> _Told:
             summaries = compare(benchmark, target, args.out, options)
         except NotComparableError as error:
             return error, []
-        for summary in summaries if args.table else ():
-            _write_table(args.out / summary.stage)
+        if args.table or args.stacks:
+            plan = planner.plan(benchmark, target, options.stages, options.map_steps)
+        else:
+            plan = []
+        for stage in plan if args.table else ():
+            _write_table(args.out / stage.stage, stage, args.table)
+        if not args.quiet and any(s.compared for s in summaries):
+            _print(args, summaries, plan)
     return insufficient(summaries, options), [s.as_dict() for s in summaries]
+
+
+def _print(args: argparse.Namespace, summaries: list[Summary], plan: list[StagePlan]) -> None:
+    """What was found, for whoever sits before the screen."""
+    # Imported here: judging is not needed before something was compared.
+    from rlprobe.judge import outline
+    from rlprobe.judge.inputs import Results
+    from rlprobe.judge.judge import judge
+
+    results = Results.of_comparison(args.out, [s.stage for s in summaries])
+    step = judge(results, outline.first_step(results))
+    called: dict[str, Sequence[str]] = {}
+    if args.stacks:
+        from rlprobe.compare import stacks
+
+        called = stacks.both(plan, outline.listed(step))
+    for line in outline.lines(step, summaries, str(args.out), called):
+        print(terminal.safe(line))
 
 
 def _step_pair(text: str) -> tuple[int, int]:
@@ -190,14 +226,22 @@ def _step_pair(text: str) -> tuple[int, int]:
     return int(benchmark), int(target)
 
 
-def _write_table(stage: Path) -> None:
+def _write_table(directory: Path, stage: StagePlan, kind: str) -> None:
     import polars as pl
 
+    from rlprobe.compare import stacks
     from rlprobe.compare.msprobe import table
     from rlprobe.dumps.results import RECORDS
 
-    records = pl.read_parquet(stage / RECORDS)
-    table.table(records).write_csv(stage / "table.csv")
+    records = pl.read_parquet(directory / RECORDS)
+    made = table.table(records, stacks=stacks.column(records, stage))
+    if kind in ("csv", "both"):
+        with written(directory / "table.csv") as path:
+            made.write_csv(path)
+    if kind in ("xlsx", "both"):
+        from rlprobe.compare.msprobe import excel
+
+        excel.write(made, directory / "table.xlsx")
 
 
 def _bounds() -> Callable[[pl.DataFrame], pl.DataFrame]:

@@ -87,7 +87,7 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
                 for name, table in found.tables.items():
                     writer.write_table(out / stage.stage, name, table, summary)
         writer.write_stage(out / stage.stage, tables, summary)
-        _tell(summary, options)
+        _tell(summary)
         summaries.append(summary)
     return summaries
 
@@ -119,7 +119,7 @@ def _has_key_data(side: Side) -> bool:
     return any((side.path / directory).is_dir() for directory in _KEY_DATA)
 
 
-def _tell(summary: Summary, options: Options) -> None:
+def _tell(summary: Summary) -> None:
     """How much was compared, and what was found of key data and token sketches."""
     unseen = f", no difference seen in {summary.unseen}" if summary.unseen else ""
     _log.info(
@@ -138,10 +138,6 @@ def _tell(summary: Summary, options: Options) -> None:
             summary.checksums["differ"],
             summary.checksums["compared"],
         )
-    # where it is too little, the error says the same
-    enough = min(map(summary.coverage, ("benchmark", "target"))) >= options.coverage
-    for line in lacking.said(summary.lacking.items()) if enough else ():
-        _log.info("%s: not compared: %s", summary.stage, line)
     if summary.samples is None:
         return
     for key, found in summary.samples["keys"].items():

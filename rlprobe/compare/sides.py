@@ -69,6 +69,14 @@ class StageSource:
         """This process's tensor files, None when it has none."""
         raise NotImplementedError
 
+    def stacks(self, process: Process) -> dict[str, str]:
+        """Call stacks by the name of the call; empty where none were recorded.
+
+        Raises:
+            DumpError, StoreError: the file is damaged.
+        """
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class DumpStage(StageSource):
@@ -107,6 +115,10 @@ class DumpStage(StageSource):
         directory = (path.parent if path.is_file() else path) / records.TENSORS
         return source.in_directory(directory, check_crc) if directory.is_dir() else None
 
+    def stacks(self, process: Process) -> dict[str, str]:
+        path = self.paths[process]
+        return records.read_stack((path.parent if path.is_file() else path) / records.STACK)
+
 
 @dataclass(frozen=True)
 class RunStage(StageSource):
@@ -131,6 +143,12 @@ class RunStage(StageSource):
         listing.found(run, "tensors.parquet")
         found = places(run, f"{self.tree.name}/step{process.step}/rank{process.rank}")
         return source.in_store(found, check_crc) if found else None
+
+    def stacks(self, process: Process) -> dict[str, str]:
+        rows = self.table(process).rows(["name", "stack"]).drop_nulls("stack")
+        call = pl.col("name").str.extract(r"^(.*\.(?:forward|backward)(?:\.\d+)?)(?:\.|$)")
+        first = rows.with_columns(call=pl.coalesce(call, "name")).unique("call", keep="first")
+        return dict(first.select("call", "stack").iter_rows())
 
 
 @dataclass(frozen=True)

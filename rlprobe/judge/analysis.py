@@ -75,8 +75,8 @@ class Step:
 
 def first_of(step: Step) -> Finding | None:
     """The first stage, in the order of a step, that parts."""
-    for name in stages.STAGES:
-        finding = step.findings.get(name)
-        if finding is not None and finding.origin is not None:
+    for name in sorted(step.findings, key=stages.order):
+        finding = step.findings[name]
+        if finding.origin is not None:
             return finding
     return None

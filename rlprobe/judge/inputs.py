@@ -8,7 +8,8 @@ hand)::
      "pairs": {pair: {"benchmark": role, "target": role, "stages": [...]}}}
 
 Beside it stand ``compare/{pair}/{stage}/{records.parquet, summary.json}``; the runs are in the
-store.
+store. What ``rlprobe compare A B -o OUT`` wrote of two dumps, ``OUT/{stage}/…``, is read as an
+alignment without runs: what a manifest would say is not known.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import polars as pl
@@ -26,8 +27,10 @@ from rlprobe import formats, stages
 from rlprobe.dumps import results as tables
 from rlprobe.errors import DumpError, StoreError
 from rlprobe.files import replace_bytes
-from rlprobe.roles import TARGET
-from rlprobe.store.read import Run
+from rlprobe.roles import BENCHMARK, TARGET
+
+if TYPE_CHECKING:
+    from rlprobe.store.read import Run
 
 FORMAT = 1
 NAME = "alignment.json"
@@ -72,15 +75,19 @@ class Results:
     directory: Path
     plan: Plan
     store: Path
+    #: A comparison of two dumps: no runs, and the stages stand in the directory itself.
+    of_dumps: bool = False
 
     @classmethod
     def open(cls, directory: Path) -> Results:
-        """Read ``alignment.json``.
+        """Read ``alignment.json``, or find what a comparison of two dumps left.
 
         Raises:
-            DumpError: there is none, or it is not what the workflow writes.
+            DumpError: there is neither, or it is not what the workflow writes.
         """
         path = directory / NAME
+        if not path.is_file() and (found := _compared_stages(directory)):
+            return cls.of_comparison(directory, found)
         try:
             if path.stat().st_size > _MAX_BYTES:
                 raise DumpError(f"{path} is larger than {_MAX_BYTES} bytes: no plan")
@@ -88,7 +95,8 @@ class Results:
         except OSError as error:
             raise DumpError(
                 f"{path} cannot be read ({error.strerror or error}); `rlprobe config plan CONFIG` "
-                "writes it"
+                "writes it. A comparison of two dumps needs none: there was no "
+                f"{{stage}}/{tables.SUMMARY} in {directory} either"
             ) from error
         try:
             plan = msgspec.json.decode(data, type=Plan)
@@ -105,6 +113,13 @@ class Results:
             store = beside if beside.is_dir() else store
         return cls(directory, plan, store)
 
+    @classmethod
+    def of_comparison(cls, directory: Path, found: list[str]) -> Results:
+        """What ``rlprobe compare -o DIRECTORY`` wrote of these stages, without runs."""
+        pairs = {TARGET: PlannedPair(BENCHMARK, TARGET, found)}
+        plan = Plan(directory.resolve().name, "", {}, pairs)
+        return cls(directory, plan, directory, of_dumps=True)
+
     def run(self, role: str) -> Run | None:
         """A role's run, None where it is not planned or not in the store.
 
@@ -114,10 +129,15 @@ class Results:
         planned = self.plan.runs.get(role)
         if planned is None or not (self.store / "runs" / planned.key / "manifest.json").is_file():
             return None
+        # Imported here: a comparison of dumps has no runs, and their models load slowly.
+        from rlprobe.store.read import Run
+
         return Run.open(self.store, planned.key)
 
     def compared(self, pair: str, stage: str) -> Path:
         """Where a comparison's files are, or would be."""
+        if self.of_dumps and pair == TARGET:
+            return self.directory / stage
         return self.directory / "compare" / pair / stage
 
     def stages(self, pair: str = TARGET) -> list[str]:
@@ -142,6 +162,17 @@ class Results:
             DumpError: it is missing, damaged, or not the one that was written.
         """
         return tables.table(self.compared(pair, stage), name)
+
+
+def _compared_stages(directory: Path) -> list[str]:
+    """Stages that ``rlprobe compare`` left in a directory; names of any kind."""
+    if not directory.is_dir():
+        return []
+    return sorted(
+        p.parent.name
+        for p in directory.glob(f"*/{tables.SUMMARY}")
+        if p.is_file() and p.parent.name != "judged"
+    )
 
 
 def write(

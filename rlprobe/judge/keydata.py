@@ -6,6 +6,7 @@ How key data lie in a run and how a row's sample is found: :mod:`rlprobe.dumps.k
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,7 +22,9 @@ from rlprobe.dumps.key_data import (
     stage_of,
 )
 from rlprobe.judge import fits
-from rlprobe.store.read import Run
+
+if TYPE_CHECKING:
+    from rlprobe.store.read import Run
 
 __all__ = ["ADVANTAGES", "GIVEN", "OUTCOMES", "REWARDS", "TOKENS", "Array", "Row", "stage_of"]
 

@@ -9,10 +9,12 @@ the worse mode.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprobe.judge.roundoff import UNIT
-from rlprobe.store.read import Run
+
+if TYPE_CHECKING:
+    from rlprobe.store.read import Run
 
 #: torch's ``float32_matmul_precision`` -> the format that factors may be rounded to.
 _PRECISION = {"high": 2.0**-11, "medium": UNIT["torch.bfloat16"]}

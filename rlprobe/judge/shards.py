@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
@@ -21,7 +21,9 @@ from rlprobe.judge import sketched, unshard
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.sketch import K
-from rlprobe.store.read import Run
+
+if TYPE_CHECKING:
+    from rlprobe.store.read import Run
 
 UPDATES = ("grad_reduced", "grad_clipped", "change")
 _SIDES = ("benchmark", "target")

@@ -7,6 +7,7 @@ them are asked of few records, and answered here without comparing again.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,9 @@ from rlprobe.dumps import records
 from rlprobe.errors import StoreError
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import BENCHMARK, TARGET
-from rlprobe.store.read import Run
+
+if TYPE_CHECKING:
+    from rlprobe.store.read import Run
 
 Matrix = npt.NDArray[np.float64]
 Vector = npt.NDArray[np.float64]

@@ -209,8 +209,10 @@ def write(results: Results, step: Step, found: Mapping[str, pl.DataFrame]) -> st
     for stale in directory.glob("*.parquet"):
         if stale.stem not in kept:
             stale.unlink()
+    # dumps are no runs and have no keys
     runs = results.plan.runs
-    whole = Summary(step.number, runs[BENCHMARK].key, runs[TARGET].key, kept)
+    benchmark, target = (runs[r].key if r in runs else "" for r in (BENCHMARK, TARGET))
+    whole = Summary(step.number, benchmark, target, kept)
     data = msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
     replace_bytes(directory / SUMMARY, data)
     return hashlib.sha256(data).hexdigest()

@@ -25,6 +25,7 @@ _STATISTICS = (
 )
 SIDES = (("NPU", "target"), ("Bench", "benchmark"))
 N_A = "N/A"
+STACKS = "NPU_Stack_Info"
 _INTEGERS = tuple(f"torch.{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64))
 _PLAIN = ("int", "float", "bool", "str", "list", "dict", "tuple")
 _SIZES = ("torch.Size", "slice")
@@ -38,11 +39,18 @@ def task_of(records: pl.DataFrame) -> str:
     return MD5 if checksum.any() else STATISTICS
 
 
-def table(records: pl.DataFrame, task: str | None = None) -> pl.DataFrame:
+def table(
+    records: pl.DataFrame, task: str | None = None, stacks: pl.Series | None = None
+) -> pl.DataFrame:
     """msprobe's table of some records (columns of :data:`rlprobe.compare.writer.SCHEMA`).
 
     All cells are text, as in its CSV; numbers are written so that they read back exactly. Rows are
-    in execution order, a row's stack is not repeated here.
+    in execution order.
+
+    Args:
+        records: what was compared.
+        task: which of msprobe's three tables; None: the one that the records fill.
+        stacks: a cell per record for the column NPU_Stack_Info, which is left out where none is.
     """
     task = task or task_of(records)
     frame = records.with_columns(
@@ -72,6 +80,9 @@ def table(records: pl.DataFrame, task: str | None = None) -> pl.DataFrame:
         columns += [f"{label} {name}" for label, _ in SIDES for _, name, _, _ in _STATISTICS]
     frame = verdicts(frame, task)
     columns += ["Requires_grad Consistent", "Result", "Err_message"]
+    if stacks is not None and stacks.null_count() < len(stacks):
+        frame = frame.with_columns(stacks.alias(STACKS))
+        columns.append(STACKS)
     if task == TENSOR:
         pair = [pl.col(f"data_name_{side}").fill_null("-1") for _, side in SIDES]
         frame = frame.with_columns(pl.format("['{}', '{}']", *pair).alias("Data_name"))

@@ -1,0 +1,95 @@
+"""Who made a call, on either side: the call stacks that msprobe keeps in stack.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from rlprobe.compare.planner import StagePlan
+from rlprobe.compare.sides import Process, StageSource
+
+#: The call that a record is of: its name up to the direction, and a module's number after it.
+_CALL = re.compile(r"^(.*\.(?:forward|backward)(?:\.\d+)?)(?:\.|$)")
+#: Frames of torch's own machinery, which say nothing of who called.
+_MACHINERY = re.compile(r"torch/nn/modules/module\.py")
+_FRAME = re.compile(r"\n(?=File )")
+#: Frames shown of a stack, innermost first.
+FRAMES = 6
+
+
+def both(plan: Iterable[StagePlan], rows: Iterable[Mapping[str, Any]]) -> dict[str, Sequence[str]]:
+    """Lines about who made each record's call, by the record's name.
+
+    Args:
+        plan: what was compared with what.
+        rows: of judged tables: stage, step, rank, name and both sides' names.
+
+    Raises:
+        DumpError: a stack file is damaged.
+    """
+    known: dict[tuple[str, str, Process], dict[str, str]] = {}
+    found: dict[str, Sequence[str]] = {}
+    stages = {stage.stage: stage for stage in plan}
+    for row in rows:
+        for stage in [stages[row["stage"]]] if row.get("stage") in stages else stages.values():
+            said: list[str] = []
+            for pairing in stage.pairings:
+                if (pairing.step, pairing.rank) != (row.get("step"), row.get("rank")):
+                    continue
+                for side, source, process in (
+                    ("benchmark", stage.benchmark, pairing.benchmark),
+                    ("target", stage.target, pairing.target),
+                ):
+                    if source is None or process is None:
+                        continue
+                    place = (stage.stage, side, process)
+                    if place not in known:
+                        known[place] = source.stacks(process)
+                    name = row.get(f"name_{side}") or row.get("name")
+                    said += _told(side, known[place].get(call_of(str(name))))
+            if said:
+                found[str(row["name"])] = said
+    return found
+
+
+def call_of(name: str) -> str:
+    """The name in stack.json of a record's call."""
+    match = _CALL.match(name)
+    return match[1] if match else name
+
+
+def _told(side: str, stack: str | None) -> list[str]:
+    if not stack:
+        return [f"{side}: no stack was recorded"]
+    # a frame is two lines: where, and the code there
+    frames = [frame for frame in _FRAME.split(stack) if not _MACHINERY.search(frame)]
+    shown = [" ".join(frame.split()) for frame in frames[:FRAMES]]
+    more = [f"  … {len(frames) - FRAMES} more frames"] if len(frames) > FRAMES else []
+    return [f"{side}:", *(f"  {frame}" for frame in shown), *more]
+
+
+def column(records: pl.DataFrame, stage: StagePlan) -> pl.Series:
+    """The target's stack at the first record of each call, null elsewhere, as msprobe has it.
+
+    Args:
+        records: the stage's comparison, all processes.
+        stage: what was compared with what.
+    """
+    stacks: dict[tuple[int, int], dict[str, str]] = {}
+    source: StageSource | None = stage.target
+    for pairing in stage.pairings:
+        if source is not None and pairing.target is not None:
+            stacks[pairing.step, pairing.rank] = source.stacks(pairing.target)
+    told: set[tuple[int, int, str]] = set()
+    cells: list[str | None] = []
+    for step, rank, name in records.select("step", "rank", "name_target").iter_rows():
+        call = None if name is None else call_of(name)
+        if call is None or (step, rank, call) in told:
+            cells.append(None)
+            continue
+        told.add((step, rank, call))
+        cells.append(stacks.get((step, rank), {}).get(call))
+    return pl.Series("stack", cells, dtype=pl.String)

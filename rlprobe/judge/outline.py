@@ -1,0 +1,231 @@
+"""What a comparison found, on a screen: where it parts first, the worst, what was not compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import polars as pl
+
+from rlprobe import stages
+from rlprobe.compare import lacking, measures
+from rlprobe.compare.writer import Summary
+from rlprobe.judge import analysis, compared, decisive
+from rlprobe.judge.analysis import Finding, Step
+from rlprobe.judge.inputs import Results
+from rlprobe.judge.reasons import EXCUSES, UNJUDGED
+from rlprobe.roles import TARGET
+
+#: Records listed.
+WORST = 10
+#: Of a statistic, an error is at least this; of elements, it is this.
+_BOUND = "statistics"
+_WORDS = {decisive.NORM: " of the norm", decisive.DENSE: " of what all elements share"}
+
+
+def first_step(results: Results) -> int:
+    """The first step of which anything has a counterpart; 0 where nothing has.
+
+    Raises:
+        DumpError: a table is damaged.
+    """
+    alone = [measures.BENCHMARK_ONLY, measures.TARGET_ONLY]
+    found = []
+    for stage in results.stages():
+        lazy = compared.scan(results, TARGET, stage, ["step", "status"])
+        if lazy is None:
+            continue
+        steps = lazy.filter(~pl.col("status").is_in(alone)).select(pl.col("step").min())
+        step = compared.collect(steps, results.compared(TARGET, stage)).item()
+        found += [] if step is None else [int(step)]
+    return min(found, default=0)
+
+
+def lines(
+    step: Step, summaries: Sequence[Summary], out: str, stacks: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    """The text, in the order in which it is wanted.
+
+    Args:
+        step: what judging found.
+        summaries: of the stages compared.
+        out: the results directory, as the user named it.
+        stacks: lines about who called a record, by its name; empty where none are wanted.
+    """
+    parted = analysis.first_of(step)
+    yield from _first(step, parted, stacks)
+    yield from _worst(step, stacks)
+    yield from _counts(summaries)
+    yield from _not_compared(step, summaries)
+    yield from _next(parted, summaries, out)
+
+
+def listed(step: Step) -> list[dict[str, Any]]:
+    """The first record that parts, and the worst: whoever looks for their stacks."""
+    parted = analysis.first_of(step)
+    own = [] if parted is None or parted.origin is None else [parted.origin.row]
+    return own + _beyond(step).head(WORST).to_dicts()
+
+
+def _first(
+    step: Step, parted: Finding | None, stacks: Mapping[str, Sequence[str]]
+) -> Iterator[str]:
+    if parted is None or parted.origin is None:
+        held = sum(finding.held.height for finding in step.findings.values())
+        if held:
+            yield f"Nothing parts by more than round-off allows: {held:,} records judged."
+        else:
+            yield "Nothing could be judged."
+        return
+    origin, row = parted.origin, parted.origin.row
+    what = f"{origin.module} ({origin.operator})" if origin.module else str(origin.operator)
+    where = f"{parted.stage.name}, step {step.number}, rank {parted.rank or 0}"
+    yield f"First to part: {what}, in {where}"
+    yield f"  {_names(row)}"
+    yield f"  {_size(row)}"
+    if origin.reason:
+        yield f"  {origin.reason}"
+    yield from _stack(row, stacks)
+
+
+def _names(row: Mapping[str, Any]) -> str:
+    benchmark, target = row.get("name_benchmark"), row.get("name_target")
+    name = lacking.short(str(benchmark or row.get("name")))
+    if benchmark and target and benchmark != target:
+        return f"{name} | target: {lacking.short(str(target))}"
+    return name
+
+
+def _size(row: dict[str, Any]) -> str:
+    measure = decisive.of(row)
+    if measure.error is None:
+        return "it differs, and statistics do not say by how much"
+    least = "at least " if row.get("error_kind") == _BOUND else ""
+    of = _WORDS.get(measure.name, "")
+    text = f"error{of} {least}{measure.error:.3g}"
+    excess = row.get("excess")
+    if not isinstance(excess, float):
+        return text
+    if math.isinf(excess):
+        return f"{text}; there is no round-off in it"
+    return f"{text}, {_times(excess)} what round-off allows ({measure.floor or 0.0:.2g})"
+
+
+def _times(excess: float) -> str:
+    return f"{excess:,.0f} times" if excess >= 10 else f"{excess:.1f} times"
+
+
+def _beyond(step: Step) -> pl.DataFrame:
+    """Records beyond their floor, the furthest first."""
+    found = [
+        finding.held.filter(pl.col("beyond")).with_columns(stage=pl.lit(name))
+        for name, finding in sorted(step.findings.items(), key=lambda item: stages.order(item[0]))
+    ]
+    if not found:
+        return pl.DataFrame(schema={"excess": pl.Float64})
+    return pl.concat(found, how="diagonal").sort(
+        "excess", descending=True, nulls_last=True, maintain_order=True
+    )
+
+
+def _worst(step: Step, stacks: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    beyond = _beyond(step)
+    if not beyond.height:
+        return
+    shown = min(WORST, beyond.height)
+    yield ""
+    yield (
+        f"The worst {shown} of {beyond.height:,} beyond round-off:"
+        if beyond.height > shown
+        else f"All {shown} beyond round-off, the worst first:"
+    )
+    yield f"  {'times round-off':>15}  {'error':>9}  record"
+    many = beyond.get_column("stage").n_unique() > 1
+    for row in beyond.head(shown).iter_rows(named=True):
+        excess, error = row["excess"], row["error"]
+        times = (
+            "-" if excess is None else "no round-off" if math.isinf(excess) else f"{excess:,.1f}"
+        )
+        size = "-" if error is None else f"{error:.2g}"
+        where = f"{row['stage']}: " if many else ""
+        yield f"  {times:>15}  {size:>9}  {where}{_names(row)}"
+        yield from _stack(row, stacks)
+
+
+def _stack(row: Mapping[str, Any], stacks: Mapping[str, Sequence[str]]) -> Iterator[str]:
+    for line in stacks.get(str(row.get("name")), ()):
+        yield f"      {line}"
+
+
+def _counts(summaries: Iterable[Summary]) -> Iterator[str]:
+    yield ""
+    yield "By status:"
+    for s in summaries:
+        counts = ", ".join(
+            f"{status} {s.counts[status]:,}" for status in measures.STATUSES if s.counts[status]
+        )
+        shares = " / ".join(f"{100 * s.coverage(side):.1f} %" for side in s.ranks)
+        yield f"  {s.stage}: {counts or 'no records'}; measured {shares} of benchmark / target"
+
+
+def _not_compared(step: Step, summaries: Iterable[Summary]) -> Iterator[str]:
+    found: list[str] = []
+    for s in summaries:
+        found += [f"{s.stage}: {line}" for line in lacking.said(s.lacking.items())]
+    for stage, finding in step.findings.items():
+        rows = finding.stage.rows
+        for column, said, words in (
+            ("unjudged_because", "compared, not judged", UNJUDGED),
+            ("excused_by", "excused", EXCUSES),
+        ):
+            # what was not compared is told above, in the comparison's words
+            own = rows.filter(pl.col("error_kind").is_not_null()).get_column(column).drop_nulls()
+            for reason, count in own.value_counts(sort=True).iter_rows():
+                found.append(f"{stage}: {count:,} {said}: {words.get(reason, reason)}")
+    later = sorted({n for s in summaries for n in s.steps if n > step.number})
+    if later and step.findings:
+        found.append(f"steps after {step.number} were compared and not judged: they inherit what "
+                     "updates differ by")  # fmt: skip
+    if found:
+        yield ""
+        yield "Not compared or not judged, and why:"
+        yield from (f"  {line}" for line in found)
+    notes = [f"{s.stage}: {note}" for s in summaries for note in (*s.notes, *_ambiguous(s))]
+    if notes:
+        yield ""
+        yield "Notes:"
+        yield from (f"  {note}" for note in notes)
+
+
+def _ambiguous(summary: Summary) -> list[str]:
+    count = summary.rules["ambiguous_call"]
+    if not count:
+        return []
+    return [
+        f"{count:,} records are of calls that were paired in order and could as well be the "
+        "neighbour's, which stayed alone (rule ambiguous_call)"
+    ]
+
+
+def _next(parted: Finding | None, summaries: Sequence[Summary], out: str) -> Iterator[str]:
+    yield ""
+    yield "Next:"
+    kinds = {kind for s in summaries for kind in s.tables}
+    if parted is not None and parted.origin is not None:
+        row = parted.origin.row
+        call = str(row.get("name_benchmark") or row.get("name")).rsplit(".", 2)[0]
+        if row.get("error_kind") == _BOUND:
+            yield (
+                "  see which elements differ: dump both sides again with task tensor and list "
+                f'["{lacking.short(call)}"]'
+            )
+        yield "  see who calls it on either side: the same command with --stacks"
+    elif any(s.unseen for s in summaries):
+        yield (
+            "  statistics cannot see a permutation or single elements: dump with task tensor to be "
+            "sure"
+        )
+    yield f"  rlprobe diagnose {out}   the verdict with its gate; rlprobe report {out}   the page"
+    if "records.parquet" in kinds:
+        yield f"  every record: {out}/STAGE/records.parquet (docs/compare.md says its columns)"

@@ -1,0 +1,137 @@
+"""What does somebody who has two dumps and nothing else read on the screen?"""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openpyxl import load_workbook  # type: ignore[import-untyped]
+
+from rlprobe.cli import main
+from tests.msprobe import dumps
+from tests.msprobe.dumps import call, tensor
+
+
+def leaf(top: float, shape: tuple[int, ...] = (4, 8)) -> dict[str, Any]:
+    return tensor((top, -top, 0.1 * top, 2 * top), shape)
+
+
+def model(wrong: float = 0.0, layers: int = 4) -> dict[str, Any]:
+    """Layers one after another; from the second on a share ``wrong`` too large."""
+    data = {}
+    for n in range(layers):
+        given, made = (10.0 + n + k for k in (0, 1))
+        if n > 1:
+            given *= 1 + wrong
+        if n >= 1:
+            made *= 1 + wrong
+        data[f"Module.model.layers.{n}.mlp.MLP.forward.0"] = call([leaf(given)], [leaf(made)])
+    return data
+
+
+def run(tmp_path: Path, benchmark: Any, target: Any, *more: str) -> list[str]:
+    dumps.write(tmp_path / "b/actor_update/step0/rank0", benchmark, stack=True)
+    dumps.write(tmp_path / "t/actor_update/step0/rank0", target, stack=True)
+    return ["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", str(tmp_path / "o"), *more]
+
+
+def test_the_first_that_parts_comes_first_then_the_worst_the_counts_and_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = model(0.01)
+    # a hundred times further off, and later: the worst, and not the first
+    target["Module.model.layers.3.mlp.MLP.forward.0"] = call([leaf(13.13)], [leaf(28.0)])
+    target["Module.model.extra.Extra.forward.0"] = call([leaf(1.0)], [leaf(1.0)])
+    assert main(run(tmp_path, model(), target, "--coverage", "0.5")) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert lines[0] == "First to part: model.layers.1.mlp (MLP), in actor_update, step 0, rank 0"
+    assert lines[1].strip() == "Module.model.layers.1.mlp.MLP.forward.0.output.0"
+    assert lines[2].strip().startswith("error at least 0.01,")
+    assert "times what round-off allows" in lines[2]
+    places = [out.index(part) for part in ("First to part", "the worst first:", "By status:",
+                                           "Not compared", "Next:")]  # fmt: skip
+    assert places == sorted(places)
+    worst = lines[lines.index(next(x for x in lines if "the worst first" in x)) + 2]
+    assert worst.endswith("Module.model.layers.3.mlp.MLP.forward.0.output.0")
+    assert "2 records: the benchmark has no such record" in out
+    assert f"rlprobe diagnose {tmp_path / 'o'}" in out
+
+
+def test_equal_dumps_are_said_to_be_and_statistics_to_be_only_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(run(tmp_path, model(), model())) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("Nothing parts by more than round-off allows: 8 records judged.")
+    assert "statistics cannot see a permutation" in out
+    assert "worst" not in out
+
+
+def test_more_than_ten_are_ten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(run(tmp_path, model(layers=20), model(0.01, layers=20))) == 0
+    out = capsys.readouterr().out
+    assert "The worst 10 of 37 beyond round-off:" in out
+    assert out.count("Module.model.layers") == 11 + 1  # the first, ten, and what to dump again
+
+
+def test_notes_are_on_the_screen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for side in "bt":
+        for pid in (1, 2):
+            dumps.write(tmp_path / side / f"step0/proc{pid}", model())
+    command = ["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", str(tmp_path / "o")]
+    assert main(command) == 0
+    assert "which is a guess" in capsys.readouterr().out
+
+
+def test_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(run(tmp_path, model(), model(0.01), "-q")) == 0
+    assert capsys.readouterr().out == ""
+
+
+def stack(root: Path, name: str, frames: list[str]) -> None:
+    text = json.dumps({"0": [[name], frames]})
+    (root / "actor_update/step0/rank0/stack.json").write_text(text)
+
+
+def test_stacks_show_who_called_on_both_sides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = run(tmp_path, model(), model(0.01), "--stacks")
+    name = "Module.model.layers.1.mlp.MLP.forward.0"
+    inner = "File torch/nn/modules/module.py, line 9, in _call_impl, \n return f()"
+    stack(tmp_path / "b", name, [inner, "File modeling.py, line 7, in forward, \n y = mlp(x)"])
+    stack(tmp_path / "t", name, ["File npu_patch.py, line 3, in forward, \n y = fused(x)"])
+    assert main(command) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    at = lines.index("benchmark:")
+    assert lines[at : at + 4] == [
+        "benchmark:", "File modeling.py, line 7, in forward, y = mlp(x)",
+        "target:", "File npu_patch.py, line 3, in forward, y = fused(x)",
+    ]  # fmt: skip
+    assert "benchmark: no stack was recorded" in lines
+
+
+def test_the_table_has_stacks_as_csv_and_as_a_workbook(tmp_path: Path) -> None:
+    assert main(run(tmp_path, model(), model(0.01), "--table", "both")) == 0
+    directory = tmp_path / "o/actor_update"
+    with (directory / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    # msprobe has a call's stack once, at its first record
+    assert rows[0]["NPU_Stack_Info"].startswith("File model.py, line 1")
+    assert rows[1]["NPU_Stack_Info"] == ""
+    sheet = load_workbook(directory / "table.xlsx").active
+    cells = [[cell.value for cell in row] for row in sheet.iter_rows()]
+    assert cells[0] == list(rows[0])
+    assert [cell or "" for cell in cells[1]] == list(rows[0].values())
+
+
+def test_no_cell_of_a_workbook_is_a_formula(tmp_path: Path) -> None:
+    data = {"=HYPERLINK(1).x.forward": call([leaf(1.0)], [])}
+    assert main(run(tmp_path, data, data, "--table", "xlsx")) == 0
+    sheet = load_workbook(tmp_path / "o/actor_update/table.xlsx").active
+    assert sheet["A2"].value.startswith("=HYPERLINK") and sheet["A2"].data_type == "s"
+    assert not (tmp_path / "o/actor_update/table.csv").exists()
