@@ -105,7 +105,7 @@ def _bound(rows: pl.DataFrame) -> pl.Series:
         # a benchmark whose norm may have been lost to rounding may be zero: then 1 is the truth
         sure = (norm > pl.col(f"slack_{side}")) | (extreme > 0)
         ratio = pl.max_horizontal(by_extreme, by_norm.fill_nan(None))
-        ratios[side] = pl.when(sure).then(ratio).otherwise(pl.min_horizontal(ratio, pl.lit(1.0)))
+        ratios[side] = pl.when(sure).then(ratio).otherwise(ratio.clip(upper_bound=1.0))
     zero = pl.col("extreme_benchmark") == 0
     error = (
         pl.when(pl.col("least") == 0)
@@ -113,7 +113,7 @@ def _bound(rows: pl.DataFrame) -> pl.Series:
         .when(zero & (pl.col("extreme_target") > 0))
         .then(1.0)
         .when(zero)
-        .then(pl.min_horizontal(ratios["target"], pl.lit(1.0)))
+        .then(ratios["target"].clip(upper_bound=1.0))
         .otherwise(ratios["benchmark"])
     )
     return rows.select(

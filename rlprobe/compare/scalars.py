@@ -70,13 +70,9 @@ def _with_differing(table: pl.DataFrame, rows: pl.Series) -> pl.DataFrame:
     for row in chosen.select(*columns, "max_diff", "min_diff").iter_rows():
         tensors, dtypes, values = row[0:2], row[2:4], row[4:6]
         if all(tensors):
-            pairs = [_extremes(values[n], row[6 + n], row[8 + n]) for n in (0, 1)]
-            if pairs[0] is not None and pairs[1] is not None:
-                largest.append(_float(pairs[1][0] - pairs[0][0]))
-                least.append(_float(pairs[1][1] - pairs[0][1]))
-            else:
-                largest.append(row[10])
-                least.append(row[11])
+            for key, at, told in (("Max", 6, largest), ("Min", 8, least)):
+                b, t = (_extreme(values[n], key, row[at + n]) for n in (0, 1))
+                told.append(row[at // 2 + 7] if b is None or t is None else _float(t - b))
             errors.append(None)
             continue
         least.append(row[11])
@@ -137,26 +133,22 @@ def _float(value: Fraction | int) -> float:
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
-def _extremes(
-    text: str | None, largest: float | None, least: float | None
-) -> tuple[int, int] | None:
-    """Exact extremes of an integer tensor, whether they fit a float64 or not.
+def _extreme(text: str | None, key: str, rounded: float | None) -> int | None:
+    """An exact extreme of an integer tensor, whether it fits a float64 or not.
 
-    ``text`` is what :mod:`rlprobe.dumps.dumpjson` keeps where they do not.
+    ``text`` is what :mod:`rlprobe.dumps.dumpjson` keeps where one does not.
     """
-    if text is None:
-        if largest is None or least is None:
+    if text is not None:
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
             return None
-        whole = math.isfinite(largest) and math.isfinite(least)
-        return (int(largest), int(least)) if whole else None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+        if not isinstance(found, dict):
+            return None
+        return found[key] if type(found.get(key)) is int else None
+    if rounded is None or not math.isfinite(rounded) or rounded != int(rounded):
         return None
-    if not isinstance(found, dict):
-        return None
-    top, bottom = found.get("Max"), found.get("Min")
-    return (top, bottom) if type(top) is int and type(bottom) is int else None
+    return int(rounded)

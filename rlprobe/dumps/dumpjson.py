@@ -310,9 +310,10 @@ class _Chunk:
             if leaf is None:
                 leaf = _NULL
             elif leaf.type is None or (
-                leaf.Max.__class__ is float
-                and leaf.Min.__class__ is float
-                and (leaf.Max >= EXACT_INTEGER or leaf.Min <= -EXACT_INTEGER)
+                (
+                    (leaf.Max.__class__ is float and abs(leaf.Max) >= EXACT_INTEGER)
+                    or (leaf.Min.__class__ is float and abs(leaf.Min) >= EXACT_INTEGER)
+                )
                 and "float" not in (leaf.dtype or "")
             ):
                 regular = False

@@ -193,7 +193,7 @@ def number(value: Any, key: str) -> float | None:
         try:
             return float(value)
         except OverflowError:
-            return math.copysign(math.inf, value)
+            return math.inf if value > 0 else -math.inf
     raise ValueError(f"{key} is {value!r:.40}, not a number")
 
 

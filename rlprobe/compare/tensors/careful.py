@@ -57,7 +57,7 @@ class Largest:
         eb, et, ed = self.exponents
         for raw_b, raw_t in pairs:
             b, t, d, shift = _difference(raw_b, raw_t, self.benchmark, self.target)
-            x, y = np.ldexp(b[0], -eb), np.ldexp(t[0], -et)
+            x, y = np.ldexp(b[0] + b[1], -eb), np.ldexp(t[0] + t[1], -et)
             d = np.ldexp(d, shift - ed)
             sums += [(x * y).sum(), (x * x).sum(), (y * y).sum(), (d * d).sum()]
         dot, bb, tt, dd = (float(s) for s in sums)
@@ -82,8 +82,8 @@ def sums(pairs: Pairs, benchmark: DType, target: DType) -> Largest:
     each = benchmark.numbers
     for raw_b, raw_t in pairs:
         b, t, d, shift = _difference(raw_b, raw_t, benchmark, target)
-        for side, values in enumerate((b[0], t[0])):
-            top[side] = max(top[side], float(np.abs(values).max(initial=0.0)))
+        for side, (high, low) in enumerate((b, t)):
+            top[side] = max(top[side], float(np.abs(high + low).max(initial=0.0)))
         magnitudes = np.abs(d) if benchmark.kind != "complex" else np.hypot(d[0::2], d[1::2])
         if magnitudes.size and (most := float(magnitudes.max())) > 0:
             exponent = max(exponent, _exponent(float(np.abs(d).max())) + shift)
@@ -94,7 +94,7 @@ def sums(pairs: Pairs, benchmark: DType, target: DType) -> Largest:
                 where = start + int(magnitudes.argmax()) // (
                     1 if benchmark.kind == "complex" else each
                 )
-            relative = max(relative, _relative(b[0], d, shift, benchmark))
+            relative = max(relative, _relative(b[0] + b[1], d, shift, benchmark))
         start += len(raw_b)
     exponents = (_exponent(top[0]), _exponent(top[1]), exponent)
     return Largest(benchmark, target, exponents, largest, where, relative)

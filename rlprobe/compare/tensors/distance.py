@@ -79,7 +79,7 @@ def _of_equal(tensor: TensorFile) -> Distance:
     nonfinite = 0
     if tensor.dtype.kind != "int":
         for raw in _rechunked(tensor):
-            finite: Any = np.isfinite(numbers(raw, tensor.dtype, tensor.dtype.size > 8))
+            finite: Any = np.isfinite(numbers(raw, tensor.dtype, not tensor.dtype.narrow))
             if tensor.dtype.kind == "complex":
                 finite = finite.reshape(-1, 2).all(axis=1)
             nonfinite += finite.size - int(np.count_nonzero(finite))

@@ -75,7 +75,9 @@ def applied(
     names = [name for name in figures.columns if not name.startswith("t_") and name != "row"]
     read = pl.col("t_status").is_not_null()
     unmeasured = pl.col("t_status").is_in([measures.UNREADABLE, measures.SHAPE, measures.DTYPE])
-    kept_status = pl.col("status").is_in(kept)
+    # of another type or not, what is not finite is said first, as it is of statistics
+    nonfinite = (pl.col("status") == measures.DTYPE) & (pl.col("t_status") == measures.NONFINITE)
+    kept_status = pl.col("status").is_in(kept) & ~nonfinite.fill_null(False)
     return (
         table.drop([name for name in names if name in table.columns])
         .with_row_index("row")

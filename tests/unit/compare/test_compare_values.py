@@ -1,0 +1,483 @@
+"""Small dumps on which a comparison is easily wrong: what it must say, and of their relatives.
+
+``cases`` holds dumps as msprobe wrote them, ``b`` (or ``a``) the benchmark and ``t`` (or ``b``) the
+target; ``elements/expected.json`` says what is right of each tensor ("positive": more than 0).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlprobe.cli import main
+from tests.msprobe import dumps
+from tests.msprobe.dumps import call, scalar, tensor
+from tests.unit.compare_helpers import Result, compared, compared_data
+
+CASES = Path(__file__).with_name("cases")
+EXPECTED: dict[str, dict[str, Any]] = json.loads((CASES / "elements/expected.json").read_text())
+
+
+def case(name: str, tmp: Path, benchmark: str = "b", target: str = "t") -> Result:
+    return compared(CASES / name / benchmark, CASES / name / target, tmp / "out")
+
+
+@cache
+def _elements(directory: Path) -> Result:
+    return case("elements", directory)
+
+
+@pytest.fixture(scope="module")
+def elements(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return _elements(tmp_path_factory.mktemp("elements"))
+
+
+@pytest.mark.parametrize("name", sorted(set(EXPECTED) - {"u64_top"}))
+def test_elements_are_compared_as_they_are(elements: Result, name: str) -> None:
+    row = elements.row(f"{name}.0.debug")
+    for key, right in EXPECTED[name].items():
+        choices = right[0] if isinstance(right, list) else [right]
+        assert any(_is(row[key], choice) for choice in choices), f"{key} is {row[key]}, not {right}"
+
+
+def _is(found: Any, right: Any) -> bool:
+    if right == "positive":
+        return found is not None and found > 0
+    if isinstance(right, float):
+        return found is not None and math.isclose(found, right, rel_tol=2e-5)
+    return bool(found == right)
+
+
+def test_unsigned_integers_of_64_bits_are_exact(tmp_path: Path) -> None:
+    for side, top in (("b", 2**64 - 1), ("t", 2**64 - 2)):
+        _save(tmp_path / side, {"u64_top": torch.tensor([top, 5], dtype=torch.uint64)})
+    row = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out").row("u64_top.0.debug")
+    assert row["status"] == "matched" and row["error"] > 0 and not row["identical"]
+    assert row["max_abs_err"] == 1
+
+
+def _save(directory: Path, values: dict[str, torch.Tensor], **more: Any) -> None:
+    """Tensors as ``save()`` leaves them: a leaf without statistics and a file."""
+    files = directory / "dump_tensor_data"
+    files.mkdir(parents=True)
+    data = {}
+    for name, value in values.items():
+        file = f"{name}.0.debug.pt"
+        torch.save(value, files / file)
+        leaf = tensor((None,) * 4, tuple(value.shape), str(value.dtype), data_name=file)
+        data[f"{name}.0.debug"] = {**leaf, **more}
+    dumps.write(directory, data, name="debug.json")
+
+
+NAMES = ("i53", "seed", "big", "s", "numstr", "verstr", "b", "small", "tiny", "infs")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scalars_that_differ_are_never_identical(tmp_path: Path, name: str) -> None:
+    row = case("scalars", tmp_path).row(f"Torch.f.0.forward.input.{name}")
+    assert not row["identical"]
+    assert row["error"] is None if name == "infs" else row["error"] > 0
+
+
+def test_scalars_of_equal_value_have_no_error(tmp_path: Path) -> None:
+    found = case("scalars", tmp_path)
+    same = found.row("Torch.f.0.forward.input.same")
+    zero, kind = (found.row(f"Torch.f.0.forward.input.{name}") for name in ("negz", "if"))
+    assert same["identical"] and same["error"] == 0
+    assert zero["error"] == 0 and not zero["identical"]
+    assert (kind["status"], kind["error"], kind["identical"]) == ("dtype", 0, False)
+    nan = found.row("Torch.f.0.forward.input.f")
+    assert (nan["status"], nan["error"], nan["identical"]) == ("nonfinite", None, False)
+
+
+@pytest.mark.parametrize(
+    ("b", "t", "difference", "error"),
+    [
+        (-(10**40), -(10**40) - 7, -7.0, 7e-40),
+        (2**64, 2.0**64, 0.0, 0.0),
+        (0, 10**400, math.inf, 1.0),
+        (True, 0, -1.0, 1.0),
+        ("2026.1", "2026.10", None, 1.0),
+        (5e-324, 1e-323, 5e-324, 1.0),
+        (1.7e308, -1.7e308, -math.inf, 2.0),
+    ],
+)
+def test_relatives_of_scalars(
+    tmp_path: Path, b: Any, t: Any, difference: float | None, error: float
+) -> None:
+    data = [{"Torch.f.0.forward": call([scalar(value)], [])} for value in (b, t)]
+    row = compared_data(tmp_path, *data).row("Torch.f.0.forward.input.0")
+    assert row["max_diff"] == difference
+    assert row["error"] == pytest.approx(error, rel=1e-15, abs=0)
+    assert not row["identical"]
+
+
+@pytest.fixture(scope="module")
+def statistics(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return case("elements_statistics", tmp_path_factory.mktemp("statistics"))
+
+
+def test_no_bound_from_statistics_is_above_what_the_elements_say(
+    elements: Result, statistics: Result
+) -> None:
+    bounds = 0
+    for row in statistics.records.iter_rows(named=True):
+        if row["name"] not in set(elements.records["name"]):
+            continue
+        true = elements.row(row["name"])["error"]
+        if row["error"] is not None and true is not None:
+            bounds += row["error"] > 0
+            assert row["error"] <= true * (1 + 1e-12), row["name"]
+        assert not row["identical"] or row["shape_benchmark"] == [0, 3]
+    assert bounds > 15
+
+
+def test_statistics_that_agree_are_not_identity(statistics: Result) -> None:
+    row = statistics.row("perm.0.debug")
+    assert (row["error"], row["identical"], row["reason"]) == (0, False, "no difference seen")
+    large = statistics.row("i64_2p60_all.0.debug")
+    assert large["max_diff"] == 1 and large["error"] > 0
+
+
+@pytest.mark.parametrize(
+    ("b", "t", "true"),
+    [
+        # norm rounded to bfloat16: 4.25 stands for up to 4.2666
+        ((4.25, 0.0, None, 4.25), (4.0, 0.0, None, 4.0), 0.25 / 4.25),
+        # norm lost to underflow, overflowed, absent
+        ((1e-40, 1e-40, None, 0.0), (2e-40, 2e-40, None, 0.0), 1.0),
+        ((1e30, 1e30, None, math.inf), (3e30, 3e30, None, math.inf), 2.0),
+        ((1e-300, -1e-300, None, None), (4e-300, -1e-300, None, None), 3 / math.sqrt(2)),
+    ],
+)
+def test_relatives_of_bounds(tmp_path: Path, b: Any, t: Any, true: float) -> None:
+    data = [
+        {"Torch.f.0.forward": call([], [tensor(values, (4,), "torch.bfloat16")])}
+        for values in (b, t)
+    ]
+    row = compared_data(tmp_path, *data).row("Torch.f.0.forward.output.0")
+    assert 0 < row["error"] <= true
+
+
+def test_integer_extremes_around_2_to_the_53_are_exact(tmp_path: Path) -> None:
+    tops = {"f": 2**53, "g": -(2**53) - 5, "h": 2**63 - 1, "k": -(2**60)}
+    data: list[dict[str, Any]] = [
+        {
+            f"Torch.{name}.0.forward": call(
+                [], [tensor((top + n, -(2**62), None, None), (2,), "torch.int64")]
+            )
+            for name, top in tops.items()
+        }
+        for n in (0, -1)
+    ]
+    found = compared_data(tmp_path, *data)
+    for name in tops:
+        row = found.row(f"Torch.{name}.0.forward.output.0")
+        assert row["max_diff"] == -1 and row["error"] > 0 and not row["identical"]
+
+
+def test_nan_statistics_say_nothing_of_the_rest(tmp_path: Path) -> None:
+    row = case("nan_statistics_same", tmp_path).row("Module.a.Linear.forward.0.output.0")
+    assert (row["status"], row["reason"]) == ("nonfinite", "both")
+    assert row["error"] is None and not row["identical"]
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ((math.nan, -1.0, math.nan, math.nan), None),
+        ((1.0, math.nan, 0.0, 1.0), None),
+        ((math.inf, -1.0, math.inf, math.inf), 0),
+        ((0.0, -math.inf, -math.inf, math.inf), 0),
+    ],
+)
+def test_relatives_of_nan_statistics(tmp_path: Path, values: Any, error: float | None) -> None:
+    data = {"Torch.f.0.forward": call([], [tensor(values)])}
+    row = compared_data(tmp_path, data, data).row("Torch.f.0.forward.output.0")
+    assert (row["status"], row["error"], row["identical"]) == ("nonfinite", error, False)
+
+
+def test_one_odd_file_name_costs_one_record(tmp_path: Path) -> None:
+    found = case("save_name_with_slash", tmp_path)
+    odd = found.row("actor/loss.0.debug")
+    assert odd["status"] == "unreadable" and "actor/loss.0.debug.pt" in odd["reason"]
+    assert found.row("ok.0.debug")["identical"]
+    assert found.summary["compared"] == 1
+
+
+T = '{"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2], "Max": 1.0, "Min": 0.0}'
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ('{"output": [{"type": "torch.Tensor", "dtype": "x", "shape": [-1]}]}', "shape"),
+        ('{"output": [{"type": "torch.Tensor", "dtype": "x", "Max": "big"}]}', "not a number"),
+        ('{"output": [{"type": "torch.Tensor", "dtype": "x", "Sketch": "AAAA"}]}', "sketch"),
+        ("7", "an object was expected"),
+        ('{"output": [9]}', "found 9"),
+    ],
+)
+def test_one_odd_entry_costs_one_record(tmp_path: Path, entry: str, reason: str) -> None:
+    for side in "bt":
+        (tmp_path / side).mkdir()
+        text = '{"data": {"A.a.0.forward": {"output": [%s, %s]}, "B.b.0.forward": %s}}'
+        (tmp_path / side / "dump.json").write_text(text % (T, T, entry))
+    found = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out")
+    assert found.summary["compared"] == 2
+    (odd,) = found.records.filter(status="unreadable").iter_rows(named=True)
+    assert odd["name"].startswith("B.b.0.forward") and reason in odd["reason"]
+    assert found.lack is not None and "B.b.0.forward" in str(found.lack)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ('{"data": {"A.a.0.forward": {"output": [%s]}, "A.a.0.forward": {"output": [%s]}}}', "A.a"),
+        ('{"data": {"A.a.0.forward": {"output": [%s], "output": [%s]}}}', "A.a"),
+        ('{"task": 1, "task": 2, "data": {"A.a.0.forward": {"output": [%s, %s]}}}', "file"),
+        ('{"data": {"A.a.0.forward": {"output": [%s, {"type": "int", "value": 1, "value": 2}]}}}',
+         "A.a"),
+    ],
+)  # fmt: skip
+def test_a_key_that_stands_twice_is_said(tmp_path: Path, text: str, name: str) -> None:
+    for side in "bt":
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "dump.json").write_text(text.replace("%s", T))
+    found = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out")
+    (odd,) = found.records.filter(status="unreadable").iter_rows(named=True)
+    assert odd["name"].startswith(name) and "twice" in odd["reason"]
+
+
+@pytest.mark.parametrize("indent", [None, 1, 4])
+def test_entries_that_stand_twice_are_said_of_large_files_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, indent: int | None
+) -> None:
+    from rlprobe.dumps import dumpjson, repeated
+
+    monkeypatch.setattr(repeated, "THOROUGH", 0)
+    data = {f"Torch.f.{n}.forward": call([], [tensor()]) for n in range(9)}
+    text = json.dumps({"task": "statistics", "data": data}, indent=indent)
+    path = tmp_path / "dump.json"
+    path.write_text(text)
+    assert "unreadable" not in set(dumpjson.read(path)["dtype"])
+    again = text.replace("Torch.f.7.forward", "Torch.f.3.forward")
+    path.write_text(again)
+    odd = dumpjson.read(path).filter(dtype="unreadable")
+    assert odd["name"].to_list() == ["Torch.f.3.forward"]
+
+
+def test_a_slot_nobody_knows_is_compared_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data: list[dict[str, Any]] = [
+        {"Torch.f.0.forward": call([], [tensor()], router=[tensor((top, 0.0, 0.5, 1.0)), 3])}
+        for top in (1.0, 2.0)
+    ]
+    found = compared_data(tmp_path, *data)
+    assert found.row("Torch.f.0.forward.router.0")["error"] > 0
+    assert found.row("Torch.f.0.forward.router.1")["identical"]
+    assert "no slot 'router'" in caplog.text
+
+
+def test_empty_tensors_are_equal(tmp_path: Path) -> None:
+    found = case("identical_with_empty_tensors", tmp_path)
+    assert found.lack is None
+    assert found.summary["coverage"] == {"benchmark": 1, "target": 1}
+    assert found.summary["identical"] == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "status", "identical"),
+    [
+        ((0, 3), "torch.float32", "matched", True),
+        ((0, 3), "torch.float16", "dtype", False),
+        ((3, 0), "torch.float32", "shape", False),
+    ],
+)
+def test_relatives_of_empty_tensors(
+    tmp_path: Path, shape: tuple[int, ...], dtype: str, status: str, identical: bool
+) -> None:
+    leaves = [
+        tensor((None,) * 4, (0, 3)),
+        tensor((None,) * 4, shape, dtype),
+    ]
+    data = [{"Torch.f.0.forward": call([], [leaf])} for leaf in leaves]
+    row = compared_data(tmp_path, *data).row("Torch.f.0.forward.output.0")
+    assert (row["status"], row["identical"]) == (status, identical)
+
+
+def test_nothing_is_compared_where_every_shape_differs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = [str(CASES / "every_shape_differs" / side) for side in "bt"]
+    assert main(["compare", *sides, "-o", str(tmp_path / "out")]) == 4
+    said = capsys.readouterr().err
+    assert "10 records: shapes differ" in said and "[4, 8] against [6, 8]" in said
+    summary = json.loads((tmp_path / "out/unnamed/summary.json").read_text())
+    assert summary["compared"] == 0 and set(summary["coverage"].values()) == {0}
+
+
+def test_records_of_other_types_are_not_compared_unless_meant(tmp_path: Path) -> None:
+    data: list[dict[str, Any]] = [
+        {"Torch.f.0.forward": call([], [tensor(dtype=f"torch.{dtype}")])}
+        for dtype in ("float32", "bfloat16")
+    ]
+    found = compared_data(tmp_path / "plain", *data)
+    assert found.summary["compared"] == 0
+    assert found.lack is not None and "torch.float32 against torch.bfloat16" in str(found.lack)
+    meant = compared_data(tmp_path / "meant", *data, pair="high_precision")
+    assert meant.summary["compared"] == 1 and meant.lack is None
+
+
+def test_null_statistics_are_named_and_counted(tmp_path: Path) -> None:
+    found = case("null_statistics_without_reason", tmp_path, "a", "b")
+    lacking = found.summary["not_compared"]
+    assert [(one["reason"], one["records"]) for one in lacking] == [
+        ("the target has no statistics", 8)
+    ]
+    assert found.lack is not None and lacking[0]["first"] in str(found.lack)
+    assert found.row(lacking[0]["first"])["reason"] == "the target has no statistics"
+
+
+@pytest.mark.parametrize(
+    ("b", "t", "reason"),
+    [
+        ((None,) * 4, (1.0, 0.0, None, None), "the benchmark has no statistics"),
+        ((None,) * 4, (None,) * 4, "neither side has statistics"),
+        ((1.0, 0.0, None, None), (None, None, 0.5, 1.0), "no statistic is on both sides"),
+    ],
+)
+def test_relatives_of_null_statistics(tmp_path: Path, b: Any, t: Any, reason: str) -> None:
+    data = [{"Torch.f.0.forward": call([], [tensor(values)])} for values in (b, t)]
+    found = compared_data(tmp_path, *data)
+    row = found.row("Torch.f.0.forward.output.0")
+    assert row["reason"] == reason and row["error"] is None and row["error_kind"] is None
+    assert found.summary["coverage"]["target"] == 0
+
+
+def test_xor_checksums_that_differ_are_counted(tmp_path: Path) -> None:
+    found = case("xor_differences_invisible", tmp_path, "a", "b")
+    assert found.summary["checksums"] == {"compared": 67, "differ": 38}
+    assert found.summary["max_error"] is None and found.summary["compared"] == 0
+    assert found.lack is not None and "38 of 67 checksums differ" in str(found.lack)
+    differing = [one for one in found.summary["not_compared"] if one["records"] == 38]
+    assert differing[0]["reason"] == "checksums differ; there are no statistics"
+
+
+def test_xor_checksums_that_agree_prove_nothing(tmp_path: Path) -> None:
+    found = case("xor_differences_invisible", tmp_path, "a", "a")
+    assert found.summary["checksums"] == {"compared": 67, "differ": 0}
+    assert found.summary["max_error"] is None and found.summary["identical"] == 0
+
+
+@pytest.mark.parametrize(
+    ("b", "t", "identical", "reason"),
+    [
+        ({"md5": "0000abcd"}, {"md5": "0000abcd"}, True, None),
+        ({"md5": "0000abcd"}, {"md5": "0000abce"}, False, "only tensors can tell"),
+        # kinds that say nothing of one another
+        ({"md5": "0000abcd"}, {"Digest": f"sha256:{'a' * 64}"}, False, "no difference seen"),
+        # equal, but the extremes are not
+        ({"md5": "0000abcd"}, {"md5": "0000abcd", "Max": 3.0}, False, "one of them is wrong"),
+    ],
+)
+def test_relatives_of_checksums(
+    tmp_path: Path, b: dict[str, Any], t: dict[str, Any], identical: bool, reason: str | None
+) -> None:
+    data = [{"Torch.f.0.forward": call([], [{**tensor(), **keys}])} for keys in (b, t)]
+    row = compared_data(tmp_path, *data).row("Torch.f.0.forward.output.0")
+    assert row["identical"] == identical
+    assert (row["reason"] or "") == "" if reason is None else reason in row["reason"]
+
+
+def test_scales_of_mx_formats_are_read(tmp_path: Path) -> None:
+    from rlprobe.dumps.tensors import dtypes
+    from rlprobe.dumps.tensors.tensorfile import map_file, read_tensor
+
+    path = next((CASES / "e8m0_scales_unreadable").glob("*.pt"))
+    file = read_tensor(map_file(path), path.name)
+    (raw,) = file.blocks(100)
+    values = dtypes.numbers(raw, file.dtype, wide=True)
+    codes = raw.tolist()
+    right = [math.nan if code == 255 else 2.0 ** (code - 127) for code in codes]
+    assert values.tolist() == pytest.approx(right, nan_ok=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e8m0fnu, torch.float4_e2m1fn_x2], ids=str)
+def test_mx_formats_are_compared(tmp_path: Path, dtype: torch.dtype) -> None:
+    codes = torch.tensor([0x12, 0x34, 0x7F], dtype=torch.uint8)
+    other = codes.clone()
+    other[1] = 0x35
+    for side, raw in (("b", codes), ("t", other)):
+        _save(tmp_path / side, {"x": raw.view(dtype)})
+    row = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out").row("x.0.debug")
+    assert row["status"] == "matched" and row["error"] > 0
+    assert (row["max_abs_index"], row["ulp_max"]) == (1, 1)
+    # 2**(0x34 - 127) once more, or 2 against 3
+    step = 2.0 ** (0x34 - 127) if dtype == torch.float8_e8m0fnu else 1.0
+    assert row["max_abs_err"] == step
+
+
+@pytest.mark.parametrize(
+    ("recorded", "said"),
+    [
+        ({"dtype": "torch.float16"}, "it holds float32, the record says float16"),
+        ({"shape": [3, 2]}, "the record says [3, 2]"),
+        ({"dtype": "torch.int32"}, "it holds float32, the record says int32"),
+    ],
+)
+def test_a_record_that_its_file_contradicts_is_unreadable(
+    tmp_path: Path, recorded: dict[str, Any], said: str
+) -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    _save(tmp_path / "b", {"x": x}, **recorded)
+    _save(tmp_path / "t", {"x": x}, **recorded)
+    row = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out").row("x.0.debug")
+    assert row["status"] == "unreadable" and said in row["reason"]
+
+
+@pytest.mark.parametrize("place", ["benchmark", "target", "out"])
+def test_an_empty_path_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
+) -> None:
+    paths = {"benchmark": str(tmp_path), "target": str(tmp_path), "out": str(tmp_path / "out")}
+    paths[place] = ""
+    command = ["compare", paths["benchmark"], paths["target"], "-o", paths["out"]]
+    assert main(command) == 2
+    assert "is an empty path" in capsys.readouterr().err
+
+
+def test_long_names_are_shortened(tmp_path: Path) -> None:
+    name = "Torch." + "x" * 3000 + ".0.forward"
+    data: list[dict[str, Any]] = [
+        {name: call([], [tensor(shape=shape)])} for shape in ((2, 8), (4, 8))
+    ]
+    found = compared_data(tmp_path, *data)
+    said = str(found.lack)
+    assert "…" in said and max(map(len, said.splitlines())) < 300
+    assert found.records["name"][0] == f"{name}.output.0"
+
+
+def test_a_step_or_rank_without_counterpart_is_the_reason(tmp_path: Path) -> None:
+    data = {"Torch.f.0.forward": call([], [tensor()])}
+    for side, steps in (("b", (0, 1, 2)), ("t", (0,))):
+        for step in steps:
+            dumps.write(tmp_path / side / f"step{step}/rank0", data)
+    found = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out")
+    reasons = {one["reason"] for one in found.summary["not_compared"]}
+    assert reasons == {"the target has no step 1", "the target has no step 2"}
+    assert "compare steps, ranks or stages that both sides have" in str(found.lack)
+
+
+def test_other_levels_are_the_reason(tmp_path: Path) -> None:
+    modules = {"Module.a.Linear.forward.0": call([], [tensor()])}
+    functions = {"Functional.linear.0.forward": call([], [tensor()])}
+    found = compared_data(tmp_path, modules, functions)
+    assert "at the same level" in str(found.lack) and "Functional" in str(found.lack)
