@@ -1,6 +1,6 @@
 # make align    run the alignment of CONFIG on this machine and say where its page is
 # make test     the whole test suite, fast tests first
-# make test-fast  what needs neither a framework's run nor a cluster: two minutes
+# make test-fast  the quick part of tests/unit: two minutes
 # make contract the collector's contract on real verl, as a table
 # make lint     formatting, types, workflow, what is generated
 # make cluster, soak, selftest, wheelhouse, images: see the .mk files
@@ -27,7 +27,7 @@ test: $(STAMP)
 	pytest -n 2 --no-loadscope-reorder -m "not contract and not long" $(PYTEST_ARGS)
 
 test-fast: $(STAMP)
-	pytest -n 2 -m "not slow and not contract and not long" tests/unit tests/workflow $(PYTEST_ARGS)
+	pytest -n 2 -m "not slow and not contract and not long" tests/unit $(PYTEST_ARGS)
 
 # Every option, mode, trainer and version; exits non-zero when a cell fails.
 contract: $(STAMP)

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 from rlprobe.config import load  # noqa: E402
 from rlprobe.runs.launch import launch  # noqa: E402
 from rlprobe.runs.plan import plan  # noqa: E402
-from rlprobe.selftest.warm import Warm  # noqa: E402
+from rlprobe.selftest.forkservers import ForkServers  # noqa: E402
 
 
 def measure(rounds: int, steps: int) -> dict[str, Any]:
@@ -34,10 +34,10 @@ def measure(rounds: int, steps: int) -> dict[str, Any]:
     sizes: dict[bool, float] = {}
     with tempfile.TemporaryDirectory(prefix="rlprobe-bench-", dir="/tmp") as scratch:
         place = Path(scratch)
-        with Warm(place / "logs") as warm:
+        with ForkServers(place / "logs") as servers:
             for turn in range(rounds):
                 for on in (False, True) if turn % 2 == 0 else (True, False):
-                    run = _run(place / f"{turn}-{on}", steps, on, warm)
+                    run = _run(place / f"{turn}-{on}", steps, on, servers)
                     found[on].append(_step_ms(run))
                     data = run / "dump/data"
                     written = [path for path in data.rglob("*") if path.is_file()]
@@ -51,7 +51,7 @@ def measure(rounds: int, steps: int) -> dict[str, Any]:
     }
 
 
-def _run(place: Path, steps: int, key_data: bool, warm: Warm) -> Path:
+def _run(place: Path, steps: int, key_data: bool, servers: ForkServers) -> Path:
     place.mkdir()
     raw = yaml.safe_load((ROOT / "config/config.yaml").read_text())
     raw |= {"store": str(place / "store"), "results": str(place / "results")}
@@ -59,7 +59,7 @@ def _run(place: Path, steps: int, key_data: bool, warm: Warm) -> Path:
     raw["capture"]["key_data"] = key_data
     (place / "config.yaml").write_text(yaml.safe_dump(raw))
     spec = plan(load(place / "config.yaml"), {})["benchmark"]
-    return launch(spec, place / "store", start=warm).parent
+    return launch(spec, place / "store", start=servers).parent
 
 
 def _step_ms(run: Path) -> float:

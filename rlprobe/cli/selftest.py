@@ -79,7 +79,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from rlprobe.errors import UsageError
-    from rlprobe.selftest import catalogue, session, told
+    from rlprobe.selftest import catalogue, messages, session
     from rlprobe.selftest.results import Scores
     from rlprobe.selftest.scoreboard import render
 
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         jobs=args.jobs,
     )
     if not args.verbose:
-        told.briefly()
+        messages.briefly()
     began = time.monotonic()
     results = session.run(cases, options)
     scores = Scores.of(results)

@@ -178,14 +178,14 @@ def _misses(result: Result) -> list[str]:
         (" refined", result.refined),
         *((f" with seed {seed}", found) for seed, found in sorted(result.seeds.items())),
     ]
-    told = _alarm if result.is_benign else _miss
+    words = _alarm if result.is_benign else _miss
     lines = []
     for name, found in passes:
         if found is None:
             continue
         if found.verdict == FAILED:
             lines.append(f"{result.case.name}{name}: {_last(result.error) or 'the run failed'}")
-        elif said := told(result, found):
+        elif said := words(result, found):
             lines.append(f"{result.case.name}{name}: {said}")
     return lines
 

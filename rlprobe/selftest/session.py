@@ -13,13 +13,13 @@ from pathlib import Path
 
 from rlprobe.errors import RlprobeError
 from rlprobe.runs.launch import Started
-from rlprobe.selftest import told, weaken
+from rlprobe.selftest import messages, weaken
 from rlprobe.selftest.catalogue import Case
+from rlprobe.selftest.forkservers import ForkServers
 from rlprobe.selftest.pipeline import Judged, Pipeline, Trial
 from rlprobe.selftest.results import Result, Weaker
 from rlprobe.selftest.score import FAILED, Found
 from rlprobe.selftest.scoreboard import line
-from rlprobe.selftest.warm import Warm
 
 _log = logging.getLogger(__name__)
 
@@ -52,26 +52,26 @@ class Options:
 
 
 class _PerThread:
-    """A :class:`Warm` for each thread that starts runs: a server answers one at a time."""
+    """A :class:`ForkServers` for each thread that starts runs: a server answers one at a time."""
 
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._local = threading.local()
-        self._made: list[Warm] = []
+        self._made: list[ForkServers] = []
         self._guard = threading.Lock()
 
     def __call__(self, run: Started) -> tuple[int, dict[str, str]]:
-        warm: Warm | None = getattr(self._local, "warm", None)
-        if warm is None:
-            warm = self._local.warm = Warm(self._logs)
+        servers: ForkServers | None = getattr(self._local, "servers", None)
+        if servers is None:
+            servers = self._local.servers = ForkServers(self._logs)
             with self._guard:
-                self._made.append(warm)
-        status, environment = warm(run)
+                self._made.append(servers)
+        status, environment = servers(run)
         return status, dict(environment)
 
     def close(self) -> None:
-        for warm in self._made:
-            warm.close()
+        for servers in self._made:
+            servers.close()
 
 
 def run(cases: Sequence[Case], options: Options) -> list[Result]:
@@ -153,7 +153,7 @@ class _Work:
         return result
 
     def _judge(self, trial: Trial) -> tuple[Judged | None, str]:
-        with told.kept(self._logs / f"{trial.name}.log"):
+        with messages.kept(self._logs / f"{trial.name}.log"):
             try:
                 return self._pipeline.judge(trial), ""
             except RlprobeError as error:

@@ -46,8 +46,9 @@ def test_ctrl_c_ends_one_run_with_all_it_started_and_its_neighbour_commits(
 ) -> None:
     kept, ended = site_in("kept"), site_in("ended")
     node = {"resources": {"partition": "gpu", "gres": "gpu:1", "memory": "4G"}}
+    step = {"total": 1, "start": 0, "end": 0}
     configs = [
-        site.write(name, seed=seed, benchmark=node, controls={"repeat": False})
+        site.write(name, seed=seed, steps=step, benchmark=node, controls={"repeat": False})
         for site, name, seed in ((kept, "kept", 1), (ended, "ended", 2))
     ]
     with collecting(kept, configs[0]) as neighbour, collecting(ended, configs[1]) as cancelled:

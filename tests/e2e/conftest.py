@@ -15,6 +15,8 @@ import yaml
 
 from rlprobe.config import load
 from rlprobe.runs.plan import plan
+from rlprobe.selftest.forkservers import ForkServers
+from rlprobe.selftest.pipeline import Pipeline
 from rlprobe.spec import RunSpec
 from tests.e2e.server import Server
 
@@ -127,3 +129,16 @@ def verl(aligned: Aligned, runs: dict[str, RunSpec], workspace: Path) -> Iterato
     server = Server(aligned.store, runs["benchmark"], workspace / "variants")
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServers]:
+    """Starts runs in processes that have verl loaded: loaded once for all tests of all files."""
+    with ForkServers(tmp_path_factory.mktemp("servers")) as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def pipeline(servers: ForkServers, tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
+    """The self-test's pipeline without Ray; what it collected serves the trials of all files."""
+    return Pipeline(tmp_path_factory.mktemp("pipeline"), servers, servers)

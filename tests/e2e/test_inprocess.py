@@ -18,7 +18,7 @@ from rlprobe.config import load
 from rlprobe.rollouts import hdf5
 from rlprobe.runs.launch import launch
 from rlprobe.runs.plan import plan
-from rlprobe.selftest.warm import Warm
+from rlprobe.selftest.forkservers import ForkServers
 from rlprobe.spec import RunSpec
 from rlprobe.stages import GENERATE, TRAINING_STAGES
 from tests.e2e.conftest import Aligned
@@ -31,11 +31,12 @@ _MACHINE = ("timing", "perf", "agent_loop")
 
 
 @pytest.fixture(scope="module")
-def again(runs: dict[str, RunSpec], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def again(
+    servers: ForkServers, runs: dict[str, RunSpec], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
     """Benchmark, repeat and target without Ray: the same specifications, another store."""
-    directory = tmp_path_factory.mktemp("inprocess")
-    with Warm(directory / "logs") as warm:
-        return {role: launch(runs[role], directory / "store", start=warm).parent for role in ROLES}
+    store = tmp_path_factory.mktemp("inprocess") / "store"
+    return {role: launch(runs[role], store, start=servers).parent for role in ROLES}
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -135,7 +136,7 @@ def _bytes(tensor: Any) -> bytes:
 
 
 def test_two_ranks_are_the_same_as_under_ray(
-    configure: Callable[..., Path], workspace: Path, tmp_path: Path
+    servers: ForkServers, configure: Callable[..., Path], workspace: Path, tmp_path: Path
 ) -> None:
     """World size 2: rank 1 is a fork here and an actor there; both shard and reduce over gloo."""
     side = {"device": "cpu", "precision": "fp32", "world_size": 2}
@@ -143,8 +144,7 @@ def test_two_ranks_are_the_same_as_under_ray(
     changes = {"benchmark": side, "target": side, "capture": capture, "steps": {"total": 1}}
     spec = plan(load(configure("config/config.yaml", "two-ranks", **changes)), {})["benchmark"]
     ray = launch(spec, workspace / "store").parent
-    with Warm(tmp_path / "logs") as warm:
-        here = launch(spec, tmp_path / "store", start=warm).parent
+    here = launch(spec, tmp_path / "store", start=servers).parent
     for stage in TRAINING_STAGES:
         path = Path("records", f"{stage}.parquet")
         if (ray / path).exists():

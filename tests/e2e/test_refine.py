@@ -5,7 +5,7 @@ Through the self-test's pipeline: real replays in one process (see test_inproces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from rlprobe.runs.launch import launch
 from rlprobe.runs.plan import plan
 from rlprobe.runs.suspects import refining
 from rlprobe.selftest import catalogue
+from rlprobe.selftest.forkservers import ForkServers
 from rlprobe.selftest.pipeline import Judged, Pipeline, Trial
-from rlprobe.selftest.warm import Warm
 from rlprobe.spec import Suspects
 from rlprobe.store.read import Run
 
@@ -52,19 +52,12 @@ MODULE = "model.layers.0.self_attn.v_proj"
 
 
 @pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
-    with Warm(tmp_path_factory.mktemp("logs")) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def judge(
-    warm: Warm, tmp_path_factory: pytest.TempPathFactory
+    pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], tuple[Judged, Pipeline, Trial]]:
     directory = tmp_path_factory.mktemp("refine")
     (directory / "faults").mkdir()
     (directory / "faults" / "mine.py").write_text(FAULTS)
-    pipeline = Pipeline(directory, warm, warm)
 
     def run(name: str) -> tuple[Judged, Pipeline, Trial]:
         trial = Trial(catalogue.cases([directory / "faults"], [name])[0])
@@ -75,7 +68,7 @@ def judge(
 
 @pytest.fixture(scope="module")
 def sharper(
-    judge: Callable[[str], tuple[Judged, Pipeline, Trial]], warm: Warm
+    judge: Callable[[str], tuple[Judged, Pipeline, Trial]], servers: ForkServers
 ) -> tuple[Judged, Suspects, refined.Refined, list[Run], Pipeline, Trial]:
     judged, pipeline, trial = judge("halves_exchanged")
     found_out = suspects.find(judged.directory, 64)
@@ -84,7 +77,7 @@ def sharper(
     specs = refining(pipeline._jobs(trial).alignment, found_out.suspects)
     store = pipeline._store.absolute()
     sides = [
-        Run.open(store, launch(spec, store, start=warm).parent.name) for spec in specs.values()
+        Run.open(store, launch(spec, store, start=servers).parent.name) for spec in specs.values()
     ]
     found = refined.refine(suspects.read(judged.directory), found_out.suspects, *sides)
     refined.write(judged.directory, found)
@@ -141,14 +134,16 @@ def test_an_imported_benchmark_cannot_be_refined_here(sharper: Any) -> None:
         refining(alignment.model_copy(update={"benchmark": benchmark}), wanted)
 
 
-def test_the_control_of_an_fp32_benchmark_computes_in_fp64(sharper: Any, warm: Warm) -> None:
+def test_the_control_of_an_fp32_benchmark_computes_in_fp64(
+    sharper: Any, servers: ForkServers
+) -> None:
     _, _, _, _, pipeline, trial = sharper
     alignment = pipeline._jobs(trial).alignment
     controls = alignment.controls.model_copy(update={"high_precision": True})
     specs = plan(alignment.model_copy(update={"controls": controls}), environ={})
     assert specs["high_precision"].precision == "fp64"
     store = pipeline._store.absolute()
-    key = launch(specs["high_precision"], store, start=warm).parent.name
+    key = launch(specs["high_precision"], store, start=servers).parent.name
     table = pl.read_parquet(Run.open(store, key).records("actor_compute_log_prob"))
     made = table.filter((pl.col("slot") == "output") & pl.col("dtype").str.contains("float"))
     assert made.height > 50

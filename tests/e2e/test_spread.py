@@ -5,14 +5,13 @@ Through the self-test's pipeline: real replays in one process (see test_inproces
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from rlprobe.diagnose.diagnosis import CAVEAT, Diagnosis
 from rlprobe.selftest import catalogue
 from rlprobe.selftest.pipeline import Pipeline, Trial
-from rlprobe.selftest.warm import Warm
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -48,18 +47,18 @@ def deeper(site):
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Diagnosis]]:
+def judge(
+    pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Diagnosis]:
     directory = tmp_path_factory.mktemp("spread")
     (directory / "cases").mkdir()
     (directory / "cases" / "mine.py").write_text(CASES)
-    with Warm(directory / "logs") as warm:
-        pipeline = Pipeline(directory, warm, warm)
 
-        def run(name: str) -> Diagnosis:
-            case = catalogue.cases([directory / "cases"], [name])[0]
-            return pipeline.judge(Trial(case)).diagnosis
+    def run(name: str) -> Diagnosis:
+        case = catalogue.cases([directory / "cases"], [name])[0]
+        return pipeline.judge(Trial(case)).diagnosis
 
-        yield run
+    return run
 
 
 def test_gradients_and_changes_are_judged_as_wholes(judge: Callable[[str], Diagnosis]) -> None:

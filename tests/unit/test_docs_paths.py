@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from tests.unit.test_cli_docs import pages
-from tests.unit.test_project import _FLOORS
 
 #: Directories of the repository that a page may name a file of.
 _ROOMS = "rlprobe|tests|workflow|profiles|containers|benchmarks|docs|config|requirements"
@@ -54,15 +53,6 @@ def test_files_that_modules_name_are_there(root: Path) -> None:
             if not (root / path).exists():
                 missing.add((str(file.relative_to(root)), path))
     assert missing == set()
-
-
-def test_the_house_is_shown_as_it_is(root: Path) -> None:
-    text = (root / "docs/architecture.md").read_text(encoding="utf-8")
-    section = text.partition("## The house")[2].partition("\n## ")[0]
-    shown: dict[int, set[str]] = {}
-    for floor, rooms in re.findall(r"^\| (\d+) \| ([^|]+) \|", section, re.MULTILINE):
-        shown.setdefault(int(floor), set()).update(re.findall(r"`(\w+)`", rooms))
-    assert shown == {number: set(rooms) for number, rooms in enumerate(_FLOORS)}
 
 
 def _makefile(root: Path) -> str:

@@ -23,6 +23,7 @@ def test_the_lock_names_versions_and_no_place(root: Path) -> None:
     assert len(names) == len(set(names)) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", [("ruff", "check"), ("ruff", "format", "--check"), ("mypy",)], ids=" ".join
 )
@@ -86,6 +87,16 @@ def test_dependencies_point_one_way(root: Path) -> None:
             if room in floor and below in floor and below != room and floor[below] >= floor[room]:
                 wrong.add((name, other))
     assert wrong == set()
+
+
+def test_the_house_is_shown_as_it_is(root: Path) -> None:
+    """A row a floor in docs/architecture.md, in their order."""
+    text = (root / "docs/architecture.md").read_text(encoding="utf-8")
+    section = text.partition("## The house")[2].partition("\n## ")[0]
+    shown = [
+        set(re.findall(r"`(\w+)`", row)) for row in re.findall(r"^\| (`[^|]+) \|", section, re.M)
+    ]
+    assert shown == [set(rooms) for rooms in _FLOORS]
 
 
 def test_no_module_imports_itself_in_a_circle(root: Path) -> None:

@@ -22,6 +22,7 @@ ranks.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_four_ranks_answer_and_end() -> None:
     """Each fork holds the pipes of those before it, which end only when all copies are closed."""

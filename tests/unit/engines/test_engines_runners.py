@@ -40,7 +40,7 @@ def test_a_mark_survives_what_an_engine_appends() -> None:
     assert marks.find("5f3a") is None and marks.find("HEALTH_CHECK_1") is None
 
 
-@pytest.mark.parametrize("engine", ["light", "msprobe"])
+@pytest.mark.parametrize("engine", ["light", pytest.param("msprobe", marks=pytest.mark.slow)])
 def test_vllm_dumps_the_tokens_of_the_range_and_nothing_else(tmp_path: Path, engine: str) -> None:
     give(tmp_path, engine=engine)
     runner = vllm_module().GPUModelRunner()
@@ -212,7 +212,7 @@ def forward_batch(rid: str, tokens: int, decode: bool = False) -> Any:
     return NS(rids=[rid], input_ids=torch.arange(tokens), forward_mode=Mode(decode))
 
 
-@pytest.mark.parametrize("engine", ["light", "msprobe"])
+@pytest.mark.parametrize("engine", ["light", pytest.param("msprobe", marks=pytest.mark.slow)])
 def test_sglang_dumps_the_tokens_of_the_range(tmp_path: Path, engine: str) -> None:
     give(tmp_path, engine=engine)
     runner = sglang_runner()

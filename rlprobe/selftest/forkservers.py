@@ -29,7 +29,7 @@ _END_S = 10.0
 
 
 class _Server:
-    """One warm process; answers one request at a time."""
+    """One process with verl loaded; answers one request at a time."""
 
     def __init__(self, environment: Mapping[str, str], log: Path) -> None:
         self._log = log
@@ -77,7 +77,7 @@ class _Server:
         self._process.stdout.close()
 
 
-class Warm:
+class ForkServers:
     """Starts runs, and keeps the servers they were started in. A context manager.
 
     Args:
@@ -90,7 +90,7 @@ class Warm:
         #: CPU seconds of the runs so far.
         self.cpu = 0.0
 
-    def __enter__(self) -> Warm:
+    def __enter__(self) -> ForkServers:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -141,6 +141,6 @@ class Warm:
         if server is None:
             while len(self._servers) >= _KEPT:
                 self._servers.pop(next(iter(self._servers))).close()
-            server = _Server(environment, self._logs / f"warm-{os.getpid()}-{time.time_ns()}.log")
+            server = _Server(environment, self._logs / f"{os.getpid()}-{time.time_ns()}.log")
         self._servers[key] = server  # the one used last stands last
         return server
