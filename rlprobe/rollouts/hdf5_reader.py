@@ -13,6 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from rlprobe import formats
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import ReplayError
@@ -43,8 +44,7 @@ class Reader:
         if self.attribute(self.file, "format", "S") != FORMAT:
             raise self.fail("attribute 'format' does not say rlprobe-rollouts")
         version = self.attribute(self.file, "version", "i")
-        if version != VERSION:
-            raise self.fail(f"format version {version} is unknown; this rlprobe reads {VERSION}")
+        formats.check(int(version), (VERSION,), f"rollouts {self.path}", ReplayError)
         self.members(self.file, {"index", "json", "tensors"})
         index = self.index()
         named = index["tensors"]
