@@ -4,6 +4,10 @@ With d = log p_train - log p_rollout per response token, sampled from the rollou
 rollout to training is estimated by k1 = mean(-d) and, with less variance and never below 0, by
 k3 = mean(exp(d) - d - 1) (J. Schulman, Approximating KL divergence, 2020).
 
+Only tokens that count are compared: those with mask 1 of the update (a tool's answer stands inside
+the response with mask 0 and a log-prob of 0.0). Tokens without a finite log-prob are left out and
+counted on either hand; half a run of NaN is no small gap.
+
 A replay trains on the benchmark's rollouts, so the target's gap is its own training against the
 benchmark's engine.
 """
@@ -25,6 +29,8 @@ BARS: tuple[tuple[float, str], ...] = (
     (0.05, "NPU below 0.05"),
 )
 TRAINED, GENERATED = "old_log_probs", "rollout_log_probs"
+#: Masks over the response, by framework: verl's actor update, slime's.
+MASKS = ("given_actor_mask", "loss_mask", "response_mask")
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,11 @@ class Mismatch:
     max_abs: float
     k1: float
     k3: float
+    #: Tokens of responses that do not count (mask 0).
+    masked: int
+    #: Tokens that count and have no finite log-prob of the training, and of the engine.
+    trained_nonfinite: int
+    generated_nonfinite: int
     #: Mean |d| by position in the response, shape [longest response].
     by_position: npt.NDArray[np.float64]
 
@@ -44,22 +55,41 @@ class Mismatch:
 def measure(run: Run, step: int) -> Mismatch | None:
     """The gap of a run at a step; None where either log-prob is not among its key data.
 
+    Where no token has both, ``tokens`` is 0 and the numbers are NaN.
+
     Raises:
         DumpError: a key data file is damaged.
     """
     trained, generated = (keydata.load(run, name, step) for name in (TRAINED, GENERATED))
     theirs = {row.sample: row.values for row in generated if row.sample is not None}
+    masks = _masks(run, step)
     differences = []
+    masked = 0
+    without = np.zeros(2, dtype=np.int64)
     for row in trained:
         other = theirs.get(row.sample) if row.sample is not None else None
         if other is None or other.ndim != 1 or row.values.ndim != 1:
             continue
         own = _response(row.values, len(other))
-        if own is not None:
-            differences.append(own.astype(np.float64) - other.astype(np.float64))
-    joined = np.concatenate([d[np.isfinite(d)] for d in differences] or [np.empty(0)])
-    if not joined.size:
+        if own is None:
+            continue
+        counts = masks.get(row.sample or "", np.ones(len(other), dtype=bool))
+        if len(counts) != len(other):
+            counts = np.ones(len(other), dtype=bool)
+        masked += int(np.count_nonzero(~counts))
+        pair = [np.where(counts, values.astype(np.float64), 0.0) for values in (own, other)]
+        without += [int(np.count_nonzero(~np.isfinite(values))) for values in pair]
+        with np.errstate(invalid="ignore"):  # infinity less infinity
+            differences.append(np.where(counts, pair[0] - pair[1], np.nan))
+    if not differences:
         return None
+    joined = np.concatenate([d[np.isfinite(d)] for d in differences])
+    if not joined.size:
+        nan = float("nan")
+        return Mismatch(
+            0, len(differences), nan, nan, nan, nan, masked, int(without[0]), int(without[1]),
+            np.empty(0),
+        )  # fmt: skip
     with np.errstate(over="ignore"):
         k3 = float(np.mean(np.exp(joined) - joined - 1.0))
     table = np.full((len(differences), max(d.size for d in differences)), np.nan)
@@ -75,8 +105,21 @@ def measure(run: Run, step: int) -> Mismatch | None:
         max_abs=float(np.abs(joined).max()),
         k1=float(-joined.mean()),
         k3=k3,
+        masked=masked,
+        trained_nonfinite=int(without[0]),
+        generated_nonfinite=int(without[1]),
         by_position=np.nanmean(table, axis=0),
     )
+
+
+def _masks(run: Run, step: int) -> dict[str, npt.NDArray[np.bool_]]:
+    """By sample, which tokens of its response count; empty where no mask was recorded."""
+    for name in MASKS:
+        rows = [row for row in keydata.load(run, name, step) if row.values.ndim == 1]
+        found = {row.sample: row.values.astype(bool) for row in rows if row.sample is not None}
+        if found:
+            return found
+    return {}
 
 
 def _response(values: keydata.Array, length: int) -> keydata.Array | None:

@@ -70,7 +70,7 @@ def diagnose(directory: Path) -> Diagnosis:
         for role in (REPEAT, REPEAT_TARGET, HIGH_PRECISION)
         if (run := results.run(role)) is not None
     }
-    gate = check(Evidence(results, benchmark, target, controls, step))
+    gate = check(Evidence(results, benchmark, target, controls, step, how_much.extents))
     for item in gate.items:
         _log.debug("gate: %s %s: %s", item.item, item.state, item.evidence)
     parted = None if gate.is_shut else analysis.first_of(step)

@@ -36,13 +36,16 @@ class Excuse:
     excess: pl.Expr | None = None
 
 
-def begin(rows: pl.DataFrame) -> pl.DataFrame:
+def begin(rows: pl.DataFrame, one_precision: bool = False) -> pl.DataFrame:
     """Add ``judged``, ``beyond``, ``excused_by`` and ``unjudged_because``, before any excuse.
 
     Args:
         rows: :func:`execution.timeline`'s with :func:`floors.with_floor`'s columns.
+        one_precision: like devices were asked for one precision.
 
-    A record that is not finite on one side only is beyond anything.
+    A record that is not finite on one side only is beyond anything. So is, where one precision was
+    asked for, a module's output of another format (``other_format``): whatever its numbers are, the
+    module computes otherwise.
     """
     # A mask may be of booleans on one side and of numbers to add on the other: two ways to say the
     # same, which their numbers cannot tell.
@@ -67,15 +70,29 @@ def begin(rows: pl.DataFrame) -> pl.DataFrame:
         .then(pl.lit(reasons.OTHER_KIND))
     )
     after = pl.when(~pl.col("before_update")).then(pl.lit(reasons.AFTER_UPDATE))
+    floats = [pl.col(f"dtype_{side}").str.starts_with("torch.") & kind for side, kind in
+              zip(("benchmark", "target"), kinds, strict=True)]  # fmt: skip
+    other_format = (
+        pl.all_horizontal(*floats)
+        & (pl.col("dtype_benchmark") != pl.col("dtype_target"))
+        & (pl.col("slot") == "output")
+        & pl.lit(one_precision)
+    ).fill_null(False)
     worse = (pl.col("excess") > 1) & (pl.col("R").is_null() | (pl.col("R") > R_LIMIT))
     return (
         rows.with_columns(
-            excess=pl.when(~unlike).then(pl.col("excess")),
+            excess=pl.when(other_format & ~(pl.col("excess") > 1).fill_null(False))
+            .then(float("inf"))
+            .when(~unlike)
+            .then(pl.col("excess")),
+            other_format=other_format,
             excused_by=pl.lit(None, pl.String),
             unjudged_because=pl.coalesce(because, after),
         )
         .with_columns(judged=pl.col("unjudged_because").is_null())
-        .with_columns(beyond=(pl.col("judged") & (worse | LOPSIDED)).fill_null(False))
+        .with_columns(
+            beyond=(pl.col("judged") & (worse | LOPSIDED | pl.col("other_format"))).fill_null(False)
+        )
     )
 
 

@@ -67,6 +67,13 @@ class Plan(msgspec.Struct, frozen=True):
     coverage: float = 0.9
     format: int = FORMAT
 
+    @property
+    def one_precision(self) -> bool:
+        """Whether devices of one kind were asked for one precision: formats must then agree."""
+        sides = [self.runs.get(role) for role in (BENCHMARK, TARGET)]
+        asked = {(side.device, side.precision) for side in sides if side is not None}
+        return None not in sides and len(asked) == 1
+
 
 @dataclass(frozen=True)
 class Results:

@@ -75,7 +75,11 @@ class Inherited:
 
 
 def annotate(
-    table: pl.DataFrame, *, products: float = 0.0, inherited: Inherited | None = None
+    table: pl.DataFrame,
+    *,
+    products: float = 0.0,
+    inherited: Inherited | None = None,
+    one_precision: bool = False,
 ) -> pl.DataFrame:
     """Set ``noise`` (relative L2), ``ratio`` and ``noise_dense`` of a comparison's rows.
 
@@ -84,6 +88,8 @@ def annotate(
         products: unit round-off of matrix products' factors where a device rounds them first:
             2**-11 for TF32; 0 where it does not.
         inherited: what losses and gradients differ by because of what the stage was given.
+        one_precision: like devices were asked for one precision: where formats differ all the same,
+            round-off is that of the finer one.
 
     ``noise`` is there for every record of floating-point numbers, with or without a partner, and
     for integers that were compared. ``ratio`` is
@@ -96,7 +102,7 @@ def annotate(
             pl.lit(None, pl.Float64).alias(name) for name in ("noise", "ratio", "noise_dense")
         )
     parts = [
-        _process(part, products, inherited)
+        _process(part, products, inherited, one_precision)
         for part in table.select(_NEEDED)
         .with_row_index("_row")
         .partition_by(_PROCESS, maintain_order=True)
@@ -107,9 +113,11 @@ def annotate(
     )
 
 
-def _process(table: pl.DataFrame, products: float, inherited: Inherited | None) -> pl.DataFrame:
+def _process(
+    table: pl.DataFrame, products: float, inherited: Inherited | None, one_precision: bool
+) -> pl.DataFrame:
     """Rows of one process with ``noise`` and ``ratio``, and ``_row``."""
-    table = _facts(table).sort("order", maintain_order=True)
+    table = _facts(table, one_precision).sort("order", maintain_order=True)
     table = _given(_accumulated(_reductions(table, table), products), inherited)
     table = _norms(noise_updates.extend(table, SAFETY))
     return (
@@ -119,8 +127,10 @@ def _process(table: pl.DataFrame, products: float, inherited: Inherited | None) 
     )
 
 
-def _facts(table: pl.DataFrame) -> pl.DataFrame:
-    """Per row: ``u`` (round-off of the coarser side), ``same`` (bitwise), ``unit`` (what ran)."""
+def _facts(table: pl.DataFrame, one_precision: bool) -> pl.DataFrame:
+    """Per row: ``u`` (round-off of the coarser side; of the finer where formats must be one),
+    ``same`` (bitwise), ``unit`` (what ran).
+    """
     sides = [roundoff.unit(f"dtype_{side}") for side in _SIDES]
     seen = pl.col("error_kind").is_in(["digest", "tensor"]) & (pl.col("error") == 0)
     quiet = pl.all_horizontal(
@@ -133,7 +143,7 @@ def _facts(table: pl.DataFrame) -> pl.DataFrame:
     shape = pl.coalesce("shape_benchmark", "shape_target")
     return table.with_columns(
         pairs.elements(table.select(shape).to_series()).alias("size"),
-        u=pl.max_horizontal(*sides),
+        u=(pl.min_horizontal if one_precision else pl.max_horizontal)(*sides),
         same=(seen | unseen).fill_null(False),
         unit=pl.coalesce(pl.col("module"), pl.col("op"), pl.col("name")),
     )

@@ -86,9 +86,10 @@ def load(results: Results, stage: str, step: int, products: float = 0.0) -> Stag
     if rows.is_empty():
         return None
     whole = shards.joined(rows, results, stage, step)
+    one_precision = results.plan.one_precision
     rows = _with_floors(results, stage, step, whole, products)
     found = [
-        _process(int(str(rank)), part)
+        _process(int(str(rank)), part, one_precision)
         for (rank,), part in rows.group_by("rank", maintain_order=True)
     ]
     found.sort(key=lambda process: process.rank)
@@ -111,16 +112,18 @@ def _with_floors(
     rows = changes.with_dense(whole.rows, results, stage, step, whole.sketches)
     given = propagated.inherited(results, stage, step, rows)
     # Here rather than in compare: a better bound needs no comparison made again.
-    own = floors.with_floor(noise.annotate(rows, products=products), repeats, precise)
+    alike = results.plan.one_precision
+    bare = noise.annotate(rows, products=products, one_precision=alike)
+    own = floors.with_floor(bare, repeats, precise)
     if given is None:
         return own
-    wider = noise.annotate(rows, products=products, inherited=given)
+    wider = noise.annotate(rows, products=products, inherited=given, one_precision=alike)
     return inherited.with_own(floors.with_floor(wider, repeats, precise), own)
 
 
-def _process(rank: int, rows: pl.DataFrame) -> Process:
+def _process(rank: int, rows: pl.DataFrame, one_precision: bool) -> Process:
     ordered, calls = execution.timeline(rows)
-    ordered = begin(ordered)
+    ordered = begin(ordered, one_precision)
     ordered = reduce(ordered, inherited.excuses(ordered))
     ties, flips = near_ties.excuses(ordered)
     ordered = reduce(ordered, ties)

@@ -345,11 +345,17 @@ def _gap(benchmark: Run, target: Run, step: int) -> Gap | None:
     lines = [(side, m.by_position.tolist()) for side, m in measured]
     drawn = any(value > 0 for _, line in lines for value in line)
     return Gap(
-        columns=["mean |d|", "max |d|", "k1", "k3"],
-        rows=[GapRow(side, m.tokens, [m.mean_abs, m.max_abs, m.k1, m.k3]) for side, m in measured],
+        columns=[
+            "mean |d|", "max |d|", "k1", "k3", "mask 0", "train NaN, ±∞", "rollout NaN, ±∞",
+        ],
+        rows=[
+            GapRow(side, m.tokens, [m.mean_abs, m.max_abs, m.k1, m.k3, m.masked,
+                                    m.trained_nonfinite, m.generated_nonfinite])
+            for side, m in measured
+        ],
         bars=", ".join(text for _, text in mismatch.BARS),
         svg=chart.by_position(lines, mismatch.BARS[0][0]) if drawn else None,
-    )
+    )  # fmt: skip
 
 
 def _provenance(results: Results, benchmark: Run, target: Run) -> list[tuple[str, str]]:

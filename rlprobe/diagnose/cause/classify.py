@@ -97,6 +97,12 @@ def _numbers(scene: Scene) -> Found | None:
         # of a result of the stage, how many values are not is said where it was found
         whole = scene.origin.kind == OUTCOME
         return Found("nonfinite", [scene.origin.reason if whole else said])
+    if row.get("other_format"):
+        return Found("rounding_order", [
+            f"the output is {row['dtype_benchmark']} on the benchmark and {row['dtype_target']} on "
+            "the target, although both were asked for one precision (an autocast, a cast, a "
+            "module that was loaded in another format)"
+        ])  # fmt: skip
     inside = scene.origin.kind in (kinds.MODULE, kinds.GLUE) and not _is_mask(row)
     cut = clipped.said(row) if inside and not scene.shape.scaled else None
     return None if cut is None else Found("saturation", [cut])

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlprobe.diagnose.diagnosis import SHUT, GateItem
-from rlprobe.diagnose.gate import batch, extent, samples, settings, staleness, unused, weights
+from rlprobe.diagnose.gate import (
+    batch,
+    extent,
+    judged,
+    samples,
+    settings,
+    staleness,
+    unused,
+    weights,
+)
 from rlprobe.diagnose.gate.evidence import Evidence, Shut
 
 
@@ -35,6 +44,7 @@ def check(evidence: Evidence) -> Gate:
     given, no_batch = batch.check(evidence)
     asked, no_settings = settings.check(evidence)
     enough = extent.check(evidence)
+    held = judged.check(evidence)
     hidden = unused.check(evidence.step)
     return Gate(
         items=[
@@ -44,6 +54,7 @@ def check(evidence: Evidence) -> Gate:
             *given,
             *asked,
             *enough,
+            *([held] if held is not None else []),
             *([hidden] if hidden is not None else []),
         ],
         shut=no_tokens or no_weights or stale or no_batch or no_settings,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.judge.analysis import Step
+from rlprobe.judge.extent import Extents
 from rlprobe.judge.inputs import Results
 from rlprobe.store.read import Run
 
@@ -38,6 +39,8 @@ class Evidence:
     target: Run
     controls: dict[str, Run]
     step: Step
+    #: How much of each stage and step was judged.
+    extent: Extents = field(default_factory=dict)
 
 
 def opened(item: str, evidence: str) -> GateItem:

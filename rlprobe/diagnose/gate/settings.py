@@ -13,11 +13,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, listed, opened, shut
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import DumpError, ReplayError
+from rlprobe.judge.roundoff import UNIT
 from rlprobe.rollouts import hdf5
 from rlprobe.store.read import Run
 
@@ -248,6 +251,13 @@ def _precision(evidence: Evidence) -> GateItem:
             f"benchmark {declared[0]}, target {declared[1]}; switches: {listed(found) or 'equal'}",
             "the coarser side's rounding is what the floor allows for",
         )
+    formats = _other_formats(evidence)
+    if formats:
+        return caveat(
+            PRECISION,
+            f"both {declared[0]}, and yet {formats}",
+            "see the first divergence: what computes in another format than was asked for",
+        )
     if found:
         return caveat(
             PRECISION,
@@ -255,6 +265,20 @@ def _precision(evidence: Evidence) -> GateItem:
             "set the switches alike, or expect the coarser side's rounding",
         )
     return opened(PRECISION, f"both {declared[0]}, the same switches")
+
+
+def _other_formats(evidence: Evidence) -> str | None:
+    """How many modules' outputs are of another format on the target; None where none is."""
+    said = []
+    for name, finding in evidence.step.findings.items():
+        rows = finding.stage.rows
+        both = [pl.col(f"dtype_{side}").is_in(list(UNIT)) for side in ("benchmark", "target")]
+        other = (pl.col("slot") == "output") & (pl.col("direction") == "forward")
+        other &= pl.all_horizontal(*both) & (pl.col("dtype_benchmark") != pl.col("dtype_target"))
+        count = rows.filter(other).height
+        if count:
+            said.append(f"{count:,} outputs of {name}")
+    return f"{listed(said, 6)} are of another format" if said else None
 
 
 def _shared_switches(

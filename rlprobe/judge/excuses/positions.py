@@ -23,8 +23,11 @@ REORDERED = "rows stand in another order"
 SPLIT = "micro-batches are split differently"
 SPREAD = "samples are spread over another number of ranks"
 SHUFFLED = "micro-batches hold other samples than on the benchmark"
-#: Key data that an update is given with each micro-batch.
+#: Key data of each stage's own micro-batches, by which rows are known.
 _OF_STAGE = {
+    stages.REFERENCE: "ref_log_prob",
+    stages.LOG_PROB: "old_log_probs",
+    stages.VALUES: "values",
     stages.ACTOR_UPDATE: keydata.ADVANTAGES,
     stages.CRITIC_UPDATE: "given_returns",
 }

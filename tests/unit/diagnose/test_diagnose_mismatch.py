@@ -19,14 +19,15 @@ Rows = dict[str, list[float]]
 def measure(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Measures log-probs of samples as a run holds them among its key data."""
 
-    def run(trained: Rows, generated: Rows) -> Mismatch | None:
-        held = {mismatch.TRAINED: trained, mismatch.GENERATED: generated}
+    def run(trained: Rows, generated: Rows, mask: Rows | None = None) -> Mismatch | None:
+        held = {mismatch.TRAINED: trained, mismatch.GENERATED: generated,
+                mismatch.MASKS[0]: mask or {}}  # fmt: skip
 
         def load(_: Run, name: str, step: int) -> list[Row]:
             assert step == 3
             return [
                 Row(sample, np.array(values, np.float32), 0, 0)
-                for sample, values in held[name].items()
+                for sample, values in held.get(name, {}).items()
             ]
 
         monkeypatch.setattr("rlprobe.diagnose.mismatch.keydata.load", load)
@@ -66,9 +67,41 @@ def test_what_is_not_finite_is_left_out_where_it_stands(measure: Any) -> None:
 @pytest.mark.parametrize(
     ("trained", "generated"),
     [({}, {"a": [-1.0]}), ({"a": [-1.0]}, {}), ({"a": [-1.0]}, {"b": [-1.0]}),
-     ({"a": [-1.0]}, {"a": [-1.0, -2.0]}), ({"a": [float("nan")]}, {"a": [-1.0]})],
+     ({"a": [-1.0]}, {"a": [-1.0, -2.0]})],
 )  # fmt: skip
 def test_without_both_log_probs_of_a_sample_nothing_is_said(
     measure: Any, trained: Rows, generated: Rows
 ) -> None:
     assert measure(trained, generated) is None
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+def test_a_tools_tokens_do_not_count(measure: Any) -> None:
+    """Mask 0 and a log-prob of 0.0 inside the response, as an agent loop leaves them."""
+    own, theirs = {"a": [-1.0, -2.0, -3.0]}, {"a": [-1.5, 0.0, -3.0]}
+    found = measure(own, theirs, {"a": [1, 0, 1]})
+    assert (found.tokens, found.masked) == (2, 1)
+    assert found.mean_abs == pytest.approx(0.25)
+    assert measure(own, theirs).mean_abs == pytest.approx(2.5 / 3), "without a mask all count"
+
+
+@pytest.mark.parametrize(
+    ("own", "theirs", "mask", "counted"),
+    [
+        ([-1.0, NAN], [-1.0, -2.0], [1, 1], (1, 0, 1, 0)),
+        ([-1.0, -2.0], [NAN, -INF], [1, 1], (0, 0, 0, 2)),
+        ([NAN, -2.0], [NAN, -2.0], [1, 1], (1, 0, 1, 1)),
+        ([NAN, -2.0], [-INF, -2.0], [0, 1], (1, 1, 0, 0)),  # what is masked lacks nothing
+        ([-INF, -2.0], [-INF, -2.0], [1, 1], (1, 0, 1, 1)),
+    ],
+)
+def test_tokens_without_a_finite_log_prob_are_counted_on_either_hand(
+    measure: Any, own: list[float], theirs: list[float], mask: list[float], counted: Any
+) -> None:
+    found = measure({"a": own}, {"a": theirs}, {"a": mask})
+    assert counted == (
+        found.tokens, found.masked, found.trained_nonfinite, found.generated_nonfinite
+    )  # fmt: skip
+    assert np.isnan(found.mean_abs) == (found.tokens == 0)

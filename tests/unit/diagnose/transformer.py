@@ -132,6 +132,8 @@ class Model:
         if harm is not None:
             node.value = harm(node.value).astype(F32)
         entry["output"] = [leaf(node.value)]
+        for shown in entry["output"]:
+            shown["dtype"] = self.fault(f"format {path}", shown["dtype"])
         if hasattr(node, "chances"):
             entry["output"].append(leaf(node.chances))
         own = {

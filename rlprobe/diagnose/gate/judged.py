@@ -1,0 +1,61 @@
+"""Whether enough of what was recorded could be judged: agreement of nothing is none.
+
+Counted is the judged step alone. Left out of the count is what is excused, what gate and cause look
+at elsewhere (``given``), and what has no partner because micro-batches hold other samples: its
+gradients, changes and results, which are judged, stand for it, and item ``coverage`` says so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.gate.evidence import Evidence, caveat, listed, shut
+from rlprobe.judge import reasons
+
+ITEM = "judged"
+_ELSEWHERE = (reasons.GIVEN, reasons.LATER_STEP, reasons.OTHER_PLACES)
+_ACTION = (
+    "see `extent` in diagnosis.json and docs/diagnosis.md for each reason; capture both sides alike"
+)
+
+
+def check(evidence: Evidence) -> GateItem | None:
+    """Item ``judged``; None where enough was, and nothing ran after a first update."""
+    judged = recorded = after = 0
+    why = Counter[str]()
+    for name, steps in evidence.extent.items():
+        extent = steps.get(evidence.step.number)
+        if extent is None:
+            continue
+        judged += extent.judged
+        recorded += extent.judged
+        finding = evidence.step.findings.get(name)
+        after += extent.unjudged.get(reasons.AFTER_UPDATE, 0)
+        if finding is not None and finding.stage.misplaced is not None:
+            continue
+        missing = {r: n for r, n in extent.unjudged.items() if r not in _ELSEWHERE}
+        missing.pop(reasons.AFTER_UPDATE, None)
+        why.update(missing)
+        recorded += sum(missing.values())
+    said = listed([f"{count:,} {reason}" for reason, count in why.most_common()], 4)
+    if not judged:
+        return shut(
+            ITEM, f"nothing that was recorded could be judged ({said or 'no records'})", _ACTION
+        )
+    share = judged / recorded
+    if share < evidence.results.plan.coverage:
+        return shut(
+            ITEM,
+            f"{judged:,} of {recorded:,} recorded quantities were judged ({share:.1%}; at least "
+            f"{evidence.results.plan.coverage:.0%} is asked for): {said}",
+            _ACTION,
+        )
+    if after:
+        return caveat(
+            ITEM,
+            f"only the first of several updates was judged in some stage: {after:,} records ran "
+            "after it, on weights that differ by what it left",
+            "to have later updates judged, capture gradients and changes of parameters",
+        )
+    return None
