@@ -190,6 +190,7 @@ def _two_sides(args: argparse.Namespace, options: Options) -> _Told:
             summaries = compare(benchmark, target, args.out, options)
         except NotComparableError as error:
             return error, []
+        outdir.say(args.out, benchmark.path, target.path, options.coverage)
         if args.table or args.stacks:
             plan = planner.plan(benchmark, target, options.stages, options.map_steps)
         else:

@@ -11,6 +11,9 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import msgspec
+
+from rlprobe import files
 from rlprobe.dumps import results
 from rlprobe.store import locks
 
@@ -18,7 +21,7 @@ _LOCKS = ".locks"
 #: What a stage's comparison leaves, its summary first: without it nothing beside it counts.
 _OF_STAGE = (results.SUMMARY, *results.TABLES, "table.csv", "table.xlsx")
 #: What was made of a comparison of dumps, in the same directory.
-_OF_ALL = ("diagnosis.json", "report.html", "judged/*.parquet")
+_OF_ALL = (results.SIDES, "diagnosis.json", "report.html", "judged/*.parquet")
 
 
 @contextlib.contextmanager
@@ -42,6 +45,12 @@ def alone(out: Path, stages: Iterable[str], chosen: bool) -> Iterator[None]:
             locks.claim(descriptor, str(out if name == "all" else out / name))
         _forget(out, set(stages) if chosen else None)
         yield
+
+
+def say(out: Path, benchmark: Path, target: Path, coverage: float) -> None:
+    """Note what was compared with what, for the diagnosis and the page."""
+    sides = results.Sides(str(benchmark.resolve()), str(target.resolve()), coverage)
+    files.replace_bytes(out / results.SIDES, msgspec.json.encode(sides) + b"\n", durable=False)
 
 
 def _forget(out: Path, stages: set[str] | None) -> None:

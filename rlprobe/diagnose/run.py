@@ -24,11 +24,21 @@ from rlprobe.diagnose.diagnosis import (
     StageResult,
     Values,
 )
-from rlprobe.diagnose.gate import Gate, check
+from rlprobe.diagnose.gate import Gate, check, dumps
 from rlprobe.diagnose.gate.evidence import Evidence
 from rlprobe.diagnose.gate.extent import coverage
 from rlprobe.errors import ReplayError
-from rlprobe.judge import analysis, compared, decisive, extent, multiples, noise, tables, tokens
+from rlprobe.judge import (
+    analysis,
+    compared,
+    decisive,
+    extent,
+    multiples,
+    noise,
+    outline,
+    tables,
+    tokens,
+)
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.extent import Extents
 from rlprobe.judge.floors import R_LIMIT, REPEAT_FACTOR
@@ -53,7 +63,8 @@ def diagnose(directory: Path) -> Diagnosis:
     """Judge an alignment, and write its judged tables (:mod:`rlprobe.judge.tables`).
 
     Args:
-        directory: RESULTS_DIR with ``alignment.json`` and ``compare/``.
+        directory: RESULTS_DIR with ``alignment.json`` and ``compare/``, or what ``rlprobe compare``
+            left of two dumps.
 
     Raises:
         DumpError, StoreError: a file or run is missing or damaged.
@@ -61,7 +72,7 @@ def diagnose(directory: Path) -> Diagnosis:
     """
     results = Results.open(directory)
     benchmark, target = require(results, BENCHMARK), require(results, TARGET)
-    number = first_step(benchmark, target)
+    number = outline.first_step(results) if results.of_dumps else first_step(benchmark, target)
     step = judge(results, number)
     judged = tables.tables(results, step)
     how_much = Judged(tables.write(results, step, judged), extent.of(judged))
@@ -70,7 +81,10 @@ def diagnose(directory: Path) -> Diagnosis:
         for role in (REPEAT, REPEAT_TARGET, HIGH_PRECISION)
         if (run := results.run(role)) is not None
     }
-    gate = check(Evidence(results, benchmark, target, controls, step, how_much.extents))
+    if results.of_dumps:
+        gate = dumps.check(results, step)
+    else:
+        gate = check(Evidence(results, benchmark, target, controls, step, how_much.extents))
     for item in gate.items:
         _log.debug("gate: %s %s: %s", item.item, item.state, item.evidence)
     parted = None if gate.is_shut else analysis.first_of(step)
@@ -97,7 +111,7 @@ def _strip(
     planned = results.stages()
     strip = []
     after = False
-    for name in stages.STAGES:
+    for name in [*stages.STAGES, *(s for s in planned if s not in stages.STAGES)]:
         found = target.manifest.stages.get(name)
         finding = step.findings.get(name)
         if found is not None and found.state == "replayed":

@@ -24,6 +24,8 @@ FORMAT = 2
 FORMATS = (1, FORMAT)
 SUMMARY, RECORDS = "summary.json", "records.parquet"
 KEY_DATA, TOKEN_SKETCHES = "key_data.parquet", "token_sketches.parquet"
+#: Beside the stages of a comparison that was made by hand: what was compared with what.
+SIDES = "sides.json"
 #: Tables that a comparison may leave, and the versions of each that are read.
 TABLES = dict.fromkeys((RECORDS, KEY_DATA, TOKEN_SKETCHES), (1,))
 _MAX_BYTES = 256 << 20
@@ -37,6 +39,34 @@ class Table(msgspec.Struct, frozen=True):
     size: int
     rows: int
     format: int = 1
+
+
+class Sides(msgspec.Struct, frozen=True):
+    """``sides.json``: absolute paths of both sides, and the coverage that was asked for."""
+
+    benchmark: str
+    target: str
+    coverage: float = 0.9
+    format: int = 1
+
+
+def sides(directory: Path) -> Sides | None:
+    """What a comparison in this directory was of; None where nothing says so.
+
+    Raises:
+        DumpError: the file is damaged or of a newer version.
+    """
+    path = directory / SIDES
+    if not path.is_file():
+        return None
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise DumpError(f"{path} is larger than {_MAX_BYTES} bytes")
+        found = msgspec.json.decode(path.read_bytes(), type=Sides)
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        raise DumpError(f"{path} is not readable: {error}; {_AGAIN}") from error
+    formats.check(found.format, (1,), str(path))
+    return found
 
 
 def describe(path: Path, rows: int | None = None) -> dict[str, Any]:

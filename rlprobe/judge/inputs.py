@@ -124,7 +124,10 @@ class Results:
     def of_comparison(cls, directory: Path, found: list[str]) -> Results:
         """What ``rlprobe compare -o DIRECTORY`` wrote of these stages, without runs."""
         pairs = {TARGET: PlannedPair(BENCHMARK, TARGET, found)}
+        said = tables.sides(directory)
         plan = Plan(directory.resolve().name, "", {}, pairs)
+        if said is not None:
+            plan = msgspec.structs.replace(plan, coverage=said.coverage)
         return cls(directory, plan, directory, of_dumps=True)
 
     def run(self, role: str) -> Run | None:
@@ -208,11 +211,13 @@ def write(
 
 
 def require(results: Results, role: str) -> Run:
-    """A role's run.
+    """A role's run; of a comparison of dumps, a run of which nothing is known but the steps.
 
     Raises:
         StoreError: it is not in the store.
     """
+    if results.of_dumps:
+        return _unknown(results, role)
     run = results.run(role)
     if run is None:
         planned = results.plan.runs.get(role)
@@ -221,3 +226,16 @@ def require(results: Results, role: str) -> Run:
             f"{results.store}; run `rlprobe run --role {role}` or import it"
         )
     return run
+
+
+def _unknown(results: Results, role: str) -> Run:
+    """What stands for a run of which there is a dump and nothing else."""
+    from rlprobe.store.manifest import Manifest
+    from rlprobe.store.read import Run
+
+    summaries = [s for stage in results.stages() if (s := results.summary(TARGET, stage))]
+    steps = sorted({int(step) for summary in summaries for step in summary["steps"]})
+    said = tables.sides(results.directory)
+    path = Path(getattr(said, role)) if said is not None else results.directory
+    manifest = Manifest.model_construct(key="", role=role, declared={}, files=[], steps=steps)
+    return Run(path, path, manifest)

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from rlprobe.diagnose.diagnosis import ALIGNED, DIVERGED, Diagnosis
+from rlprobe.diagnose.diagnosis import ALIGNED, DIVERGED, NOT_COMPARABLE, Diagnosis
+from rlprobe.dumps import results as tables
 from rlprobe.judge.inputs import Results
 from rlprobe.report.words import pair
 from rlprobe.store.read import Run
@@ -37,6 +38,19 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run) -> list[Comma
         pair("Read the verdict in a script:", "在脚本中读取结论："),
         f"{program()} verdict {directory}/diagnosis.json",
     )
+    if results.of_dumps and found.verdict != NOT_COMPARABLE:
+        said = tables.sides(results.directory)
+        sides = [said.benchmark, said.target] if said is not None else ["BENCHMARK", "TARGET"]
+        return [
+            Command(
+                pair(
+                    "Show who makes the calls that differ, on both sides:",
+                    "显示两侧有差异的调用各自的调用栈：",
+                ),
+                f"{program()} compare {shlex.join(sides)} -o comparison --stacks",
+            ),
+            again,
+        ]
     if found.verdict == DIVERGED:
         return [
             Command(

@@ -98,6 +98,8 @@ class Page:
 
     name: str
     verdict: str
+    #: Name of the text that says what the verdict means.
+    meaning: str
     #: The cause in words; empty where none is known.
     headline: str
     sentence: str
@@ -174,6 +176,7 @@ def gather(
     return Page(
         name=results.plan.name,
         verdict=found.verdict,
+        meaning=_meaning(results, found.verdict),
         headline=card.headline(found),
         sentence=found.sentence,
         facts=_facts(results, found, benchmark, target),
@@ -226,12 +229,22 @@ def _item(item: GateItem) -> Item:
     return Item(words.item(item.item), item.state, item.evidence, item.action)
 
 
+def _meaning(results: Results, verdict: str) -> str:
+    """Of dumps it is not known that both sides were given the same rollouts."""
+    of_dumps = results.of_dumps and verdict != diagnosis.NOT_COMPARABLE
+    return f"{verdict}_dumps_means" if of_dumps else f"{verdict}_means"
+
+
 def _facts(
     results: Results, found: Diagnosis, benchmark: Run, target: Run
 ) -> list[tuple[Markup, str]]:
     plan = results.plan
-    given = [("framework", f"{plan.framework} {plan.framework_version}".strip() or "unknown")]
+    framework = f"{plan.framework} {plan.framework_version}".strip()
+    given = [] if results.of_dumps else [("framework", framework or "unknown")]
     for role, run in (("benchmark", benchmark), ("target", target)):
+        if results.of_dumps:
+            given.append((role, str(run.path)))
+            continue
         planned = plan.runs.get(role)
         what = f"{planned.device} {planned.precision}" if planned else "unknown"
         given.append((role, f"{what}, run {run.key[:12]}"))
@@ -361,8 +374,10 @@ def _gap(benchmark: Run, target: Run, step: int) -> Gap | None:
 def _provenance(results: Results, benchmark: Run, target: Run) -> list[tuple[str, str]]:
     data = (results.directory / diagnosis.NAME).read_bytes()
     found = [("sha256 of diagnosis.json", hashlib.sha256(data).hexdigest())]
+    what = "dump" if results.of_dumps else "run"
     found += [
-        (f"{role} run", run.key) for role, run in (("benchmark", benchmark), ("target", target))
+        (f"{role} {what}", str(run.path) if results.of_dumps else run.key)
+        for role, run in (("benchmark", benchmark), ("target", target))
     ]
     for role, run in (("benchmark", benchmark), ("target", target)):
         versions: dict[str, str] = {}

@@ -93,6 +93,8 @@ class Run:
         Raises:
             StoreError: a file is missing, changed or not of the run.
         """
+        if not any(file.path.startswith("dump/data/") for file in self.manifest.files):
+            return None
         return listing.checked_below(self.path, "dump/data")
 
     def token_sketches(self, stage: str) -> pl.DataFrame | None:

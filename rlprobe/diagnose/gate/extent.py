@@ -26,7 +26,7 @@ def check(evidence: Evidence) -> list[GateItem]:
     """Items stages and steps, coverage, capture, repeats."""
     return [
         _stages(evidence),
-        _coverage(evidence.results, evidence.step),
+        coverage_item(evidence.results, evidence.step),
         _capture(evidence),
         _repeats(evidence.results),
     ]
@@ -91,7 +91,8 @@ def _count(summary: dict[str, Any]) -> float:
     return float(sum(summary["counts"].values()))
 
 
-def _coverage(results: Results, step: Step) -> GateItem:
+def coverage_item(results: Results, step: Step) -> GateItem:
+    """Whether enough of both sides' records was measured."""
     poor, unmatched = [], []
     #: Why activations have no partner -> in which stages.
     split: dict[str, list[str]] = {}

@@ -1,0 +1,193 @@
+"""The gate of two dumps: what can be known of them, and what only a run would say."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from rlprobe import stages
+from rlprobe.compare import measures
+from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.gate import batch, extent, samples, settings, unused, weights
+from rlprobe.diagnose.gate.check import Gate
+from rlprobe.diagnose.gate.evidence import Shut, caveat, listed, opened, shut
+from rlprobe.judge.analysis import Finding, Step
+from rlprobe.judge.inputs import Results
+from rlprobe.roles import TARGET
+
+UNKNOWN = "not known from dumps alone"
+#: Items of an alignment that follow from what a run records of itself, and what to do instead.
+_OF_RUNS = {
+    samples.PROOF: "make sure that both sides were given the same samples",
+    batch.REWARDS: "save them as key data on both sides, or compare them by hand",
+    batch.ADVANTAGES: "save them as key data on both sides, or compare them by hand",
+    settings.SAMPLING: "check temperature and whether log-probs are of raw or processed logits",
+    settings.CONFIGURATION: "compare the two command lines",
+    settings.LAYOUT: "check that ranks of one number hold the same shards",
+    settings.PRECISION: "check autocast, TF32 and HF32 on both sides",
+    extent.CONTROL: "dump the benchmark twice: what it differs from itself by is no fault",
+}
+#: Two devices' norms of the same numbers, accumulated in fp32, agree to this.
+_NORM = 1e-5
+_INTEGERS = r"^torch\.u?int(8|16|32|64)$"
+
+
+def check(results: Results, step: Step) -> Gate:
+    """Everything that the records of both dumps can say, the rest as caveats.
+
+    Raises:
+        DumpError: a table is damaged.
+    """
+    first = _first_stage(step)
+    tokens, other_tokens = _tokens(first)
+    weight, other_weights = _weights(first)
+    hidden = unused.check(step)
+    return Gate(
+        [
+            tokens,
+            weight,
+            _stages(results, step),
+            extent.coverage_item(results, step),
+            _capture(step),
+            *(caveat(item, UNKNOWN, action) for item, action in _OF_RUNS.items()),
+            *([hidden] if hidden is not None else []),
+        ],
+        other_tokens or other_weights,
+    )
+
+
+def _first_stage(step: Step) -> Finding | None:
+    """The first stage: whatever updates weights comes after it, or within it."""
+    names = sorted(step.findings, key=stages.order)
+    return step.findings[names[0]] if names else None
+
+
+def _tokens(finding: Finding | None) -> tuple[GateItem, Shut | None]:
+    """Ids that embeddings were given, in the first stage that was compared."""
+    if finding is None:
+        return caveat(samples.TOKENS, UNKNOWN, "dump the stage's inputs"), None
+    rows = finding.stage.rows.filter(
+        (pl.col("slot") == "input")
+        & (pl.col("direction") == "forward")
+        & pl.col("op").str.contains("(?i)embedding")
+        & pl.col("dtype_benchmark").str.contains(_INTEGERS)
+        & pl.col("error_kind").is_not_null()
+    )
+    if rows.is_empty():
+        return caveat(
+            samples.TOKENS,
+            f"{UNKNOWN}: no embedding's ids were recorded on both sides",
+            "dump the embedding too (level L0 or mix)",
+        ), None
+    different = rows.filter(_differs())
+    if different.is_empty():
+        exact = bool(rows.get_column("error_kind").is_in(
+            [measures.DIGEST, measures.TENSOR]).all())  # fmt: skip
+        text = f"the ids that {rows.height} embeddings were given are the same on both sides"
+        if exact:
+            return opened(samples.TOKENS, text), None
+        text = (
+            f"of the ids that {rows.height} embeddings were given, shapes, largest and smallest "
+            "are the same; statistics say no more"
+        )
+        return caveat(samples.TOKENS, text, "dump the ids with task tensor to be sure"), None
+    row = different.row(0, named=True)
+    evidence = f"the ids given to {row['name']} differ"
+    return shut(
+        samples.TOKENS, evidence, "give both sides the same rollouts; then dump them again"
+    ), _shut(finding, row, "label_or_mask_shift", "token ids", evidence)  # fmt: skip
+
+
+def _weights(finding: Finding | None) -> tuple[GateItem, Shut | None]:
+    """Parameters before the first update, as the forward records of the first stage have them."""
+    parameters = None
+    if finding is not None:
+        parameters = finding.stage.rows.filter(
+            (pl.col("slot") == "parameters")
+            & (pl.col("direction") == "forward")
+            & (pl.col("call") == pl.col("call").min())
+            & pl.col("error_kind").is_not_null()
+        )
+    if finding is None or parameters is None or parameters.is_empty():
+        return caveat(
+            weights.ITEM,
+            f"{UNKNOWN}: no parameters were recorded on both sides",
+            "dump modules (level L0 or mix), which have their parameters beside them",
+        ), None
+    different = parameters.filter(_differs())
+    if different.is_empty():
+        return opened(
+            weights.ITEM, f"{parameters.height} recorded parameters agree before the first update"
+        ), None
+    names = different.get_column("name").to_list()
+    evidence = f"{len(names)} of {parameters.height} recorded parameters differ: {listed(names)}"
+    row = different.row(0, named=True)
+    return shut(
+        weights.ITEM, evidence, "start both sides from the same checkpoint"
+    ), _shut(finding, row, "weights", "parameter", evidence)  # fmt: skip
+
+
+def _differs() -> pl.Expr:
+    """Of copies of the same numbers: extremes are elements and equal, a norm is accumulated."""
+    extremes = pl.any_horizontal(
+        (pl.col(f"{name}_diff").abs() > 0).fill_null(False) for name in ("max", "min")
+    )
+    norm = (pl.col("norm_diff").abs() > _NORM * pl.col("norm_benchmark").abs()).fill_null(False)
+    elements = pl.col("error_kind").is_in([measures.TENSOR]) & (pl.col("error") > 0)
+    return extremes | norm | elements.fill_null(False)
+
+
+def _shut(
+    finding: Finding, row: dict[str, object], cause: str, operator: str, evidence: str
+) -> Shut:
+    benchmark, target = (
+        {"record": row.get(f"name_{side}"), **{n: row.get(f"{n}_{side}") for n in _SHOWN}}
+        for side in ("benchmark", "target")
+    )
+    module, rank = row.get("module"), row.get("rank")
+    return Shut(
+        cause,
+        operator,
+        finding.stage.name,
+        rank if isinstance(rank, int) else 0,
+        module if isinstance(module, str) and module else None,
+        None,
+        benchmark,
+        target,
+        [evidence],
+    )
+
+
+_SHOWN = ("dtype", "shape", "max", "min", "norm")
+
+
+def _stages(results: Results, step: Step) -> GateItem:
+    known = [(name, s) for name in results.stages() if (s := results.summary(TARGET, name))]
+    compared = [name for name, summary in known if summary["compared"]]
+    lacking = [name for name, summary in known if not summary["compared"]]
+    steps = sorted({n for _, summary in known for n in summary["steps"]})
+    notes = [note for _, summary in known for note in summary["notes"]]
+    if not compared:
+        return shut(extent.STAGES, "nothing was compared", "see what compare said")
+    text = f"{len(compared)} stages ({listed(compared)}), of which step {step.number} is judged"
+    if lacking:
+        text += f"; on one side only or without counterpart: {listed(lacking)}"
+    if len(steps) > 1:
+        text += "; later steps inherit what updates differ by"
+    if notes:
+        text += f"; {'; '.join(notes[:3])}"
+    if lacking or notes or len(steps) > 1:
+        return caveat(extent.STAGES, text, "dump the same stages, steps and ranks on both sides")
+    return opened(extent.STAGES, text)
+
+
+def _capture(step: Step) -> GateItem:
+    kinds: set[str] = set()
+    for finding in step.findings.values():
+        kinds |= set(finding.stage.rows.get_column("error_kind").drop_nulls().unique())
+    if kinds and kinds <= {measures.STATISTIC, measures.DIGEST}:
+        return caveat(
+            extent.CAPTURE,
+            "statistics: errors are known from below only, and a permutation is invisible",
+            "dump with task tensor where it matters",
+        )
+    return opened(extent.CAPTURE, f"differences are of: {', '.join(sorted(kinds)) or 'nothing'}")

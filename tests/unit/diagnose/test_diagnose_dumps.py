@@ -1,0 +1,120 @@
+"""Two dumps and no alignment: is there a verdict, and is what they cannot say called unknown?"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlprobe.cli import main
+from rlprobe.diagnose.gate.dumps import UNKNOWN
+from tests.msprobe import dumps
+from tests.msprobe.dumps import call, tensor
+
+
+def leaf(top: float, shape: tuple[int, ...] = (4, 8)) -> dict[str, Any]:
+    return tensor((top, -top, 0.1 * top, 2 * top), shape)
+
+
+def model(wrong: float = 0.0, ids: int = 90, weight: float = 1.0) -> dict[str, Any]:
+    """An embedding and four layers; from the second's output on numbers are ``wrong`` too large."""
+    tokens = tensor((ids, 0, None, None), (4,), "torch.int64")
+    data = {"Module.model.embed.Embedding.forward.0": call([tokens], [leaf(10.0)])}
+    for n in range(4):
+        given, made = (10.0 + n + k for k in (0, 1))
+        given *= 1 + wrong * (n > 1)
+        made *= 1 + wrong * (n >= 1)
+        data[f"Module.model.layers.{n}.mlp.MLP.forward.0"] = call(
+            [leaf(given)], [leaf(made)], parameters={"weight": leaf(weight, (8, 8))}
+        )
+    return data
+
+
+def diagnosed(tmp_path: Path, benchmark: Any, target: Any, stage: str = "actor_update") -> Any:
+    """The exit code of ``diagnose``, and what it wrote."""
+    for side, data in (("b", benchmark), ("t", target)):
+        dumps.write(tmp_path / side / stage / "step0/rank0", data)
+    out = str(tmp_path / "out")
+    assert main(["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", out, "-q"]) in (0, 4)
+    code = main(["diagnose", out])
+    return code, json.loads((tmp_path / "out/diagnosis.json").read_text())
+
+
+def states(found: Any) -> dict[str, str]:
+    return {item["item"]: item["state"] for item in found["gate"]}
+
+
+@pytest.mark.parametrize("stage", ["actor_update", "mine"])
+def test_the_verdict_names_the_first_that_parts(tmp_path: Path, stage: str) -> None:
+    code, found = diagnosed(tmp_path, model(), model(0.01), stage)
+    assert (code, found["verdict"]) == (0, "diverged")
+    first = found["first"]
+    assert (first["stage"], first["module"]) == (stage, "model.layers.1.mlp")
+    assert found["stages"][-1]["state"] == "diverged"
+    assert main(["verdict", str(tmp_path / "out")]) == 3
+
+
+def test_equal_dumps_agree_as_far_as_they_say(tmp_path: Path) -> None:
+    code, found = diagnosed(tmp_path, model(), model())
+    assert (code, found["verdict"]) == (0, "aligned")
+    assert main(["verdict", str(tmp_path / "out")]) == 0
+    assert states(found)["weights"] == "open"
+    # equal statistics are not equal tokens
+    assert states(found)["tokens"] == "caveat"
+    unknown = {i["item"] for i in found["gate"] if i["evidence"] == UNKNOWN}
+    assert unknown >= {"mock proof", "sampling", "configuration", "precision", "repeats", "rewards"}
+    assert all(i["state"] == "caveat" for i in found["gate"] if i["evidence"] == UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("target", "item", "said"),
+    [
+        (model(ids=91), "tokens", "Module.model.embed.Embedding.forward.0.input.0 differ"),
+        (model(weight=1.5), "weights", "4 of 4 recorded parameters differ"),
+        ({"Module.other.Other.forward.0": call([leaf(1.0)], [])}, "stages and steps", "nothing"),
+    ],
+)
+def test_what_dumps_do_show_shuts_the_gate(
+    tmp_path: Path, target: Any, item: str, said: str
+) -> None:
+    code, found = diagnosed(tmp_path, model(), target)
+    assert (code, found["verdict"]) == (4, "not_comparable")
+    shut = next(i for i in found["gate"] if i["item"] == item)
+    assert shut["state"] == "shut" and said in shut["evidence"] and shut["action"]
+    assert main(["verdict", str(tmp_path / "out")]) == 4
+
+
+def test_norms_of_the_same_weights_may_be_accumulated_otherwise(tmp_path: Path) -> None:
+    """Two devices add a norm's squares in another order; largest and smallest are elements."""
+    target = model()
+    for entry in target.values():
+        if "parameters" in entry:
+            entry["parameters"]["weight"]["Norm"] *= 1 + 1e-6
+    _, found = diagnosed(tmp_path, model(), target)
+    assert states(found)["weights"] == "open"
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.01])
+def test_the_page_is_made_without_an_alignment(tmp_path: Path, wrong: float) -> None:
+    diagnosed(tmp_path, model(), model(wrong))
+    assert main(["report", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out/report.html").read_text()
+    body = re.sub(r"<script.*?</script>", "", page[page.index("<body") :], flags=re.DOTALL)
+    text = html.unescape(re.sub(r"<[^>]+>", " ", body))
+    assert str(tmp_path / "b") in text and str(tmp_path / "t") in text
+    assert UNKNOWN in text
+    assert "On the same rollouts" not in text  # that is what dumps do not say
+    assert "rlprobe reproduce" not in text
+    assert ("First divergence" in text) == bool(wrong)
+
+
+def test_a_directory_that_is_neither_says_what_was_sought(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["diagnose", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "alignment.json" in said and "summary.json" in said
