@@ -16,14 +16,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 
-#: Directories whose tests share what is dear: one process runs all of a group. slime and verl also
-#: share the repository's root as their workflow's working directory.
-_TOGETHER = {
-    "tests/slime": "frameworks",
-    "tests/e2e": "frameworks",
-    "tests/contract": "contract",
-    "tests/cluster": "cluster",
-}
+#: Directories whose tests share what is dear: one process runs all of a directory.
+_TOGETHER = {"tests/slime", "tests/e2e", "tests/contract", "tests/cluster"}
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -34,7 +28,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            return _TOGETHER.get("/".join(file.split("/")[:2]), file)
+            directory = "/".join(file.split("/")[:2])
+            return directory if directory in _TOGETHER else file
 
     return Together(config, log)
 

@@ -74,10 +74,14 @@ def test_the_repeat_in_the_image_is_bitwise_the_benchmark(aligned: Aligned) -> N
         assert alike == summary["compared"] > 0, path
 
 
+@pytest.mark.long
 def test_locally_in_the_same_image_the_numbers_are_the_same(
     aligned: Aligned, tmp_path: Path
 ) -> None:
-    """One benchmark run without Slurm has the key and the records of the one on the cluster."""
+    """One benchmark run without Slurm has the key and the records of the one on the cluster.
+
+    Of a target's run test_two_sites shows the same every time.
+    """
     import polars
 
     done = aligned.site.command(

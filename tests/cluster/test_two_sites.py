@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import polars
 import pytest
 
 if TYPE_CHECKING:
@@ -53,7 +54,16 @@ def test_one_file_carries_the_benchmark_to_a_site_that_never_saw_it(
     assert "run_repeat" not in done.stdout
     diagnosis = json.loads((here.directory / "results/handed-over/diagnosis.json").read_text())
     assert diagnosis["verdict"] == "aligned", diagnosis["sentence"]
+    # Without Slurm, in the same image, the run has the key and the records of the cluster's.
+    key = there.key(aligned.config, "target")
+    elsewhere = sorted((aligned.store / "runs" / key / "records").glob("*.parquet"))
+    assert len(elsewhere) == 5
+    columns = ["step", "rank", "order", "name", "mean", "norm", "digest"]
+    for path in elsewhere:
+        here_too = here.directory / "store" / "runs" / key / "records" / path.name
+        one, other = (polars.read_parquet(p, columns=columns) for p in (here_too, path))
+        assert one.equals(other), path.name
     # What the other site found from the same benchmark is found here, record by record.
-    elsewhere = json.loads((aligned.results / "diagnosis.json").read_text())
-    assert diagnosis["coverage"] == elsewhere["coverage"]
-    assert [s["beyond"] for s in diagnosis["stages"]] == [s["beyond"] for s in elsewhere["stages"]]
+    found = json.loads((aligned.results / "diagnosis.json").read_text())
+    assert diagnosis["coverage"] == found["coverage"]
+    assert [s["beyond"] for s in diagnosis["stages"]] == [s["beyond"] for s in found["stages"]]

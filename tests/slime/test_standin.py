@@ -26,8 +26,14 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One store: what was collected once is replayed by every test."""
-    return tmp_path_factory.mktemp("slime")
+    """A checkout's directory with one store: what was collected once is replayed by every test.
+
+    Not the repository's root: other tests run (and kill) workflows of their own there.
+    """
+    made = tmp_path_factory.mktemp("slime")
+    for name in ("Snakefile", "workflow", "profiles", "config", "requirements", "tests"):
+        (made / name).symlink_to(ROOT / name)
+    return made
 
 
 @dataclasses.dataclass
@@ -48,10 +54,17 @@ class Aligned:
 
 
 def call(*words: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in the repository's root."""
+    return call_in(ROOT, *words, **environ)
+
+
+def call_in(
+    directory: Path, *words: str | Path, **environ: str
+) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     return subprocess.run(
         [str(word) for word in words],
-        cwd=ROOT,
+        cwd=directory,
         env=env | environ,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -72,7 +85,7 @@ def align(workspace: Path) -> Callable[..., Aligned]:
         change(raw)
         path = workspace / f"{name}.yaml"
         path.write_text(yaml.safe_dump(raw, sort_keys=False))
-        done = call("workflow/align", path)
+        done = call_in(workspace, "workflow/align", path)
         results = workspace / "results" / name
         return Aligned(workspace / "store", results, done.stdout, done.returncode)
 
@@ -144,7 +157,7 @@ def run(
     path = workspace / f"{name}.yaml"
     path.write_text(yaml.safe_dump(raw, sort_keys=False))
     store = workspace / "store"
-    return call("rlprobe", "run", "--config", path, "--role", role, "--store", store)
+    return call_in(workspace, "rlprobe", "run", "--config", path, "--role", role, "--store", store)
 
 
 @pytest.mark.parametrize("role", ["benchmark", "target"])
