@@ -9,6 +9,7 @@ commands (``rlprobe --help``) do the work; from Python one reads what they left,
     diagnosis = rlprobe.read_diagnosis(Path("results/cpu-default/diagnosis.json"))
     run = rlprobe.Run.open(Path("store"), key)
     rollouts = rlprobe.read_rollouts(run.rollouts()[0])
+    differences = rlprobe.compare_dumps("gpu/dump", "npu/dump").records
 
 A name is loaded when it is first asked for: every process of a training imports this package, and
 pays for what it uses only.
@@ -35,12 +36,14 @@ if TYPE_CHECKING:
         StoreError,
     )
     from rlprobe.faults import Site, benign, fault
+    from rlprobe.judge.dumps import Comparison, compare_dumps
     from rlprobe.rollouts import Rollouts
     from rlprobe.rollouts.hdf5 import read as read_rollouts
     from rlprobe.store.read import Run
 
 __all__ = [
     "Alignment",
+    "Comparison",
     "ConfigError",
     "Diagnosis",
     "DumpError",
@@ -53,6 +56,7 @@ __all__ = [
     "StoreError",
     "__version__",
     "benign",
+    "compare_dumps",
     "fault",
     "load_alignment",
     "read_diagnosis",
@@ -62,6 +66,7 @@ __all__ = [
 #: Name -> the module that has it, and its name there.
 _FROM = {
     "Alignment": ("config", "Alignment"),
+    "Comparison": ("judge.dumps", "Comparison"),
     "ConfigError": ("errors", "ConfigError"),
     "Diagnosis": ("diagnose.diagnosis", "Diagnosis"),
     "DumpError": ("errors", "DumpError"),
@@ -73,6 +78,7 @@ _FROM = {
     "Site": ("faults", "Site"),
     "StoreError": ("errors", "StoreError"),
     "benign": ("faults", "benign"),
+    "compare_dumps": ("judge.dumps", "compare_dumps"),
     "fault": ("faults", "fault"),
     "load_alignment": ("config", "load"),
     "read_diagnosis": ("diagnose.diagnosis", "read"),

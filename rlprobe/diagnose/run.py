@@ -82,7 +82,7 @@ def diagnose(directory: Path) -> Diagnosis:
         if (run := results.run(role)) is not None
     }
     if results.of_dumps:
-        gate = dumps.check(results, step)
+        gate = dumps.check(results, step, how_much.extents)
     else:
         gate = check(Evidence(results, benchmark, target, controls, step, how_much.extents))
     for item in gate.items:

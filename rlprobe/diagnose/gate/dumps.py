@@ -7,10 +7,11 @@ import polars as pl
 from rlprobe import stages
 from rlprobe.compare import measures
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate import batch, extent, samples, settings, unused, weights
+from rlprobe.diagnose.gate import batch, extent, judged, samples, settings, unused, weights
 from rlprobe.diagnose.gate.check import Gate
 from rlprobe.diagnose.gate.evidence import Shut, caveat, listed, opened, shut
 from rlprobe.judge.analysis import Finding, Step
+from rlprobe.judge.extent import Extents
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import TARGET
 
@@ -31,7 +32,7 @@ _NORM = 1e-5
 _INTEGERS = r"^torch\.u?int(8|16|32|64)$"
 
 
-def check(results: Results, step: Step) -> Gate:
+def check(results: Results, step: Step, extents: Extents) -> Gate:
     """Everything that the records of both dumps can say, the rest as caveats.
 
     Raises:
@@ -40,6 +41,7 @@ def check(results: Results, step: Step) -> Gate:
     first = _first_stage(step)
     tokens, other_tokens = _tokens(first)
     weight, other_weights = _weights(first)
+    held = judged.item(results, step, extents)
     hidden = unused.check(step)
     return Gate(
         [
@@ -49,6 +51,7 @@ def check(results: Results, step: Step) -> Gate:
             extent.coverage_item(results, step),
             _capture(step),
             *(caveat(item, UNKNOWN, action) for item, action in _OF_RUNS.items()),
+            *([held] if held is not None else []),
             *([hidden] if hidden is not None else []),
         ],
         other_tokens or other_weights,

@@ -12,6 +12,9 @@ from collections import Counter
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, listed, shut
 from rlprobe.judge import reasons
+from rlprobe.judge.analysis import Step
+from rlprobe.judge.extent import Extents
+from rlprobe.judge.inputs import Results
 
 ITEM = "judged"
 _ELSEWHERE = (reasons.GIVEN, reasons.LATER_STEP, reasons.OTHER_PLACES)
@@ -22,15 +25,20 @@ _ACTION = (
 
 def check(evidence: Evidence) -> GateItem | None:
     """Item ``judged``; None where enough was, and nothing ran after a first update."""
+    return item(evidence.results, evidence.step, evidence.extent)
+
+
+def item(results: Results, step: Step, extents: Extents) -> GateItem | None:
+    """The same of what was judged, whatever else is known."""
     judged = recorded = after = 0
     why = Counter[str]()
-    for name, steps in evidence.extent.items():
-        extent = steps.get(evidence.step.number)
+    for name, steps in extents.items():
+        extent = steps.get(step.number)
         if extent is None:
             continue
         judged += extent.judged
         recorded += extent.judged
-        finding = evidence.step.findings.get(name)
+        finding = step.findings.get(name)
         after += extent.unjudged.get(reasons.AFTER_UPDATE, 0)
         if finding is not None and finding.stage.misplaced is not None:
             continue
@@ -44,11 +52,11 @@ def check(evidence: Evidence) -> GateItem | None:
             ITEM, f"nothing that was recorded could be judged ({said or 'no records'})", _ACTION
         )
     share = judged / recorded
-    if share < evidence.results.plan.coverage:
+    if share < results.plan.coverage:
         return shut(
             ITEM,
             f"{judged:,} of {recorded:,} recorded quantities were judged ({share:.1%}; at least "
-            f"{evidence.results.plan.coverage:.0%} is asked for): {said}",
+            f"{results.plan.coverage:.0%} is asked for): {said}",
             _ACTION,
         )
     if after:
