@@ -59,4 +59,4 @@ $(STAMP):
 	@rm -f $(VENV)/installed-*
 	@touch $@
 
--include cluster.mk selftest.mk
+-include cluster.mk selftest.mk soak.mk
