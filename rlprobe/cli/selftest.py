@@ -5,15 +5,21 @@ from __future__ import annotations
 import argparse
 import logging
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprobe.cli.common import write_json
 
+if TYPE_CHECKING:
+    from rlprobe.selftest.catalogue import Case
+
 _log = logging.getLogger("rlprobe")
-_PASSES = ("refined", "weakened", "tensors", "seeds")
+_PASSES = ("refined", "weakened", "tensors", "seeds", "blind")
 #: Further benign runs of the full self-test: no alarm in as many bounds the rate by 4.9 %.
 _SEEDS = 60
+#: Disturbances of each alignment in pass blind.
+_DISTURBED = 600
 
 
 def add_parser(subparsers: Any) -> None:
@@ -48,7 +54,8 @@ def add_parser(subparsers: Any) -> None:
         help="besides the first pass (repeatable): refined (suspects of faults looked at by "
         "tensors and operators), weakened (faults at twice the floor), tensors "
         "(every case again with tensors kept), seeds (benign changes with other rollouts); "
-        "default: all, with --faults: weakened",
+        "default: all of these, with --faults: weakened. blind stands alone: an aligned run of "
+        "every kind, of which one recorded quantity at a time is disturbed and judged again",
     )
     parser.add_argument("--no-passes", action="store_true", help="the first pass only")
     parser.add_argument(
@@ -74,6 +81,17 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="collect in one process as well; the same computation, sooner",
     )
+    parser.add_argument(
+        "--count",
+        type=int,
+        default=_DISTURBED,
+        metavar="N",
+        help="disturbances of each alignment in pass blind (default %(default)s); each kind of "
+        "record, stage, micro-batch, step and rank comes first",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="in pass blind every quantity in every way; takes hours"
+    )
     parser.set_defaults(run=run)
 
 
@@ -87,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, option) < 1:
             raise UsageError(f"--{option} is at least 1, found {getattr(args, option)}")
     cases = catalogue.cases(args.faults or catalogue.OWN, args.only)
+    if args.passes and "blind" in args.passes:
+        return _blind(args, cases)
     if args.quick and not args.only:
         cases = catalogue.quick(cases)
     options = session.Options(
@@ -109,12 +129,42 @@ def run(args: argparse.Namespace) -> int:
     return 1 if short else 0
 
 
+def _blind(args: argparse.Namespace, cases: Sequence[Case]) -> int:
+    """One aligned run of every kind of alignment, disturbed; exit code 1 where that was silent."""
+    from rlprobe.errors import UsageError
+    from rlprobe.selftest import session
+    from rlprobe.selftest.blind import run as blind
+    from rlprobe.selftest.blind import score
+
+    if args.passes != ["blind"] or args.count < 1:
+        raise UsageError("--pass blind stands alone, and --count is at least 1")
+    chosen = blind.one_of_each_kind(cases)
+    options = session.Options(
+        directory=args.directory, passes=session.Passes(weakened=False), ray=False, jobs=args.jobs
+    )
+    found = {}
+    for result in session.run(chosen, options):
+        results = args.directory / "results" / result.case.name
+        if result.full.verdict != "aligned":
+            raise UsageError(f"{results} is {result.full.verdict}: there is nothing to disturb")
+        began = time.monotonic()
+        one = blind.disturbed(results, args.directory / "blind", None if args.all else args.count)
+        print(score.render(result.case.name, one, time.monotonic() - began))
+        found[result.case.name] = one
+    if args.json:
+        write_json(args.json, {name: one.as_dict() for name, one in found.items()})
+    short = score.shortfalls(list(found.values()))
+    for line in short:
+        _log.warning("falls short: %s", line)
+    return 1 if short else 0
+
+
 def _passes(args: argparse.Namespace) -> Any:
     from rlprobe.selftest.session import Passes
 
     if args.no_passes or (args.quick and not args.passes):
         return Passes(weakened=False)
-    chosen = args.passes or (["weakened"] if args.faults else list(_PASSES))
+    chosen = args.passes or (["weakened"] if args.faults else list(_PASSES[:-1]))
     return Passes(
         weakened="weakened" in chosen,
         tensors="tensors" in chosen,

@@ -1,0 +1,189 @@
+"""Change one quantity in a copy of a run, consistently: statistics, sketch, tensor and digest."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from rlprobe.selftest.blind.quantities import (
+    CONTRADICTION,
+    DTYPE,
+    KEY_DATA,
+    METRIC,
+    MISSING,
+    NAN,
+    PROOF,
+    RECORD,
+    ZERO,
+    Quantity,
+)
+
+#: Times its floor that a number is moved by; and relative, where it has no floor.
+TIMES, MOVED = 10.0, 0.1
+_STATISTICS = ("max", "min", "mean", "norm")
+
+
+class UnchangedError(Exception):
+    """The disturbance changes nothing: there is no number, or it is zero already."""
+
+
+def content(run: Path, quantity: Quantity, way: str) -> bytes | None:
+    """The file that holds the quantity, with it disturbed; None where the file is to go.
+
+    Raises:
+        UnchangedError: it would be as it was.
+    """
+    data = (run / quantity.file).read_bytes()
+    if quantity.kind == RECORD:
+        return _record(data, quantity, way)
+    if quantity.kind == KEY_DATA:
+        return None if way == MISSING else _array(data, way)
+    if quantity.kind == METRIC:
+        return _metric(data, quantity, way)
+    if quantity.kind == PROOF:
+        return _proof(data, quantity, way)
+    return _weight(data, quantity, way)
+
+
+def _record(data: bytes, quantity: Quantity, way: str) -> bytes:
+    table = pl.read_parquet(io.BytesIO(data))
+    at = quantity.row or 0
+    if way == MISSING:
+        return _parquet(
+            table, table.with_row_index("_row").filter(pl.col("_row") != at).drop("_row")
+        )
+    row = table.row(at, named=True)
+    new = dict(row)
+    if way == DTYPE:
+        if row["dtype"] is None:
+            raise UnchangedError
+        new["dtype"] = "torch.bfloat16" if row["dtype"] != "torch.bfloat16" else "torch.float32"
+    else:
+        moved = _moved(row, quantity, way)
+        if moved == {name: row[name] for name in moved}:
+            raise UnchangedError
+        new |= moved
+        # a plain scalar is its value; a digest and a tensor are what the statistics say
+        if way != CONTRADICTION:
+            new["digest"] = _other(row["digest"])
+    changed = pl.DataFrame([new], schema=table.schema)
+    return _parquet(table, pl.concat([table[:at], changed, table[at + 1 :]]))
+
+
+def _moved(row: dict[str, Any], quantity: Quantity, way: str) -> dict[str, Any]:
+    factor = {NAN: float("nan"), ZERO: 0.0}.get(way, 1.0 + _size(quantity))
+    found: dict[str, Any] = {
+        name: row[name] * factor for name in _STATISTICS if row[name] is not None
+    }
+    if row["sketch"] is not None and way != CONTRADICTION:
+        found["sketch"] = [value * factor for value in row["sketch"]]
+    if row["value"] is not None:
+        found["value"] = _scalar(row["value"], factor, way)
+    if not found:
+        raise UnchangedError
+    return found
+
+
+def _scalar(text: str, factor: float, way: str) -> str:
+    try:
+        number = float(text)
+    except ValueError:
+        if way == ZERO:
+            return ""
+        return f"{text} disturbed"
+    return repr(number * factor)
+
+
+def _size(quantity: Quantity) -> float:
+    floor = quantity.floor
+    return TIMES * floor if floor is not None and floor > 0 else MOVED
+
+
+def _array(data: bytes, way: str) -> bytes:
+    values = np.load(io.BytesIO(data), allow_pickle=False)
+    if not values.size:
+        raise UnchangedError
+    if way == ZERO:
+        new = np.zeros_like(values)
+    elif way == NAN:
+        if not np.issubdtype(values.dtype, np.floating):
+            raise UnchangedError
+        new = np.full_like(values, np.nan)
+    elif np.issubdtype(values.dtype, np.floating):
+        new = (values * (1.0 + MOVED)).astype(values.dtype)
+    else:
+        new = values ^ True if values.dtype == bool else values + 1
+    if np.array_equal(new, values, equal_nan=np.issubdtype(values.dtype, np.floating)):
+        raise UnchangedError
+    out = io.BytesIO()
+    np.save(out, new, allow_pickle=False)
+    return out.getvalue()
+
+
+def _metric(data: bytes, quantity: Quantity, way: str) -> bytes:
+    lines = data.splitlines()
+    first = 1 if b'"format"' in lines[0] else 0
+    entry = json.loads(lines[first + (quantity.row or 0)])
+    value = entry["metrics"].get(quantity.name)
+    if not isinstance(value, int | float):
+        raise UnchangedError
+    if way == MISSING:
+        del entry["metrics"][quantity.name]
+    else:
+        new = float("nan") if way == NAN else value * (1.0 + MOVED)
+        if new == value:
+            raise UnchangedError
+        entry["metrics"][quantity.name] = new
+    lines[first + (quantity.row or 0)] = json.dumps(entry).encode()
+    return b"\n".join(lines) + b"\n"
+
+
+def _proof(data: bytes, quantity: Quantity, way: str) -> bytes:
+    value = json.loads(data)
+    entry = value["samples"][quantity.row or 0]
+    if way == MISSING:
+        del value["samples"][quantity.row or 0]
+    elif entry["samples"]:
+        entry["samples"][0] = _other(entry["samples"][0])
+    else:
+        raise UnchangedError
+    return json.dumps(value).encode()
+
+
+def _weight(data: bytes, quantity: Quantity, way: str) -> bytes:
+    table = pl.read_parquet(io.BytesIO(data))
+    at = quantity.row or 0
+    if way == MISSING:
+        return _parquet(
+            table, table.with_row_index("_row").filter(pl.col("_row") != at).drop("_row")
+        )
+    row = table.row(at, named=True)
+    row["digest"] = _other(row["digest"])
+    for name in ("norm", "sketch"):
+        value = row.get(name)
+        if isinstance(value, list):
+            row[name] = [number * (1.0 + MOVED) for number in value]
+        elif value is not None:
+            row[name] = value * (1.0 + MOVED)
+    changed = pl.DataFrame([row], schema=table.schema)
+    return _parquet(table, pl.concat([table[:at], changed, table[at + 1 :]]))
+
+
+def _parquet(old: pl.DataFrame, new: pl.DataFrame) -> bytes:
+    out = io.BytesIO()
+    new.cast(old.schema).write_parquet(out)
+    return out.getvalue()
+
+
+def _other(digest: str | None) -> str | None:
+    """Another digest of the same form."""
+    if digest is None:
+        return None
+    prefix, colon, text = digest.rpartition(":")
+    return f"{prefix}{colon}{hashlib.sha256(text.encode()).hexdigest()[: len(text)]}"

@@ -1,0 +1,141 @@
+"""A copy of a finished alignment in which one quantity at a time is disturbed and judged again."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlprobe.compare import sides
+from rlprobe.compare.compare import Options, compare
+from rlprobe.diagnose.diagnosis import Diagnosis
+from rlprobe.diagnose.run import diagnose
+from rlprobe.errors import NotComparableError, RlprobeError
+from rlprobe.judge.inputs import NAME as PLAN
+from rlprobe.judge.inputs import Results
+from rlprobe.roles import BENCHMARK, TARGET
+from rlprobe.selftest.blind import disturb
+from rlprobe.selftest.blind.quantities import MISSING, RECORD, Quantity
+from rlprobe.store.manifest import NAME as MANIFEST
+from rlprobe.store.manifest import File, Manifest
+
+
+def _link(source: str, target: str) -> None:
+    """Share a file; copy it where the file system does not link."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+class Laboratory:
+    """Judges an alignment again after its target was changed.
+
+    Nothing is trained, and only the stage that was touched is compared anew. Files are shared with
+    the alignment by hard link and never written through one.
+    """
+
+    def __init__(self, results: Path, directory: Path) -> None:
+        """
+        Args:
+            results: a finished alignment.
+            directory: where the copy goes; made, and emptied first.
+        """
+        self._found = Results.open(results)
+        shutil.rmtree(directory, ignore_errors=True)
+        self.results = directory / "results"
+        self._store = directory / "store"
+        (self._store / "runs").mkdir(parents=True)
+        shutil.copytree(results, self.results, copy_function=_link)
+        for role, planned in self._found.plan.runs.items():
+            run = self._found.run(role)
+            if run is None:
+                continue
+            shutil.copytree(run.path, self._store / "runs" / planned.key, copy_function=_link,
+                            dirs_exist_ok=True)  # fmt: skip
+        plan = json.loads((results / PLAN).read_bytes())
+        plan["store"] = str(self._store.resolve())
+        self._replace(self.results / PLAN, json.dumps(plan).encode())
+        keys = self._found.plan.runs
+        self._benchmark, self.target = (
+            self._store / "runs" / keys[role].key for role in (BENCHMARK, TARGET)
+        )
+        self._manifest = Manifest.load(self.target)
+
+    def judged(self) -> Diagnosis:
+        """The copy as it stands."""
+        return diagnose(self.results)
+
+    def with_disturbed(self, quantity: Quantity, way: str) -> Diagnosis | str:
+        """The diagnosis with one quantity disturbed, or the error that it ended in.
+
+        Raises:
+            UnchangedError: the disturbance changes nothing.
+        """
+        data = disturb.content(self.target, quantity, way)
+        with self._changed(quantity, way, data):
+            try:
+                if quantity.stage is not None:
+                    self._compare(quantity.stage)
+                return self.judged()
+            except RlprobeError as error:
+                return str(error)
+
+    @contextmanager
+    def _changed(self, quantity: Quantity, way: str, data: bytes | None) -> Iterator[None]:
+        path = self.target / quantity.file
+        kept = path.read_bytes()
+        stage = quantity.stage
+        compared = self.results / "compare" / TARGET / stage if stage is not None else None
+        aside = self.results.parent / "compared"
+        if compared is not None:
+            shutil.rmtree(aside, ignore_errors=True)
+            shutil.copytree(compared, aside, copy_function=_link)
+        self._describe(quantity, way, data)
+        if data is None:
+            path.unlink()
+        else:
+            self._replace(path, data)
+        try:
+            yield
+        finally:
+            self._replace(path, kept)
+            self._replace(self.target / MANIFEST, self._manifest.to_bytes())
+            if compared is not None:
+                shutil.rmtree(compared, ignore_errors=True)
+                aside.rename(compared)
+
+    def _describe(self, quantity: Quantity, way: str, data: bytes | None) -> None:
+        """A manifest as the target would have had, had it recorded this."""
+        files = [file for file in self._manifest.files if file.path != quantity.file]
+        if data is not None:
+            digest = hashlib.sha256(data).hexdigest()
+            files.append(File(path=quantity.file, sha256=digest, size=len(data)))
+            files.sort(key=lambda file: file.path)
+        stages = dict(self._manifest.stages)
+        if quantity.kind == RECORD and way == MISSING and quantity.stage is not None:
+            one = stages[quantity.stage]
+            stages[quantity.stage] = one.model_copy(update={"records": one.records - 1})
+        changed = self._manifest.model_copy(update={"files": files, "stages": stages})
+        self._replace(self.target / MANIFEST, changed.to_bytes())
+
+    def _compare(self, stage: str) -> None:
+        left, right = (sides.resolve(str(run), None) for run in (self._benchmark, self.target))
+        out = self.results / "compare" / TARGET
+        aside = self.results.parent / "again"
+        shutil.rmtree(aside, ignore_errors=True)
+        with contextlib.suppress(NotComparableError):  # it has written what there was to say
+            compare(left, right, aside, Options(TARGET, (stage,), self._found.plan.coverage))
+        shutil.rmtree(out / stage, ignore_errors=True)
+        (aside / stage).rename(out / stage)
+
+    @staticmethod
+    def _replace(path: Path, data: bytes) -> None:
+        # another file in the same place: the one that is linked elsewhere stays as it is
+        path.unlink(missing_ok=True)
+        path.write_bytes(data)

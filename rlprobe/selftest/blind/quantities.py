@@ -1,0 +1,176 @@
+"""What a target recorded, one entry a quantity, and the ways in which each can be wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from rlprobe import stages
+from rlprobe.dumps.key_data import stage_of
+from rlprobe.judge import tables
+from rlprobe.judge.inputs import Results
+from rlprobe.store.read import Run
+
+RECORD, KEY_DATA, METRIC, WEIGHT, PROOF = "record", "key_data", "metric", "weight", "proof"
+
+#: Ten times its floor; NaN; zero; another dtype; missing; a statistic that its digest contradicts.
+TEN_FLOORS, NAN, ZERO, DTYPE, MISSING, CONTRADICTION = (
+    "ten_floors",
+    "nan",
+    "zero",
+    "dtype",
+    "missing",
+    "contradiction",
+)
+WAYS: dict[str, tuple[str, ...]] = {
+    RECORD: (TEN_FLOORS, NAN, ZERO, DTYPE, MISSING, CONTRADICTION),
+    KEY_DATA: (TEN_FLOORS, NAN, ZERO, MISSING),
+    METRIC: (TEN_FLOORS, NAN, MISSING),
+    WEIGHT: (TEN_FLOORS, MISSING),
+    PROOF: (TEN_FLOORS, MISSING),
+}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One thing that the target recorded."""
+
+    kind: str
+    #: The stage that is judged anew when it changes; None for what belongs to all.
+    stage: str | None
+    #: The file of the run that holds it, relative to the run.
+    file: str
+    #: Row or line in the file; None where the file is one quantity.
+    row: int | None
+    #: What is sampled from each at least once: kind, stage, slot, micro-batch, step, rank.
+    group: tuple[str, ...]
+    name: str
+    #: Relative; None where the baseline has none.
+    floor: float | None
+    #: Why the baseline says that it is not judged; None where it is.
+    declared: str | None
+
+
+def of(results: Results, target: Run) -> list[Quantity]:
+    """Everything that the target recorded.
+
+    Args:
+        results: a finished alignment whose verdict is "aligned".
+        target: its target run.
+    """
+    found: list[Quantity] = []
+    for stage in results.stages():
+        captured = target.manifest.stages.get(stage)
+        if captured is not None and captured.state == "captured":
+            found += _records(results, target, stage)
+    found += _key_data(results, target)
+    found += _metrics(target)
+    found += _weights(target)
+    found += _proof(target)
+    return found
+
+
+def _records(results: Results, target: Run, stage: str) -> Iterator[Quantity]:
+    judged = tables.read_table(results, stage).filter(pl.col("slot") != tables.KEY_DATA)
+    keys = ["step", "rank", "name"]
+    known = judged.select(
+        pl.col("step"),
+        rank=pl.coalesce("rank_target", "rank"),
+        name=pl.coalesce("name_target", "name"),
+        floor="floor",
+        declared=pl.when(~pl.col("judged").fill_null(False)).then(
+            pl.coalesce("unjudged_because", "excused_by", pl.lit("unjudged"))
+        ),
+    ).unique(keys, keep="first")
+    rows = pl.read_parquet(target.records(stage)).with_row_index("_row")
+    joined = rows.select("_row", *keys, "slot", "direction", "call").join(
+        known, on=keys, how="left", maintain_order="left"
+    )
+    for row in joined.iter_rows(named=True):
+        group = (RECORD, stage, f"{row['slot']}/{row['direction']}", str(row["call"]),
+                 str(row["step"]), str(row["rank"]))  # fmt: skip
+        yield Quantity(
+            RECORD, stage, f"records/{stage}.parquet", row["_row"], group,
+            f"{row['name']} (step {row['step']}, rank {row['rank']})", row["floor"],
+            row["declared"],
+        )  # fmt: skip
+
+
+def _key_data(results: Results, target: Run) -> Iterator[Quantity]:
+    declared: dict[tuple[str, int], str | None] = {}
+    for stage in results.stages():
+        table = tables.read_table(results, stage).filter(pl.col("slot") == tables.KEY_DATA)
+        for name, step, judged, why in table.select(
+            "name", "step", "judged", "unjudged_because"
+        ).iter_rows():
+            declared[name, step] = None if judged else why
+    for file in target.manifest.files:
+        parts = Path(file.path).parts
+        if parts[:2] != ("dump", "data") or not file.path.endswith(".npy"):
+            continue
+        name = parts[2]
+        step = int(parts[3].removeprefix("step")) if parts[3].startswith("step") else 0
+        group = (KEY_DATA, stage_of(name) or "", name, "", str(step), "")
+        yield Quantity(
+            KEY_DATA, stage_of(name), file.path, None, group, file.path, None,
+            declared.get((name, step)),
+        )  # fmt: skip
+
+
+def _metrics(target: Run) -> Iterator[Quantity]:
+    if not target.has("metrics.jsonl"):
+        return
+    for number, line in enumerate(target.metrics()):
+        for name in line.get("metrics") or {}:
+            group = (METRIC, "", name.partition("/")[0], "", str(line.get("step")), "")
+            yield Quantity(METRIC, None, "metrics.jsonl", number, group, name, None, None)
+
+
+def _weights(target: Run) -> Iterator[Quantity]:
+    table = target.weights()
+    if table is None:
+        return
+    for number, row in enumerate(table.select("stage", "step", "rank", "name").iter_rows()):
+        stage, step, rank, name = row
+        group = (WEIGHT, stage, stages.MODEL_ROLE.get(stage, ""), "", str(step), str(rank))
+        yield Quantity(
+            WEIGHT, None, "weights.parquet", number, group, f"{name} ({stage})", None, None
+        )
+
+
+def _proof(target: Run) -> Iterator[Quantity]:
+    for number, entry in enumerate(target.mock_proof() or []):
+        group = (PROOF, entry["stage"], "", "", str(entry["step"]), str(entry["rank"]))
+        name = f"samples of {entry['stage']}, step {entry['step']}, rank {entry['rank']}"
+        yield Quantity(PROOF, None, "mock_proof.json", number, group, name, None, None)
+
+
+def sample(found: Sequence[Quantity], count: int | None, seed: int) -> list[tuple[Quantity, str]]:
+    """Quantities and ways to disturb them: each group and way once, then others at random.
+
+    Args:
+        found: of :func:`of`.
+        count: how many; fewer than there are groups and ways leaves some of them out. None: all.
+        seed: the same gives the same.
+    """
+    if count is None:
+        return [(one, way) for one in found for way in WAYS[one.kind]]
+    chance = random.Random(seed)
+    groups: dict[tuple[str, ...], list[Quantity]] = {}
+    for quantity in found:
+        groups.setdefault(quantity.group, []).append(quantity)
+    first = [
+        (chance.choice(members), way)
+        for members in groups.values()
+        for way in WAYS[members[0].kind]
+    ]
+    chance.shuffle(first)
+    if len(first) >= count:
+        return first[:count]
+    chosen = set(first)
+    rest = [(one, way) for one in found for way in WAYS[one.kind] if (one, way) not in chosen]
+    return first + chance.sample(rest, min(count - len(first), len(rest)))

@@ -1,0 +1,102 @@
+"""What became of each disturbance, and how sensitive the judgement is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlprobe.diagnose.diagnosis import Diagnosis
+from rlprobe.judge import extent
+
+#: The verdict or a gate item changed; the diagnosis counts it as not judged now; it had said before
+#: that it is not judged; nothing was changed; nothing was said.
+NOTICED, SAID, DECLARED, NOTHING, SILENT = "noticed", "said", "declared", "nothing", "silent"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One quantity, disturbed in one way."""
+
+    kind: str
+    stage: str | None
+    name: str
+    way: str
+    outcome: str
+    #: What was said of it, or why it is not judged.
+    why: str = ""
+
+
+def outcome(before: Diagnosis, after: Diagnosis | str, declared: str | None) -> tuple[str, str]:
+    """What became of a disturbance, and the reason.
+
+    Args:
+        before: of the alignment as it was.
+        after: with the quantity disturbed, or the error that judging ended in.
+        declared: why ``before`` says that the quantity is not judged; None where it is.
+    """
+    if isinstance(after, str):
+        return NOTICED, after
+    if after.verdict != before.verdict:
+        return NOTICED, after.sentence
+    changed = sorted({(item.item, item.state) for item in after.gate}
+                     - {(item.item, item.state) for item in before.gate})  # fmt: skip
+    if changed:
+        return NOTICED, ", ".join(f"{item}: {state}" for item, state in changed)
+    left, right = (extent.total(one.extent) for one in (before, after))
+    if (left.judged, left.excused, left.unjudged) != (right.judged, right.excused, right.unjudged):
+        return SAID, f"judged {right.judged} of {right.recorded}, before {left.judged}"
+    if declared is not None:
+        return DECLARED, declared
+    return SILENT, ""
+
+
+@dataclass
+class Sensitivity:
+    """All trials of one alignment."""
+
+    trials: list[Trial] = field(default_factory=list)
+
+    def shares(self) -> dict[str, float]:
+        """Share of each outcome among the disturbances that changed something."""
+        counted = Counter(trial.outcome for trial in self.trials if trial.outcome != NOTHING)
+        total = sum(counted.values()) or 1
+        return {name: counted[name] / total for name in (NOTICED, SAID, DECLARED, SILENT)}
+
+    @property
+    def silent(self) -> list[Trial]:
+        return [trial for trial in self.trials if trial.outcome == SILENT]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "trials": len(self.trials),
+            "shares": self.shares(),
+            "silent": [vars(trial) for trial in self.silent],
+        }
+
+
+def render(name: str, found: Sensitivity, seconds: float) -> str:
+    """A table: kinds and ways by outcome, then what was silent."""
+    rows: dict[tuple[str, str], Counter[str]] = {}
+    for trial in found.trials:
+        rows.setdefault((trial.kind, trial.way), Counter())[trial.outcome] += 1
+    outcomes = (NOTICED, SAID, DECLARED, SILENT, NOTHING)
+    lines = [
+        f"{name}: {len(found.trials)} disturbances in {seconds:.0f} s",
+        f"{'quantity':<12}{'disturbed':<16}" + "".join(f"{o:>10}" for o in outcomes),
+    ]
+    for (kind, way), counts in sorted(rows.items()):
+        lines.append(f"{kind:<12}{way:<16}" + "".join(f"{counts[o]:>10}" for o in outcomes))
+    shares = found.shares()
+    lines.append(", ".join(f"{o} {shares[o]:.1%}" for o in (NOTICED, SAID, DECLARED, SILENT)))
+    lines += [f"SILENT: {t.kind} {t.name} {t.way}" for t in found.silent[:20]]
+    more = len(found.silent) - 20
+    return "\n".join([*lines, f"and {more} more"] if more > 0 else lines)
+
+
+def shortfalls(found: Sequence[Sensitivity]) -> list[str]:
+    """What is not as it has to be: nothing silent, 95 % noticed or said of what is judged."""
+    silent = sum(len(one.silent) for one in found)
+    return [f"{silent} disturbances were silent"] if silent else []
