@@ -13,9 +13,15 @@ from __future__ import annotations
 import polars as pl
 
 STATISTICS = ("max", "min", "mean", "norm")
+SIDES = ("benchmark", "target")
 SMALLEST, LARGEST = 5e-324, 1.7976931348623157e308
 
 _U32, _U64 = 2.0**-24, 2.0**-53
+_NEEDED = [
+    *(f"{name}_{side}" for name in (*STATISTICS, "dtype") for side in SIDES),
+    *(f"{name}_diff" for name in STATISTICS),
+    "size_benchmark",
+]
 #: Rounding of a stored statistic by the tensor's type: relative, and absolute among the denormals.
 _STORED = {
     "float64": (_U64, 2.0**-1074),
@@ -41,41 +47,45 @@ def difference(name: str) -> pl.Expr:
     return pl.when((b == t) & b.is_not_nan()).then(0.0).otherwise(t - b).alias(f"{name}_diff")
 
 
-def statistics_error(table: pl.DataFrame) -> pl.Series:
-    """A lower bound of the relative L2 difference of each row; null where nothing is known.
+def statistics_error(table: pl.DataFrame) -> dict[str, pl.Series]:
+    """Of each row ``statistics``, a lower bound of the relative L2 difference, null where unknown.
+
+    And ``moved``: whether any statistic differs.
 
     Args:
         table: statistics and ``*_diff`` of both sides, ``status``, ``scalar_error`` (exact, of
-            scalars, which it takes precedence for), ``size_benchmark``.
+            scalars, for which it takes precedence), ``size_benchmark``.
     """
     differences = [pl.col(f"{name}_diff").abs().fill_nan(None) for name in STATISTICS]
-    known = pl.col("status").is_in(["matched", "dtype", "nonfinite"])
-    nan = pl.any_horizontal(
-        pl.col(f"{name}_{side}").is_nan().fill_null(False)
-        for name in ("max", "min")
-        for side in ("benchmark", "target")
-    )
-    largest = pl.when(known & ~nan).then(pl.max_horizontal(differences))
-    frame = table.select(
-        largest=largest,
-        # beside an infinity the rest has no scale
-        wanted=(largest > 0) & (pl.col("status") != "nonfinite"),
-        scalar=pl.col("scalar_error"),
-    )
-    error = frame.select(pl.when(pl.col("largest") == 0).then(0.0)).to_series()
-    rows = frame.get_column("wanted").fill_null(False).arg_true()
+    frame = table.select("status", "scalar_error", largest=pl.max_horizontal(differences))
+    finite = pl.col("status").is_in(["matched", "dtype"])
+    frame = frame.select(
+        "status",
+        moved=(pl.col("largest") > 0).fill_null(False),
+        error=pl.coalesce("scalar_error", pl.when(finite & (pl.col("largest") == 0)).then(0.0)),
+    ).with_columns(wanted=pl.col("moved") & finite & pl.col("error").is_null())
+    error = frame.get_column("error")
+    rows = frame.get_column("wanted").arg_true()
     if len(rows):
-        error = error.scatter(rows, _bound(table[rows]))
-    return (
-        pl.DataFrame([error.alias("e"), frame.get_column("scalar")])
-        .select(statistics=pl.coalesce("scalar", "e"))
-        .to_series()
-    )
+        error = error.scatter(rows, _bound(table.select(_NEEDED)[rows]))
+    rows = (frame.get_column("status") == "nonfinite").arg_true()
+    if len(rows):
+        nan = pl.any_horizontal(
+            pl.col(f"{name}_{side}").is_nan().fill_null(False)
+            for name in ("max", "min")
+            for side in SIDES
+        )
+        # equal infinities; beside an infinity a difference has no scale, beside a NaN no meaning
+        same = ~nan & (pl.max_horizontal(differences) == 0)
+        some = table.select(*_NEEDED, "scalar_error")[rows]
+        equal = some.select(pl.coalesce("scalar_error", pl.when(same).then(0.0)))
+        error = error.scatter(rows, equal.to_series())
+    return {"statistics": error, "moved": frame.get_column("moved")}
 
 
 def _bound(rows: pl.DataFrame) -> pl.Series:
     """The bound of rows whose statistics differ."""
-    sides = ("benchmark", "target")
+    sides = SIDES
     rows = rows.select(
         *(f"{name}_{side}" for name in STATISTICS for side in sides),
         *(f"{name}_diff" for name in STATISTICS),

@@ -72,10 +72,12 @@ def measure(table: pl.DataFrame) -> pl.DataFrame:
     """
     table = table.with_columns(*_status(), *(bounds.difference(name) for name in STATISTICS))
     table = scalars.exact(table)
-    table = table.with_columns(statistics=bounds.statistics_error(table), **_digests(table))
+    table = table.with_columns(**bounds.statistics_error(table), **_digests(table))
     table = table.with_columns(_sketch_error(table))
     return table.with_columns(*_error()).drop(
         "statistics",
+        "moved",
+        "scalar_error",
         "same_digest",
         "same_xor",
         "differing",
@@ -252,7 +254,7 @@ def _error() -> list[pl.Expr]:
         .when(unknown)
         .then(pl.lit(DIGEST))
         # opposite infinities differ, however little can be said of the rest
-        .when(measured | ((status == NONFINITE) & _any_difference()))
+        .when(measured | ((status == NONFINITE) & pl.col("moved")))
         .then(pl.lit(STATISTIC))
     )
     k = pl.col("sketch_benchmark").list.len()
@@ -274,7 +276,7 @@ def _error() -> list[pl.Expr]:
         .then(pl.lit(CHECKSUMS_DIFFER_ONLY))
         .when(plain & ~sketched & ~measured)
         .then(_unmeasured())
-        .when(plain & ~sketched & (statistics == 0) & _any_difference())
+        .when(plain & ~sketched & (statistics == 0) & pl.col("moved"))
         .then(pl.lit(WITHIN_ROUNDING))
         .when(plain & ~sketched & (statistics == 0) & ~same_scalar)
         .then(pl.lit(UNSEEN)),
@@ -288,13 +290,6 @@ def _error() -> list[pl.Expr]:
     ]
 
 
-def _any_difference() -> pl.Expr:
-    return pl.any_horizontal(
-        ((pl.col(f"{name}_diff") != 0) & pl.col(f"{name}_diff").is_not_nan()).fill_null(False)
-        for name in STATISTICS
-    )
-
-
 def _unmeasured() -> pl.Expr:
     """Why a record that both sides have was not measured."""
     nothing = [
@@ -302,7 +297,7 @@ def _unmeasured() -> pl.Expr:
         for side in ("benchmark", "target")
     ]
     return (
-        pl.when(_any_difference())
+        pl.when(pl.col("moved"))
         .then(pl.lit(NO_STATISTICS["scale"]))
         .when(pl.col("differing"))
         .then(pl.lit(CHECKSUMS_DIFFER))

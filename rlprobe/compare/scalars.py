@@ -33,6 +33,34 @@ def exact(table: pl.DataFrame) -> pl.DataFrame:
     zero), 1 of texts that differ, null of anything else. ``max_diff`` of a scalar is its
     difference. ``same_scalar``: of one type and one text, NaN excepted.
     """
+    said = [table.get_column(f"value_{side}") for side in ("benchmark", "target")]
+    rows = (said[0].is_not_null() | said[1].is_not_null()).arg_true()
+    table = table.with_columns(scalar_error=pl.lit(None, pl.Float64), same_scalar=pl.lit(False))
+    if not len(rows):
+        return table
+    some = _measured(table.select(_NEEDED)[rows])
+    return table.with_columns(
+        table.get_column(name).scatter(rows, some.get_column(name))
+        for name in ("scalar_error", "same_scalar", "max_diff", "min_diff")
+    )
+
+
+_NEEDED = [
+    *(
+        f"{name}_{side}"
+        for name in ("order", "shape", "dtype", "value", "max", "min")
+        for side in ("benchmark", "target")
+    ),
+    "status",
+    "max_diff",
+    "min_diff",
+    "scalar_error",
+    "same_scalar",
+]
+
+
+def _measured(table: pl.DataFrame) -> pl.DataFrame:
+    """:func:`exact` of rows of which a side has a text."""
     both = _scalar("benchmark") & _scalar("target") & (pl.col("status") != "unreadable")
     same_text = pl.col("value_benchmark") == pl.col("value_target")
     same_type = pl.col("dtype_benchmark") == pl.col("dtype_target")

@@ -24,7 +24,7 @@ Pairs = Iterator[tuple[Array, Array]]
 
 _SMALLEST, _LARGEST = 5e-324, 1.7976931348623157e308
 _LOW_BITS = 0x7FF
-_EPSILON = {32: 2.0**-23, 64: 2.0**-52}
+_EPSILON = 2.0**-52
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ def sums(pairs: Pairs, benchmark: DType, target: DType) -> Largest:
         b, t, d, shift = _difference(raw_b, raw_t, benchmark, target)
         for side, (high, low) in enumerate((b, t)):
             top[side] = max(top[side], float(np.abs(high + low).max(initial=0.0)))
-        magnitudes = np.abs(d) if benchmark.kind != "complex" else np.hypot(d[0::2], d[1::2])
+        with np.errstate(over="ignore"):
+            magnitudes = np.abs(d) if benchmark.kind != "complex" else np.hypot(d[::2], d[1::2])
         if magnitudes.size and (most := float(magnitudes.max())) > 0:
             exponent = max(exponent, _exponent(float(np.abs(d).max())) + shift)
             with np.errstate(over="ignore"):
@@ -102,11 +103,22 @@ def sums(pairs: Pairs, benchmark: DType, target: DType) -> Largest:
 
 def _relative(b: Floats, d: Floats, shift: int, dtype: DType) -> float:
     """Largest ``|d| / |b|``, a zero benchmark counted as epsilon."""
-    if dtype.kind == "complex":
-        b, d = np.hypot(b[0::2], b[1::2]), np.hypot(d[0::2], d[1::2])
+    ratio = np.nan_to_num(_ratios(b, d, dtype), posinf=_LARGEST)
+    return _scaled(float(ratio.max(initial=0.0)), shift)
+
+
+def _ratios(b: Floats, d: Floats, dtype: DType) -> Floats:
+    """``|d| / |b|`` of every element; of complex ones, of moduli."""
     with np.errstate(all="ignore"):
-        ratio = np.abs(d) / np.where(b == 0, _EPSILON[64], np.abs(b))
-    return _scaled(float(np.nan_to_num(ratio, posinf=_LARGEST).max(initial=0.0)), shift)
+        if dtype.kind != "complex":
+            return np.abs(d) / np.where(b == 0, _EPSILON, np.abs(b))
+        # a modulus may overflow, or lose its digits, where its parts do not
+        most = np.maximum(np.abs(b), np.abs(d)).reshape(-1, 2).max(axis=1)
+        room = np.where(most > 2.0**1000, 0.25, np.where(most < 2.0**-800, 2.0**200, 1.0))
+        modulus_b, modulus_d = (np.hypot(x[0::2] * room, x[1::2] * room) for x in (b, d))
+        ratio = modulus_d / np.where(modulus_b == 0, _EPSILON, modulus_b)
+        found: Floats = np.where(modulus_b == 0, ratio / room, ratio)
+        return found
 
 
 def _difference(
@@ -162,9 +174,8 @@ def of_complex(
         bad_b, bad_t = bad_b + int(off_b.sum()), bad_t + int(off_t.sum())
         bad_same += int(same.sum())
         off = off_b | off_t
-        b, t = np.where(off, 0, b), np.where(off, 0, t)
-        with np.errstate(all="ignore"):
-            ratio = np.abs(t - b) / np.where(b == 0, _EPSILON[64], np.abs(b))
+        x, _, d, shift = _difference(raw_b, raw_t, benchmark.dtype, target.dtype)
+        ratio = np.ldexp(_ratios(x[0] + x[1], d, benchmark.dtype), shift)
         far = off & ~same
         near += int(((ratio < 1e-3) & ~far).sum())
         nearer += int(((ratio < 5e-3) & ~far).sum())
