@@ -104,7 +104,7 @@ def _bound(rows: pl.DataFrame) -> pl.Series:
         _finite(pl.col("min_diff").abs()) - _of_complex("min"),
         _finite(pl.col("norm_diff").abs(), infinite=None) - norm_slack,
         (_finite(pl.col("mean_diff").abs(), infinite=None) - mean_slack) * root,
-    ).clip(lower_bound=0.0)
+    ).clip(0.0, LARGEST)
     rows = rows.with_columns(least=least)
     ratios = {}
     for side in sides:

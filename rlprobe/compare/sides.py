@@ -275,9 +275,11 @@ def _from_part(path: Path) -> dict[str, StageSource]:
     ranks = records.rank_directories(path, _number(_STEP_DIR, path.name))
     if ranks:
         return {_known(path.resolve().parent.name): _dump_stage(ranks)}
-    if records.step_directories(path) or (_by_process(path) and not _stage_directories(path)):
+    steps = records.step_directories(path)
+    if steps or (_by_process(path) and not _stage_directories(path)):
         ranks = _ranks_of_stage(path)
-        return {_known(path.resolve().name): _dump_stage(ranks)} if ranks else {}
+        # steps in which no process dumped anything are a stage all the same, of no record
+        return {_known(path.resolve().name): _dump_stage(ranks)} if ranks or steps else {}
     return {}
 
 
