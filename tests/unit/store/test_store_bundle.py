@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import tarfile
 
@@ -17,7 +18,7 @@ from rlprobe.store.exporting import export
 from rlprobe.store.gc import collect
 from rlprobe.store.importing import import_bundle
 from rlprobe.store.objects import Objects
-from rlprobe.store.read import Run
+from rlprobe.store.read import Run, keys
 from rlprobe.store.verify import verify
 from tests.unit.store.bundle_helpers import SMALL, refused
 
@@ -174,3 +175,74 @@ def test_every_truncation_is_refused(exported, tmp_path):
 def test_a_store_that_was_carried_by_hand_is_verified_as_such(exported, store, tmp_path):
     shutil.copytree(store, tmp_path / "copy")  # links become copies
     assert verify(tmp_path / "copy").problems == []
+
+
+def _legacy_tensor(scratch):
+    """A tensor of torch's format from before zip files, too large to be packed."""
+    path = scratch / "dump/actor_update/step0/rank0/dump_tensor_data"
+    path.mkdir(exist_ok=True)
+    (path / "a.pt").write_bytes(b"\x80\x02\x8a\n" + bytes(2 << 20))
+
+
+def _file(name: str, content: bytes = b"{}"):
+    def write(scratch):
+        path = scratch / "dump" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+    write.__name__ = name.rpartition("/")[2][:20]
+    return write
+
+
+def _environment(scratch):
+    facts = {"role": "benchmark", "environment": {"PS1": "\x1b[31m", "NAME": "caf\udce9"}}
+    (scratch / "side" / "run.json").write_text(json.dumps(facts))
+
+
+def _numbers(scratch):
+    (scratch / "side" / "metrics.jsonl").write_text('{"step": 0, "metrics": {"loss": NaN}}\n')
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        _file("core.12345", b"\x7fELF"),
+        _file("notes.yaml", b"mine"),
+        _file("actor_update/step0/rank0/state.pkl", b"\x80\x04."),
+        _file("actor_update/step0/rank0/nohup.out", b"text"),
+        _file("actor_update/step0/rank0/empty.json", b""),
+        _file("actor_update/step0/rank0/number.json", b"3"),
+        _file("actor_update/step0/rank0/zeros.npy", bytes(10)),
+        _file("memory_snapshot/rank0/step0.pickle", b"\x80\x04."),
+        _file("data/" + "k" * 200 + "/step0/rank0/micro_step0/x.npy", b"\x93NUMPY"),
+        _file("actor_update/step0/rank0/überschrift.txt", b"text"),
+        _file("actor_update/step0/rank0/\udce9.txt", b"text"),
+        _file("actor_update/step0/rank0/a\nb.txt", b"text"),
+        _legacy_tensor,
+        _environment,
+        _numbers,
+    ],
+    ids=lambda odd: ascii(odd.__name__.strip("_")),
+)
+def test_what_commit_takes_export_writes_and_import_takes(committed, scratch, store, tmp_path, odd):
+    place = scratch(**SMALL)
+    odd(place)
+    try:
+        run = committed(scratch_at=place)
+    except StoreError as error:
+        assert keys(store) == [] and "\n" not in str(error)
+        return  # refused at once, with the scratch space still there
+    export(store, [run.key], tmp_path / "b")
+    import_bundle(tmp_path / "other", tmp_path / "b")
+    other = Run.open(tmp_path / "other", run.key)
+    assert other.manifest == run.manifest
+    assert verify(tmp_path / "other").problems == []
+
+
+def test_a_file_of_no_known_kind_is_left_out_and_said(committed, scratch, caplog):
+    place = scratch(**SMALL)
+    (place / "dump" / "core.12345").write_bytes(b"\x7fELF")
+    run = committed(scratch_at=place)
+    assert "core.12345" in caplog.text
+    assert run.manifest.volatile["dump"]["left_out"] == {"core.12345": [""]}
+    assert not (run.path / "dump" / "core.12345").exists()
