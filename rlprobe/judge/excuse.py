@@ -36,12 +36,16 @@ class Excuse:
     excess: pl.Expr | None = None
 
 
-def begin(rows: pl.DataFrame, one_precision: bool = False) -> pl.DataFrame:
+def begin(
+    rows: pl.DataFrame, one_precision: bool = False, later_updates: bool = False
+) -> pl.DataFrame:
     """Add ``judged``, ``beyond``, ``excused_by`` and ``unjudged_because``, before any excuse.
 
     Args:
         rows: :func:`execution.timeline`'s with :func:`floors.with_floor`'s columns.
         one_precision: like devices were asked for one precision.
+        later_updates: what runs after the stage's first update is judged too
+            (:mod:`rlprobe.judge.excuses.earlier_updates` widens its floors).
 
     A record that is not finite on one side only is beyond anything. So is, where one precision was
     asked for, a module's output of another format (``other_format``): whatever its numbers are, the
@@ -69,7 +73,9 @@ def begin(rows: pl.DataFrame, one_precision: bool = False) -> pl.DataFrame:
         .when(unlike)
         .then(pl.lit(reasons.OTHER_KIND))
     )
-    after = pl.when(~pl.col("before_update")).then(pl.lit(reasons.AFTER_UPDATE))
+    after = pl.when(~pl.col("before_update") & ~pl.lit(later_updates)).then(
+        pl.lit(reasons.AFTER_UPDATE)
+    )
     floats = [pl.col(f"dtype_{side}").str.starts_with("torch.") & kind for side, kind in
               zip(("benchmark", "target"), kinds, strict=True)]  # fmt: skip
     other_format = (

@@ -9,6 +9,7 @@ their own. Here every row gets its place in time:
 - ``phase``: forward, loss, backward, gradients, changes.
 - ``place``: within the phase; a call's inputs stand before everything that ran inside it.
 
+``update`` is the update of weights within the stage that a row belongs to, from 0, and
 ``before_update`` marks what ran before the first update of weights within the stage. Later, weights
 differ by inheritance.
 """
@@ -49,7 +50,7 @@ def timeline(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[Call]]:
 
     Returns:
         the rows with ``call_id`` (index into the calls), ``passage``, ``phase``, ``place``,
-        ``before_update``, sorted; and the calls.
+        ``update``, ``before_update``, sorted; and the calls.
     """
     rows = rows.sort("order", maintain_order=True).with_row_index("_at")
     rows = rows.with_columns(
@@ -185,6 +186,19 @@ def _places(rows: pl.DataFrame) -> pl.DataFrame:
     # Weights change after each update: only what ran before the first can be a first divergence.
     before = passes // updates if updates > 1 and passes % updates == 0 else passes
     last = passes * 2
+    changed = rows.filter(slot == "change").get_column("call").n_unique()
+    # A change that is recorded once is of all updates.
+    by_all = (pl.col("phase") == CHANGES) & pl.lit(updates > 1 and changed == 1)
+    rows = rows.with_columns(
+        update=pl.when(by_all)
+        .then(updates - 1)
+        .when(pl.col("phase") >= GRADIENTS)
+        .then(pl.col("call").fill_null(0))
+        .otherwise(pl.col("passage") // max(before, 1))
+        .cast(pl.Int64)
+        if updates > 1
+        else pl.lit(0, pl.Int64)
+    )
     rows = rows.with_columns(
         passage=pl.when(pl.col("phase") >= GRADIENTS)
         .then(last + pl.col("call").fill_null(0))

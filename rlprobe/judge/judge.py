@@ -119,7 +119,8 @@ def _first(stage: Stage, produced: list[Outcome]) -> tuple[Origin | None, int | 
         here = origin.find(process.rows, process.calls)
         if here is not None:
             row = here.row
-            found.append(((row["passage"], row["phase"], row["place"]), process.rank, here))
+            place = (row["update"], row["passage"], row["phase"], row["place"])
+            found.append((place, process.rank, here))
     wrong = [outcome for outcome in produced if outcome.excess > 1]
     forward = [item for item in found if item[2].row["phase"] == execution.FORWARD]
     if wrong and not forward:

@@ -63,8 +63,49 @@ def find(rows: pl.DataFrame, calls: list[Call]) -> Origin | None:
     candidates = rows.filter(pl.col("judged") & pl.col("beyond") & (pl.col("slot") != "parameters"))
     if candidates.is_empty():
         return None
+    if "update" in candidates.columns:  # an update's gradients come before the next one's passes
+        candidates = candidates.sort("update", maintain_order=True)
     row = candidates.row(0, named=True)
-    return _explain(row, rows, calls)
+    return _left_by_optimizer(row, rows) or _explain(row, rows, calls)
+
+
+#: Outputs that differ by so much more than before an update have other weights.
+_MOVED = 10.0
+
+
+def _left_by_optimizer(row: dict[str, Any], rows: pl.DataFrame) -> Origin | None:
+    """The optimizer, where what uses the weights it left differs from the first module on.
+
+    A fault of a module leaves the modules before it as they were in the update before.
+    """
+    if not row.get("update") or row["phase"] != execution.FORWARD:
+        return None
+    weighted = rows.filter(pl.col("slot") == "parameters").get_column("module").unique()
+    outputs = rows.filter(
+        (pl.col("phase") == execution.FORWARD)
+        & (pl.col("slot") == "output")
+        & pl.col("module").is_in(weighted.implode())
+    )
+    earlier = outputs.filter(
+        (pl.col("passage") == row["passage"]) & (pl.col("place") < row["place"])
+    )
+    before = (
+        outputs.filter(pl.col("update") == row["update"] - 1)
+        .group_by("module", "index")
+        .agg(before=pl.col("error").max())
+    )
+    times = earlier.join(before, on=["module", "index"]).select(pl.col("error") / pl.col("before"))
+    typical = times.get_column("error").median()
+    if not earlier.is_empty() and not (isinstance(typical, float) and typical > _MOVED):
+        return None
+    return Origin(
+        OPTIMIZER,
+        None,
+        "optimizer",
+        row,
+        f"all gradients agree within noise up to update {row['update']} of the stage, and what "
+        "runs on the weights it left does not, from the first module on",
+    )
 
 
 def _explain(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Origin:

@@ -29,10 +29,11 @@ NO_PARTNER, OTHER_SHAPE, OTHER_KIND, UNREADABLE, NO_NUMBERS, BOTH_NONFINITE = (
     "no_numbers",
     "both_nonfinite",
 )
-GIVEN, NOT_JOINED = "given", "not_joined"
+GIVEN, NOT_JOINED, AS_CHANGES = "given", "not_joined", "as_changes"
 UNJUDGED: dict[str, str] = {
     LATER_STEP: "of a captured step after the first, which inherits what updates differ by",
     AFTER_UPDATE: "after the stage's first update of weights, which it inherits",
+    AS_CHANGES: "weights after an update, whose difference is judged as changes",
     OTHER_PLACES: "of a micro-batch that holds other samples, or in another order",
     NO_PARTNER: "recorded on one side only",
     OTHER_SHAPE: "of another shape on the other side",

@@ -18,7 +18,7 @@ from rlprobe.judge import (
     sketched,
 )
 from rlprobe.judge.excuse import Excuse, begin, reduce
-from rlprobe.judge.excuses import inherited, near_ties, positions, recomposed
+from rlprobe.judge.excuses import earlier_updates, inherited, near_ties, positions, recomposed
 from rlprobe.judge.execution import Call
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET
@@ -123,8 +123,10 @@ def _with_floors(
 
 def _process(rank: int, rows: pl.DataFrame, one_precision: bool) -> Process:
     ordered, calls = execution.timeline(rows)
-    ordered = begin(ordered, one_precision)
+    moved = earlier_updates.inherited(ordered)
+    ordered = begin(ordered, one_precision, later_updates=moved is not None)
     ordered = reduce(ordered, inherited.excuses(ordered))
+    ordered = reduce(ordered, earlier_updates.excuses(ordered, moved or {}))
     ties, flips = near_ties.excuses(ordered)
     ordered = reduce(ordered, ties)
     inside, blocks = recomposed.excuses(ordered, calls)

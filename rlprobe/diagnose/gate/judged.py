@@ -17,7 +17,7 @@ from rlprobe.judge.extent import Extents
 from rlprobe.judge.inputs import Results
 
 ITEM = "judged"
-_ELSEWHERE = (reasons.GIVEN, reasons.LATER_STEP, reasons.OTHER_PLACES)
+_ELSEWHERE = (reasons.GIVEN, reasons.AS_CHANGES, reasons.LATER_STEP, reasons.OTHER_PLACES)
 _ACTION = (
     "see `extent` in diagnosis.json and docs/diagnosis.md for each reason; capture both sides alike"
 )
