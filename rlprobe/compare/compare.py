@@ -251,7 +251,8 @@ def _tables(stage: StagePlan, options: Options) -> Iterator[pl.DataFrame]:
 
 def _side_by_side(benchmark: Table, target: Table, options: Options) -> Iterator[pl.DataFrame]:
     """Both sides' records as :mod:`.pairs` puts them, slice by slice where rows stand alone."""
-    if not pairs.same_names(benchmark, target):
+    mapped = options.rules is not None and options.rules.mapping is not None
+    if mapped or not pairs.same_names(benchmark, target):
         # Imported here: most pairs have the same names.
         from rlprobe.compare.match import matcher, rules
 

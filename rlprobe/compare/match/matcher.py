@@ -15,7 +15,15 @@ import polars as pl
 
 from rlprobe.compare.match import calls, fusing, prefix, recompute
 from rlprobe.compare.match.pairs import Matches
-from rlprobe.compare.match.rules import CHUNKS, CLASS, COMMON_PREFIX, RECOMPUTE, WRAPPERS, Rules
+from rlprobe.compare.match.rules import (
+    CHUNKS,
+    CLASS,
+    COMMON_PREFIX,
+    MAPPED,
+    RECOMPUTE,
+    WRAPPERS,
+    Rules,
+)
 from rlprobe.compare.match.state import State
 
 #: What identifies a record on both sides once wrappers are out of its module path.
@@ -36,7 +44,9 @@ def match(benchmark: pl.DataFrame, target: pl.DataFrame, rules: Rules) -> Matche
 
     Both frames hold the columns of :data:`rlprobe.compare.match.pairs.LOADED`, in execution order.
     """
-    state = State(_prepared(benchmark), _prepared(target))
+    right = _prepared(target)
+    state = State(_prepared(benchmark), right if rules.mapping is None else _mapped(right, rules))
+    state.by_mapping()
     _set_repetitions_aside(state)
     _rename(state, rules)
     _strip_prefix(state)
@@ -69,7 +79,59 @@ def _prepared(frame: pl.DataFrame) -> pl.DataFrame:
         # by which rule its call has another number, and whether its name says nothing then
         renumbered=pl.lit(None, pl.String),
         moved=pl.lit(False),
+        # the benchmark's name, by one of msprobe's mapping files
+        mapped=pl.lit(None, pl.String),
     )
+
+
+def _mapped(target: pl.DataFrame, rules: Rules) -> pl.DataFrame:
+    """The target's records as a mapping file says that they are called on the benchmark."""
+    mapping = rules.mapping
+    assert mapping is not None
+    names = target.get_column("name")
+    if mapping.records or mapping.calls:
+        found = [mapping.record(name) for name in names]
+        return target.with_columns(
+            mapped=pl.Series(found, dtype=pl.String).str.replace(
+                ".kwargs.", ".input.", literal=True
+            )
+        )
+    for function in mapping.functions:
+        own = pl.col("module").is_null() & (pl.col("op") == function.target)
+        index = pl.coalesce(
+            pl.when(pl.col("slot") == slot).then(
+                pl.col("index").replace_strict(indices, default=None, return_dtype=pl.String)
+            )
+            for slot, indices in function.indices.items()
+            if indices
+        )
+        target = target.with_columns(
+            mapped=pl.when(own & index.is_not_null())
+            .then(
+                pl.format(
+                    "{}.{}.{}.{}.{}",
+                    pl.lit(function.benchmark), "call", "direction", "slot", index,
+                )
+            )
+            .otherwise("mapped")
+        )  # fmt: skip
+    modules = target.select("module", "op").drop_nulls("module").unique(maintain_order=True)
+    classes = dict(modules.iter_rows())
+    rows = [
+        (path, kind, *new)
+        for path, kind in modules.iter_rows()
+        if (new := mapping.module(path, kind, classes)) is not None
+    ]
+    schema = {"module": pl.String, "op": pl.String, "new": pl.String, "kind": pl.String}
+    table = pl.DataFrame(rows, schema=schema, orient="row")
+    renamed = target.join(table, on=["module", "op"], how="left", maintain_order="left")
+    changed = pl.col("new").is_not_null()
+    return renamed.with_columns(
+        module=pl.coalesce("new", "module"),
+        op=pl.coalesce("kind", "op"),
+        moved=pl.col("moved") | changed,
+        renumbered=pl.when(changed).then(pl.lit(MAPPED)),
+    ).drop("new", "kind")
 
 
 def _set_repetitions_aside(state: State) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlprobe.compare.match import mapping
+from rlprobe.compare.match.mapping import Mapping
 from rlprobe.documents.limits import DocumentError, decoded, read_bytes
 from rlprobe.errors import ConfigError
 
@@ -19,9 +21,11 @@ CALL_COUNTER = "call_counter"
 #: Aligned, but the call that stayed alone could as well have been the pair.
 AMBIGUOUS = "ambiguous_call"
 COMMON_PREFIX = "common_prefix"
+#: By one of msprobe's mapping files.
+MAPPED = "msprobe_mapping"
 RECOMPUTE = "recompute"
 CHUNKS = "megatron_chunks"
-BUILT_IN = (WRAPPERS, CLASS, CALL_COUNTER, AMBIGUOUS, COMMON_PREFIX, RECOMPUTE, CHUNKS)
+BUILT_IN = (WRAPPERS, CLASS, CALL_COUNTER, AMBIGUOUS, COMMON_PREFIX, MAPPED, RECOMPUTE, CHUNKS)
 
 _MAX_BYTES = 1 << 20
 
@@ -56,7 +60,7 @@ class Function:
 
     name: str
     names: tuple[str, ...]
-    slots: Mapping[str, tuple[str, ...]]
+    slots: dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,12 @@ class Rules:
     renames: tuple[Rename, ...] = ()
     fuses: tuple[Fuse, ...] = ()
     functions: tuple[Function, ...] = ()
+    #: What the target's names are called on the benchmark, of one of msprobe's files.
+    mapping: Mapping | None = None
 
 
 def load(extra: Path | None = None) -> Rules:
-    """The packaged rules, and a user's before them.
+    """The packaged rules, and a user's before them, or one of msprobe's mapping files.
 
     Raises:
         ConfigError: a file is not in the format; the message names the rule and what is accepted.
@@ -89,6 +95,7 @@ def load(extra: Path | None = None) -> Rules:
         _merged(own.renames, rules.renames),
         _merged(own.fuses, rules.fuses),
         _merged(own.functions, rules.functions),
+        own.mapping,
     )
 
 
@@ -109,8 +116,13 @@ def parse(text: str, origin: str) -> Rules:
         raw = yamlfile.parse(text)
     except DocumentError as error:
         raise ConfigError(f"rules file {origin}: {error}") from error
+    if mapping.is_mapping(raw):
+        return Rules(mapping=mapping.parse(raw, origin))
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-        raise ConfigError(f"{origin}: format: {FORMAT} was expected at the top")
+        raise ConfigError(
+            f"{origin}: format: {FORMAT} was expected at the top, or one of msprobe's data, cell, "
+            "layer or api mappings"
+        )
     unknown = sorted(set(raw) - {"format", *_SECTIONS}, key=str)
     if unknown:
         raise ConfigError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from rlprobe.compare.match.pairs import Matches
-from rlprobe.compare.match.rules import AMBIGUOUS
+from rlprobe.compare.match.rules import AMBIGUOUS, MAPPED
 
 _MATCHED = {"benchmark": pl.UInt32, "target": pl.UInt32, "rule": pl.String}
 
@@ -27,6 +27,15 @@ class State:
 
     def __post_init__(self) -> None:
         self.every = {"left": self.left, "right": self.right}
+
+    def by_mapping(self) -> None:
+        """Records whose counterpart a mapping file names; a name that nobody has matches none."""
+        given = self.right.filter(pl.col("mapped").is_not_null())
+        if given.is_empty():
+            return
+        wanted = given.drop("plain").rename({"mapped": "plain"}).unique("plain", keep="first")
+        same = self.left.join(wanted, on="plain", suffix="_target")
+        self.add(same, pl.lit(MAPPED))
 
     def by_name(self) -> None:
         """Records of the same name; names are unique within a process unless a file is odd."""
