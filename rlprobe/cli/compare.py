@@ -101,8 +101,8 @@ def add_parser(subparsers: Any) -> None:
         "--rules",
         type=Path,
         metavar="FILE",
-        help="matching rules of your own (YAML), before the packaged ones; or one of msprobe's data, "
-        "cell, layer or api mapping files",
+        help="matching rules of your own (YAML), before the packaged ones; or one of msprobe's "
+        "data, cell, layer or api mapping files",
     )
     parser.add_argument(
         "--noise",

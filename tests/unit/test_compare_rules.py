@@ -449,10 +449,10 @@ def test_a_mapping_goes_before_equal_names(tmp_path: Path) -> None:
 
 
 def test_a_mapping_holds_where_both_sides_have_the_same_names(tmp_path: Path) -> None:
-    swapped = dict(zip(modules("fc1.Linear", "fc2.Linear"),
-                       reversed(modules("fc1.Linear", "fc2.Linear").values()), strict=True))  # fmt: skip
+    plain = modules("fc1.Linear", "fc2.Linear")
+    swapped = dict(zip(plain, reversed(plain.values()), strict=True))
     text = "fc1.Linear: fc2.Linear\nfc2.Linear: fc1.Linear\n"
-    result = _mapped(tmp_path, modules("fc1.Linear", "fc2.Linear"), swapped, text)
+    result = _mapped(tmp_path, plain, swapped, text)
     assert result.records["error"].max() == 0
     assert result.summary["rules"] == {"msprobe_mapping": 4}
 
