@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rlprobe import redaction
 from rlprobe.capture import determinism
 from rlprobe.capture.light.sketches import accumulation_floor
 from rlprobe.capture.session import Session
@@ -150,7 +151,7 @@ def variables() -> dict[str, str]:
     )
     prefixes = tuple(name[:-1] for name in VARIABLES if name.endswith("*"))
     return {
-        name: value
+        name: redaction.value(value, name)
         for name, value in sorted(os.environ.items())
         if name in exact or name.startswith(prefixes)
     }

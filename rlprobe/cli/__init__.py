@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rlprobe import disk, terminal
+from rlprobe import disk, redaction, terminal
 from rlprobe.cli.common import CommandParser, called, defaults
 from rlprobe.errors import RlprobeError
 from rlprobe.version import __version__
@@ -116,13 +116,13 @@ def _places(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _fail(message: str, code: int) -> int:
-    sys.stderr.write(terminal.message(f"rlprobe: error: {message}\n"))
+    sys.stderr.write(terminal.message(f"rlprobe: error: {redaction.text(message, names=False)}\n"))
     return code
 
 
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return terminal.message(super().format(record))
+        return terminal.message(redaction.text(super().format(record), names=False))
 
 
 def _log_to_stderr(args: argparse.Namespace) -> None:

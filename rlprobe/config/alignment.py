@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from rlprobe.config import secrets
 from rlprobe.config.capture import CaptureSection
 from rlprobe.config.device import (
     AnalysisSection,
@@ -82,6 +83,13 @@ class Alignment(Section):
         description="The workflow fails when the target diverged (it always fails when nothing "
         "could be compared).",
     )
+
+    @model_validator(mode="after")
+    def _no_secrets(self) -> Alignment:
+        place = secrets.found(self.model_dump(mode="json"))
+        if place is not None:
+            raise ValueError(f"{place}: {secrets.WAY}")
+        return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> Alignment:

@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from rlprobe import redaction
 from rlprobe.diagnose import diagnosis
 from rlprobe.files import replace_text
 from rlprobe.judge import tables
@@ -102,5 +103,6 @@ def printable(value: Any) -> Any:
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
     return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in value
+        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}"
+        for c in redaction.text(value)
     )

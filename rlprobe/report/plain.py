@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from rlprobe import redaction
 from rlprobe.diagnose.diagnosis import CAVEAT, SHUT, Diagnosis
 from rlprobe.files import replace_text
 from rlprobe.judge import extent
@@ -66,5 +67,7 @@ def markdown(found: Diagnosis) -> str:
 def _plain(text: str) -> str:
     """Text that Markdown shows as it is, on one line."""
     line = " ".join(text.split())
-    shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+    shown = "".join(
+        c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in redaction.text(line)
+    )
     return _SPECIAL.sub(r"\\\1", shown)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlprobe import files, frameworks, stages
+from rlprobe import files, frameworks, redaction, stages
 from rlprobe.capture import determinism
 from rlprobe.capture.session import ENV, CaptureOptions, ReplayOptions, Session
 from rlprobe.claims import claimed
@@ -252,8 +252,8 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
         "role": spec.role,
         "started": started,
         "ended": time.time(),
-        "command": commands[-1],
-        "environment": dict(exported),
+        "command": redaction.command(commands[-1], redaction.known(os.environ)),
+        "environment": redaction.value(dict(exported)),
     }
     replace_text(_record(scratch), json.dumps(record, indent=1), durable=True)
 

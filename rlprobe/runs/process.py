@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from rlprobe.runs import logs
+
 #: Marks every process of one run, whatever it was forked from; Ray's daemons inherit it.
 MARK = "RLPROBE_RUN_ID"
 
@@ -27,7 +29,7 @@ def run(
     watch: Callable[[], None],
     interval_s: float = 0.5,
 ) -> int:
-    """Run ``argv`` with its output in ``log``, calling ``watch`` while it runs.
+    """Run ``argv`` with its output in ``log``, secrets left out, calling ``watch`` while it runs.
 
     The child leads a process group of its own and is told to end when this process dies, however
     it dies. Afterwards every process that carries this run's mark is ended, so that a cancelled or
@@ -41,13 +43,13 @@ def run(
         child = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
             start_new_session=True,
             preexec_fn=end_with_parent,
         )
-        with _forwarding_signals(child):
+        with _forwarding_signals(child), logs.written(child.stdout, output):
             try:
                 while child.poll() is None:
                     watch()

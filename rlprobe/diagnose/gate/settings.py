@@ -15,6 +15,7 @@ from typing import Any
 
 import polars as pl
 
+from rlprobe import redaction
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, listed, opened, shut
 from rlprobe.documents import jsonfile
@@ -87,7 +88,8 @@ def configuration(run: Run) -> dict[str, Any] | None:
     path = run.dump / _CONFIGURATIONS
     if not path.is_file():
         return None
-    return flattened(_json(path))
+    # the vendor's tool writes secrets as they are
+    return flattened(redaction.value(_json(path)))
 
 
 def _json(path: Path) -> Any:

@@ -19,7 +19,7 @@ import pytest
 from rlprobe.cli import main
 from rlprobe.dumps.tensors.tensorfile import TensorFileError
 from rlprobe.errors import ConfigError, RlprobeError
-from tests.unit.hostile.conftest import Aligned, Told, files
+from tests.unit.hostile.conftest import Aligned, Told, files, fit_for_a_terminal
 from tests.unit.hostile.readers import READERS
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -124,6 +124,21 @@ def test_a_manifest(path: Path, aligned: Aligned, told: Told) -> None:
     bad = aligned.run("target")
     shutil.copyfile(path, bad / "manifest.json")
     assert bad.name[:12] in told("store", "show", bad.name, "--store", "store", code=(1,))
+
+
+@pytest.mark.parametrize("path", corpus("manifest"))
+def test_a_bad_manifest_does_not_stop_store_ls(path: Path, aligned: Aligned, capsys) -> None:
+    bad = aligned.run("target")
+    shutil.copyfile(path, bad / "manifest.json")
+    assert main(["store", "ls", "--store", "store"]) == 1
+    said = capsys.readouterr()
+    good = [line for line in said.out.splitlines() if "captured" in line or "stages" in line]
+    assert sorted(line[:16] for line in good) == sorted(
+        aligned.jobs.runs[role].key[:16] for role in ("benchmark", "repeat")
+    )
+    assert bad.name[:16] in said.out
+    assert bad.name in said.err
+    assert fit_for_a_terminal(said.out + said.err)
 
 
 # ------------------------------------------------------------------------- relatives of each kind
