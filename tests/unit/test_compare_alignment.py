@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import lzma
 import random
 from pathlib import Path
 from typing import Any
@@ -127,6 +129,23 @@ def test_one_more_forward_of_the_whole_model_shifts_no_other(tmp_path: Path, pre
     assert result.records["error"].max() == 0
     alone = result.records.filter(status="target_only")["name"]
     assert alone.str.contains(r"\.forward\.0\.").all()
+
+
+def test_a_real_functional_dump_with_a_check_before_the_model(tmp_path: Path) -> None:
+    """msprobe's L1; the target calls a linear before the model and has a weight 1 % larger."""
+    packed = Path(__file__).parent / "cases/l1_extra_call.json.xz"
+    both = json.loads(lzma.decompress(packed.read_bytes()))
+    result = compared_data(tmp_path, both["a"], both["b"])
+    linears = {pair for pair in pairs(result) if pair[0].startswith("linear")}
+    assert linears >= {(f"linear.{n}", f"linear.{n + 1}") for n in range(5)}
+    assert set(result.summary["unmatched"]["target"]) == {
+        f"Functional.linear.0.forward.{slot}"
+        for slot in ("input.0", "input.1", "input.2", "output.0")
+    }
+    # the weight is the first to differ, and nothing differs by more
+    assert result.records["error"].max() == pytest.approx(0.01, rel=0.1)
+    first = result.records.filter(pl.col("error") > 1e-4).row(0, named=True)
+    assert first["name_benchmark"] == "Functional.linear.3.forward.input.1"
 
 
 def best(left: Calls, right: Calls) -> float:

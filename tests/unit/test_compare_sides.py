@@ -342,6 +342,15 @@ def test_processes_that_nothing_tells_apart_are_a_guess_and_said_to_be(tmp_path:
     assert len(notes) == 1 and "which is a guess" in notes[0]
 
 
+def test_processes_that_are_about_as_near_to_either_are_a_guess(tmp_path: Path) -> None:
+    """Other batches on both sides: the nearest is no counterpart."""
+    for name, tops in (("b", (1.0, 1.02)), ("t", (1.01, 1.03))):
+        for pid, top in enumerate(tops):
+            put(tmp_path / name, f"step0/proc{pid + 1}", top)
+    _, notes = paired(tmp_path)
+    assert len(notes) == 1 and "which is a guess" in notes[0]
+
+
 def test_a_process_more_stays_alone(tmp_path: Path) -> None:
     for pid, top in ((1, 1.0), (2, 2.0)):
         put(tmp_path / "b", f"step0/proc{pid}", top)
