@@ -31,7 +31,9 @@ def judge(results: Results, step: int) -> Step:
         if (one := stage.load(results, name, step, factors)) is not None
     ]
     found.key_data = key_data(results, step, {one.name: one.before_update for one in loaded})
-    findings = [_finding(one, found.key_data) for one in loaded]
+    runs = [results.run(role) for role in (BENCHMARK, TARGET)]
+    padded = all(run is not None and keydata.pads(run, step) for run in runs)
+    findings = [_finding(one, found.key_data, padded) for one in loaded]
     excused = [finding.padding_only for finding in findings if finding.confined]
     findings = [_following(finding, excused) for finding in findings]
     found.findings = {finding.stage.name: finding for finding in findings}
@@ -66,7 +68,7 @@ def key_data(
     return found
 
 
-def _finding(stage: Stage, key_data: dict[str, Difference]) -> Finding:
+def _finding(stage: Stage, key_data: dict[str, Difference], padded: bool) -> Finding:
     own = [d for d in key_data.values() if keydata.OUTCOMES.get(d.name) == stage.name]
     floor = _deepest(stage.rows)
     # What a stage was given is judged by itself only where it is not finite on one side alone.
@@ -75,7 +77,7 @@ def _finding(stage: Stage, key_data: dict[str, Difference]) -> Finding:
     produced = [outcome for d in own + odd if (outcome := _outcome(d, floor)) is not None]
     outcomes = produced + gradients(stage.rows)
     first, rank = _first(stage, produced)
-    excuses = padding_only.excuses(stage.rows, first, outcomes)
+    excuses = padding_only.excuses(stage.rows, first, outcomes, padded)
     if excuses:
         stage, first, rank = stage.excused(excuses), None, None
     return Finding(stage, own, outcomes, produced, first, rank)

@@ -35,6 +35,13 @@ def names(run: Run) -> list[str]:
     return [] if data is None else data.keys()
 
 
+def pads(run: Run, step: int) -> bool:
+    """Whether any micro-batch of a step has positions that are no tokens, as its mask says."""
+    data = _of(run)
+    batches = [] if data is None else data.micro_batches(step).values()
+    return any(batch.valid is not None and not np.all(batch.valid) for batch in batches)
+
+
 def is_there(run: Run, name: str, step: int) -> bool:
     """Whether a run has key data of a name at a step."""
     return (run.dump / "data" / name / f"step{step}").is_dir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -18,6 +19,9 @@ from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.transformer import LAYERS, ROWS, STAGES, Device
 
 #: Attention's probabilities of every block, of the records alone: nothing computes with them.
+#: The first token of every prompt is padding, as its mask says.
+PADDED: dict[str, Any] = {"padding": True}
+PLAIN = Device(faults=PADDED)
 SHOWN: dict[str, Any] = {
     f"probabilities model.layers.{layer}.self_attn": lambda c: 0.5 * c for layer in range(LAYERS)
 }
@@ -30,7 +34,9 @@ def caveats(gate: list[GateItem]) -> dict[str, GateItem]:
 
 
 def test_they_are_a_caveat_with_their_number_and_stages(align: Align) -> None:
-    found = align(Device(split=True, faults=SHOWN)).diagnose()
+    found = align(
+        Device(split=True, faults=SHOWN | PADDED), benchmark=Device(faults=PADDED)
+    ).diagnose()
     assert found.verdict == "aligned", found.sentence
     item = caveats(found.gate)["unused positions"]
     assert f"{HIDDEN} records of 3 stages differ by up to" in item.evidence
@@ -48,7 +54,7 @@ def test_without_them_nothing_is_said_of_them(align: Align) -> None:
 
 def test_they_are_not_among_the_records_within_their_floor(align: Align) -> None:
     clean = align(Device(split=True)).diagnose()
-    found = align(Device(split=True, faults=SHOWN), name="b").diagnose()
+    found = align(Device(split=True, faults=SHOWN | PADDED), benchmark=PLAIN, name="b").diagnose()
     counted = [sum(stage.records for stage in d.stages) for d in (clean, found)]
     assert counted[0] - counted[1] == HIDDEN
     assert f" {counted[1]:,} records of 3 stages lie within" in found.sentence
@@ -56,7 +62,7 @@ def test_they_are_not_among_the_records_within_their_floor(align: Align) -> None
 
 def test_a_stages_ratio_is_of_the_records_that_were_judged(align: Align) -> None:
     """The sentence, the file and the self-test's scoreboard give one number."""
-    alignment = align(Device(split=True, faults=SHOWN))
+    alignment = align(Device(split=True, faults=SHOWN | PADDED), benchmark=PLAIN)
     found = alignment.diagnose()
     ratio = Judged(found, alignment.results, 0.0).ratio
     said = re.search(r"the nearest at ([\d.e+-]+) of it", found.sentence)
@@ -65,7 +71,7 @@ def test_a_stages_ratio_is_of_the_records_that_were_judged(align: Align) -> None
 
 
 def test_the_page_shows_them_as_any_caveat(align: Align) -> None:
-    alignment = align(Device(split=True, faults=SHOWN))
+    alignment = align(Device(split=True, faults=SHOWN | PADDED), benchmark=PLAIN)
     assert main(["diagnose", str(alignment.results)]) == 0
     assert main(["report", str(alignment.results)]) == 0
     page = (alignment.results / "report.html").read_text(encoding="utf-8")
@@ -113,3 +119,24 @@ def test_a_stage_without_results_follows_another_only_in_all_its_records(
     assert left.get_column("beyond").to_list() == [not follows] * len(errors)
     excused = [reasons.PADDING_ONLY if follows else None] * len(errors)
     assert left.get_column("excused_by").to_list() == excused
+
+
+@pytest.mark.parametrize("benchmark", [{}, PADDED])
+def test_without_padding_on_both_sides_nothing_is_excused(
+    align: Align, benchmark: dict[str, Any]
+) -> None:
+    """In attention alone and reaching no result: that is a difference all the same."""
+    found = align(Device(split=True, faults=SHOWN), benchmark=Device(faults=benchmark)).diagnose()
+    assert found.verdict == "diverged", found.sentence
+    assert found.first is not None and (found.first.module or "").endswith("self_attn")
+    assert not any(extent.excused for steps in found.extent.values() for extent in steps.values())
+
+
+def test_nothing_small_hides_behind_anothers_padding(align: Align) -> None:
+    """One block's probabilities differ by half, as padding does, and another's by 1e-5 of them."""
+    faults = PADDED | {
+        "probabilities model.layers.0.self_attn": lambda c: 0.5 * c,
+        "probabilities model.layers.1.self_attn": lambda c: c * np.float32(1 + 3e-5),
+    }
+    found = align(Device(split=True, faults=faults), benchmark=Device(faults=PADDED)).diagnose()
+    assert found.verdict == "diverged", found.sentence

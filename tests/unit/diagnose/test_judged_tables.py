@@ -25,6 +25,9 @@ from tests.unit.diagnose.planted import FORWARD
 from tests.unit.diagnose.transformer import LAYERS, STAGES, Device
 
 EPSILON = next(fault for fault in FORWARD if fault.name == "epsilon of a norm")
+#: The first token of every prompt is padding, as its mask says.
+PADDED: dict[str, Any] = {"padding": True}
+PLAIN = Device(faults=PADDED)
 PROBABILITIES: dict[str, Any] = {
     f"probabilities model.layers.{layer}.self_attn": lambda c: 0.5 * c for layer in range(LAYERS)
 }
@@ -36,7 +39,9 @@ def recorded(alignment: Alignment) -> int:
 
 
 def test_every_record_is_counted_once(align: Align) -> None:
-    alignment = align(Device(split=True, faults=PROBABILITIES))
+    alignment = align(
+        Device(split=True, faults=PROBABILITIES | PADDED), benchmark=Device(faults=PADDED)
+    )
     found = alignment.diagnose()
     whole = extent.total(found.extent)
     assert whole.recorded == whole.judged + sum(whole.excused.values()) + sum(
@@ -51,7 +56,9 @@ def test_every_record_is_counted_once(align: Align) -> None:
 
 
 def test_no_row_is_judged_and_unjudged(align: Align) -> None:
-    alignment = align(Device(split=True, faults=PROBABILITIES))
+    alignment = align(
+        Device(split=True, faults=PROBABILITIES | PADDED), benchmark=Device(faults=PADDED)
+    )
     alignment.diagnose()
     for stage in STAGES:
         table = tables.read_table(Results.open(alignment.results), stage)
@@ -137,12 +144,14 @@ def test_a_page_needs_the_tables_of_its_diagnosis(
 def test_diagnose_says_how_many_rows_each_excuse_took(
     align: Align, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    alignment = align(Device(split=True, faults=PROBABILITIES))
+    alignment = align(
+        Device(split=True, faults=PROBABILITIES | PADDED), benchmark=Device(faults=PADDED)
+    )
     capsys.readouterr()
     assert main(["diagnose", str(alignment.results)]) == 0
     said = capsys.readouterr().err
     assert re.search(r"excused: 12 \(padding_only\): differs only at positions", said)
-    assert "not judged: 5 (given): " in said
+    assert "not judged: 6 (given): " in said
 
 
 def test_an_older_diagnosis_is_still_read(align: Align) -> None:

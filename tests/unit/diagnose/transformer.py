@@ -325,6 +325,10 @@ def forward(
             key_data(scratch, "prompts", micro, rows[:, :PROMPT])
             key_data(scratch, "responses", micro, rows[:, PROMPT:])
             key_data(scratch, "input_ids", micro, rows)
+            if device.faults.get("padding"):  # the first token of every prompt is none
+                valid = np.ones(rows.shape, np.int64)
+                valid[:, 0] = 0
+                key_data(scratch, "attention_mask", micro, valid)
     dump.write(scratch / "dump" / stage / "step0" / "rank0")
     return np.concatenate(found)
 
