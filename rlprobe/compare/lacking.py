@@ -16,6 +16,14 @@ NO_SUCH = {
     measures.BENCHMARK_ONLY: "the target has no such record",
     measures.TARGET_ONLY: "the benchmark has no such record",
 }
+#: What :func:`named` reads.
+COLUMNS = (
+    "name",
+    "status",
+    "reason",
+    "error_kind",
+    *(f"{name}_{side}" for name in ("shape", "dtype") for side in ("benchmark", "target")),
+)
 #: Characters of a name in a message; the whole name is in the records.
 NAME = 96
 

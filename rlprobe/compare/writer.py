@@ -161,7 +161,8 @@ class Summary:
         self.unseen += numbers["unseen"]
         self._count_checksums(table)
         if numbers["compared"] < table.height:
-            self._count_lacking(table.filter(~measured & ~repeated))
+            rest = table.lazy().filter(~measured & ~repeated).select(lacking.COLUMNS)
+            self._count_lacking(rest.collect())
         for side in ("benchmark", "target"):
             self.records[side] += numbers[f"records_{side}"]
             self.measured[side] += numbers["compared"]
