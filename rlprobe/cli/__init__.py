@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "compare": "measure every difference between two runs or dumps",
     "official-table": "write msprobe's own comparison table (needs torch)",
     "refine": "tensors for the suspects only, and a sharper verdict",
+    "reproduce": "a folder for the kernel team: tensors, operators and a script of plain torch",
     "diagnose": "gate, noise floor, first divergence and cause, as diagnosis.json",
     "report": "write the page",
     "verdict": "print the verdict; exit 0 aligned, 3 diverged, 4 not comparable",

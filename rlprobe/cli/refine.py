@@ -6,9 +6,12 @@ import argparse
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprobe.cli.common import write_json
+
+if TYPE_CHECKING:
+    from rlprobe.runs.jobs import Jobs
 
 _log = logging.getLogger(__name__)
 PARTS = ("suspects", "benchmark", "target", "verdict")
@@ -19,8 +22,8 @@ def add_parser(subparsers: Any) -> None:
         "refine",
         help="tensors for the suspects only, and a sharper verdict",
         description="Where a diagnosis says that the target parts in a module, replay the step on "
-        "both devices once more, keep the tensors of the suspect modules and micro-batches only, "
-        "and say what they show. Writes RESULTS/NAME/refine/: suspects.json, refined.json and "
+        "both devices once more, keep tensors and operators of the suspects only, and say what "
+        "they show. Writes RESULTS/NAME/refine/: suspects.json, refined.json and "
         "diagnosis.json, the sharper one. Where nothing is suspect it says so and runs nothing.",
     )
     parser.add_argument("--config", type=Path, required=True, help="the alignment's YAML file")
@@ -37,28 +40,70 @@ def add_parser(subparsers: Any) -> None:
         help="one part only: the suspects, the run on either device, or the verdict",
     )
     parser.add_argument("--log", type=Path, help="the framework's output (default: in the store)")
+    parser.add_argument(
+        "--no-fail",
+        action="store_true",
+        help="where a part fails, say so in refine/diagnosis.json and exit 0: the verdict stands "
+        "without it",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from rlprobe.diagnose.diagnosis import NAME
-    from rlprobe.diagnose.run import diagnose
-    from rlprobe.errors import UsageError
+    from rlprobe.errors import RlprobeError, UsageError
+    from rlprobe.runs.jobs import Jobs
+
+    if args.budget_mib < 1:
+        raise UsageError(f"--budget-mib is at least 1, found {args.budget_mib}")
+    jobs = Jobs.load(args.config)
+    try:
+        return _run(args, jobs)
+    except RlprobeError as error:
+        if not args.no_fail:
+            raise
+        _log.error("%s", error)
+        _fail(Path(jobs.results), args.part or "refine", str(error))
+        return 0
+
+
+def _fail(directory: Path, part: str, said: str) -> None:
+    """Remember what failed, for the verdict's evidence."""
+    path = directory / "refine" / f"failed-{part}.txt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(said, encoding="utf-8")
+    if part in ("verdict", "refine", "suspects"):
+        _stand(directory)
+
+
+def _stand(directory: Path) -> None:
+    """The diagnosis as it is, with what kept it from being refined."""
+    from rlprobe.diagnose import diagnosis
+    from rlprobe.refine.refined import unrefined
+
+    said = [
+        f"{path.stem.removeprefix('failed-')}: {path.read_text(encoding='utf-8').strip()}"
+        for path in sorted((directory / "refine").glob("failed-*.txt"))
+    ]
+    found = unrefined(diagnosis.read(directory / diagnosis.NAME), said)
+    write_json(directory / diagnosis.REFINED / diagnosis.NAME, found.as_dict())
+
+
+def _run(args: argparse.Namespace, jobs: Jobs) -> int:
+    from rlprobe.diagnose import diagnosis
     from rlprobe.refine import refined, suspects
     from rlprobe.roles import REPEAT, TARGET
-    from rlprobe.runs.jobs import Jobs
     from rlprobe.runs.launch import launch
     from rlprobe.runs.suspects import refining
     from rlprobe.store.alignments import record_alignment
     from rlprobe.store.read import Run
 
-    if args.budget_mib < 1:
-        raise UsageError(f"--budget-mib is at least 1, found {args.budget_mib}")
     parts = PARTS if args.part is None else (args.part,)
-    jobs = Jobs.load(args.config)
     directory, store = Path(jobs.results), Path(jobs.alignment.store)
     if "suspects" in parts:
-        suspects.write(directory, suspects.find(directory, args.budget_mib))
+        for path in (directory / "refine").glob("failed-*.txt"):
+            path.unlink()
+        found_out = suspects.find(directory, args.budget_mib)
+        suspects.write(directory, suspects.here(found_out, jobs.alignment.benchmark.run))
     plan = suspects.read(directory)
     if plan.suspects is None:
         _log.info("%s", plan.reason)
@@ -77,9 +122,12 @@ def run(args: argparse.Namespace) -> int:
     sides = [Run.open(store, key) for key in keys]
     found = refined.refine(plan, plan.suspects, *sides)
     refined.write(directory, found)
-    sharper = refined.sharpened(directory, diagnose(directory)).as_dict()
-    write_json(directory / "refine" / NAME, sharper)
+    before = diagnosis.read(directory / diagnosis.NAME)
+    sharper = refined.sharpened(directory, before)
+    write_json(directory / diagnosis.REFINED / diagnosis.NAME, sharper.as_dict())
+    cause = sharper.as_dict()["cause"]
     if args.json:
-        write_json(args.json, {"refined": sharper["cause"], "reason": ""})
-    print(json.dumps(sharper["cause"], indent=1))
+        write_json(args.json, {"refined": cause, "reason": ""})
+    _log.info("%s", sharper.sentence)
+    print(json.dumps(cause, indent=1))
     return 0

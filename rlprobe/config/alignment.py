@@ -78,6 +78,11 @@ class Alignment(Section):
         description="Share of records that must have a partner on the other side; less is not "
         "comparable.",
     )
+    refine: bool = Field(
+        default=True,
+        description="After a divergence, look at its suspects: the step is replayed once more on "
+        "both devices with their tensors and operators kept.",
+    )
     fail_on_divergence: bool = Field(
         default=False,
         description="The workflow fails when the target diverged (it always fails when nothing "

@@ -26,7 +26,16 @@ One YAML file describes one alignment. This page is generated from the models th
 
 #: Keys, by section, that are not part of a run's identity; None: the section's every key.
 _NOT_IDENTITY: dict[str, set[str] | None] = {
-    "": {"name", "controls", "analysis", "store", "results", "coverage", "fail_on_divergence"},
+    "": {
+        "name",
+        "controls",
+        "analysis",
+        "store",
+        "results",
+        "coverage",
+        "refine",
+        "fail_on_divergence",
+    },
     "benchmark": {"resources", "run"},
     "target": {"resources"},
     "controls": {"repeat", "repeat_target", "high_precision"},

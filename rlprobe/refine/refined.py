@@ -318,6 +318,18 @@ def sharpen(diagnosis: Diagnosis, refined: Refined, keys: tuple[str, str]) -> Di
     return msgspec.structs.replace(diagnosis, cause=sharper, sentence=text)
 
 
+def unrefined(diagnosis: Diagnosis, failed: list[str]) -> Diagnosis:
+    """A diagnosis that could not be refined, with the reasons among its evidence."""
+    cause = diagnosis.cause
+    if cause is None:
+        return diagnosis
+    said = [f"refining failed, {reason}" for reason in failed]
+    evidence = [*cause.evidence, *said]
+    return msgspec.structs.replace(
+        diagnosis, cause=msgspec.structs.replace(cause, evidence=evidence)
+    )
+
+
 #: Observed, but no more than that operators differ: a law that the numbers obey says more.
 _VAGUE = "implementation"
 

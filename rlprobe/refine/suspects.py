@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
+from rlprobe.diagnose import diagnosis
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
 from rlprobe.judge import analysis, execution, keydata, tables
@@ -45,6 +46,7 @@ def find(directory: Path, budget_mib: int) -> Plan:
         DumpError, StoreError: a file or run is missing or damaged.
     """
     results = Results.open(directory)
+    found = diagnosis.read(directory / diagnosis.NAME)
     benchmark, target = require(results, BENCHMARK), require(results, TARGET)
     step = tables.read(results)
     parted = analysis.first_of(step)
@@ -52,6 +54,8 @@ def find(directory: Path, budget_mib: int) -> Plan:
     def nothing(reason: str) -> Plan:
         return Plan(None, benchmark.key, target.key, reason)
 
+    if found.verdict != diagnosis.DIVERGED:
+        return nothing(f"the verdict is {found.verdict}: there is nothing to look at again")
     if parted is None or parted.origin is None:
         return nothing("no stage parts: there is nothing to look at again")
     origin = parted.origin
@@ -75,6 +79,26 @@ def find(directory: Path, budget_mib: int) -> Plan:
         ),
         benchmark.key,
         target.key,
+    )
+
+
+def here(plan: Plan, imported: str | None) -> Plan:
+    """The plan as far as it can be carried out on this site.
+
+    Args:
+        plan: what is to be looked at.
+        imported: key of the benchmark's run, where that comes from another site.
+    """
+    if imported is None or plan.suspects is None:
+        return plan
+    where = plan.suspects.trace_module or f"the {plan.suspects.trace}"
+    return Plan(
+        None,
+        plan.benchmark,
+        plan.target,
+        f"{plan.suspects.stage} parts at {where}, and the benchmark {imported[:12]} was collected "
+        "at another site, whose device is not here: export the target's run from this store, "
+        "import it there, and run `rlprobe refine` there with the same alignment",
     )
 
 

@@ -12,7 +12,8 @@ from tests.workflow import fabricate
 from tests.workflow.project import Project
 
 RUNS = {"run_benchmark": 1, "run_target": 1, "run_repeat": 1}
-AFTER = {"diagnose": 1, "plan": 1, "report": 1, "verdict": 1}
+STORED = {"diagnose": 1, "plan": 1, "report": 1, "verdict": 1}
+AFTER = {**STORED, "suspects": 1}
 
 
 def test_a_fresh_clone_runs_everything(project: Project) -> None:
@@ -101,7 +102,12 @@ def test_the_report_profile_starts_no_training(
     assert refused.returncode == 1
     assert "Missing input files" in refused.stdout
     fabricate.store(project.jobs(monkeypatch))
-    assert project.planned(profile="profiles/report") == {"sides": 2, "compare": 10, **AFTER}
+    assert project.planned(profile="profiles/report") == {"sides": 2, "compare": 10, **STORED}
+
+
+def test_refining_is_switched_off_in_the_alignment(project: Project) -> None:
+    project.write(refine=False)
+    assert project.planned() == {**RUNS, "sides": 2, "compare": 10, **STORED}
 
 
 def test_refining_waits_for_the_diagnosis_to_say_what_is_suspect(project: Project) -> None:

@@ -20,7 +20,7 @@ from rlprobe.runs.jobs import Jobs
 from tests.workflow import fabricate
 from tests.workflow.project import Project
 
-AFTER = {"diagnose": 1, "report": 1, "verdict": 1}
+AFTER = {"diagnose": 1, "suspects": 1, "report": 1, "verdict": 1}
 
 
 @pytest.fixture(scope="module")
@@ -218,5 +218,5 @@ def test_refining_an_aligned_target_ends_with_the_reason(done: Project) -> None:
     refine = done.directory / "results" / "a" / "refine"
     plan = json.loads((refine / "suspects.json").read_text())
     assert plan["suspects"] is None
-    assert "no stage parts" in plan["reason"]
+    assert "the verdict is aligned" in plan["reason"]
     assert [path.name for path in refine.iterdir()] == ["suspects.json"]

@@ -42,9 +42,13 @@ rule diagnose:
         "rlprobe diagnose {params.results} --no-fail 2>&1 | tee {log}"
 
 
+# What the page says of a divergence is what a closer look at its suspects showed.
 rule report:
     input:
         f"{RESULTS}/diagnosis.json",
+        lambda wildcards: (
+            jobs.refinement(checkpoints.suspects.get().output[0]) if REFINES else []
+        ),
     output:
         report(
             f"{RESULTS}/report.html",

@@ -81,7 +81,7 @@ class Operators(TorchDispatchMode):
                     {"name": str(index), "tensors": [self._value(t, made=False)]}
                     for index, t in enumerate(tensors((args, kwargs)))
                 ],
-                "outputs": [self._value(t, made=True) for t in tensors(output)],
+                "outputs": [self.values.entered(t, f"module {name}") for t in tensors(output)],
             })  # fmt: skip
 
     def _next(self) -> int:

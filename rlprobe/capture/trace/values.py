@@ -67,6 +67,11 @@ class Values:
         """A value an operator is given; kept where no traced operator made it."""
         return self._describe(tensor, made=False)
 
+    def entered(self, tensor: Tensor, name: str) -> dict[str, Any]:
+        """A value that a module within made: it comes from there, and is kept."""
+        self.call(tensor, name)
+        return self._describe(tensor, made=False)
+
     def made(self, tensor: Tensor) -> dict[str, Any]:
         """A value an operator made."""
         return self._describe(tensor, made=True)
