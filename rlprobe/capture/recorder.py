@@ -321,6 +321,8 @@ class StageScope:
         Args:
             optimizer: about to step; its steps within the stage count as micro-steps.
         """
+        if self._trace is not None:
+            self._trace.settings(optimizer)
         options = self._recorder.session.capture
         if options.key_data and options.wants_step(self._step):
             number = self._recorder._optimizer_step(self._stage, self._step)

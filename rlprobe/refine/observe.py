@@ -58,6 +58,8 @@ def observe(benchmark: Trace, target: Trace) -> Observed:
     """Compare the traces of one suspect on two sides."""
     sides = benchmark.live(), target.live()
     found = Observed(operators=(len(sides[0]), len(sides[1])))
+    if target.kind == "update":
+        found.differences += _settings(benchmark, target)
     steps = [step for way in (True, False) for step in pair(*(_way(s, way) for s in sides))]
     for step in steps:
         if len(found.differences) >= _MOST:
@@ -67,6 +69,29 @@ def observe(benchmark: Trace, target: Trace) -> Observed:
         else:
             found.differences += _both(step, sides[1])
     return found
+
+
+def _settings(benchmark: Trace, target: Trace) -> list[Difference]:
+    """What the optimizer was told otherwise, in the first step in which it was."""
+    for number, (b, t) in enumerate(zip(benchmark.settings, target.settings, strict=False)):
+        found = [
+            Difference(
+                "optimizer",
+                f"{name} {_number(other.get(name))} on the target instead of "
+                f"{_number(one.get(name))} in group {group} of the optimizer, step {number}",
+                True, "scalar",
+            )
+            for group, (one, other) in enumerate(zip(b, t, strict=False))
+            for name in sorted({*one, *other})
+            if one.get(name) != other.get(name) and name not in _HOW
+        ]  # fmt: skip
+        if found:
+            return found
+    return []
+
+
+#: How an optimizer is run, which is no setting of what it computes.
+_HOW = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
 
 
 def _way(operators: list[Operator], forward: bool) -> list[Operator]:

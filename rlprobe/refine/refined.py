@@ -314,7 +314,7 @@ def sharpen(diagnosis: Diagnosis, refined: Refined, keys: tuple[str, str]) -> Di
     evidence += [f"tensors of {refined.record}: {line}" for line in refined.evidence]
     found = _decided(cause, refined, _floor(diagnosis))
     sharper = msgspec.structs.replace(found, evidence=evidence)
-    text = diagnosis.sentence.removesuffix(sentence.why(cause)) + sentence.why(sharper)
+    text = diagnosis.sentence.replace(sentence.why(cause), sentence.why(sharper), 1)
     return msgspec.structs.replace(diagnosis, cause=sharper, sentence=text)
 
 

@@ -107,6 +107,8 @@ class Trace:
     operators: list[Operator] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
     again: Again | None = None
+    #: An optimizer's groups before each step.
+    settings: list[list[dict[str, Any]]] = field(default_factory=list)
 
     def live(self) -> list[Operator]:
         """The forward operators that the outputs depend on, then those of the backward.
@@ -192,6 +194,8 @@ def _parsed(lines: list[dict[str, Any]], path: Path) -> Trace:
             trace.operators.append(msgspec.convert(raw, Operator))
         elif kind == "outputs":
             trace.outputs += msgspec.convert(raw["outputs"], list[Value])
+        elif kind == "settings":
+            trace.settings.append(msgspec.convert(raw["groups"], list[dict[str, Any]]))
         elif kind == "again":
             trace.again = msgspec.convert(raw, Again)
     return trace

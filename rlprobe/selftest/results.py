@@ -157,8 +157,11 @@ class Scores:
                 ("tensors", self.tensors),
                 ("refined", self.refined),
             )
-            for line in tally.shortfalls()
+            for line in tally.shortfalls(cause=name == "refined")
         ]
+        for name, known in self.known.items():
+            if known.get(WRONG):
+                found.append(f"{name}: a wrong class was asserted of {known[WRONG]} faults")
         if self.alarms:
             found.append(f"{self.alarms} of {self.benign} benign runs alarmed")
         if self.failed:

@@ -111,8 +111,12 @@ class Tally:
             count(lambda r: r.cause),
         )
 
-    def shortfalls(self) -> list[str]:
-        """Which bars are missed, in words; empty when none is or there was nothing to find."""
+    def shortfalls(self, *, cause: bool = True) -> list[str]:
+        """Which bars are missed, in words; empty when none is or there was nothing to find.
+
+        Args:
+            cause: whether the class is asked for: statistics alone need not know it.
+        """
         if not self.total:
             return []
         bars = (
@@ -123,7 +127,7 @@ class Tally:
         return [
             f"{what} right in {count} of {self.total}, asked for {bar:.0%}"
             for what, count, bar in bars
-            if count < bar * self.total
+            if count < bar * self.total and (cause or what != "cause")
         ]
 
 

@@ -68,6 +68,7 @@ def run(
             made_loss.backward()
             scope.loss("loss", made_loss)
         scope.gradients("grad_reduced")
+        scope.gradient_norms(optimizer)
         torch.nn.utils.clip_grad_norm_(made.parameters(), 1.0)
         optimizer.step()
     weights = {name: p.detach().clone() for name, p in made.named_parameters()}
@@ -208,6 +209,14 @@ def test_another_clip_norm_is_observed(tmp_path: Path, monkeypatch: pytest.Monke
     target, _ = run(tmp_path / "t", kind="update", module=None)
     found = first(observe(benchmark, target))
     assert found.cause == "hyperparameter" and "0.5 on the target instead of 1" in found.said
+
+
+def test_another_learning_rate_is_observed(tmp_path: Path) -> None:
+    benchmark, _ = run(tmp_path / "b", kind="update", module=None)
+    target, _ = run(tmp_path / "t", kind="update", module=None, lr=3e-2)
+    found = first(observe(benchmark, target))
+    assert found.cause == "optimizer"
+    assert found.said == "lr 0.03 on the target instead of 0.01 in group 0 of the optimizer, step 0"
 
 
 def test_the_suspect_is_run_again(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ class Operators(TorchDispatchMode):
                 line["list"] = len(value)
                 line["places"] = [i for i, v in enumerate(value) if isinstance(v, Tensor)]
             return line
-        return {"name": name, "scalar": _scalar(value)}
+        return {"name": name, "scalar": scalar(value)}
 
     def _value(self, tensor: Tensor, *, made: bool) -> Line:
         return self.values.made(tensor) if made else self.values.given(tensor)
@@ -173,13 +173,16 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(item)
 
 
-def _scalar(value: Any) -> Any:
+def scalar(value: Any) -> Any:
+    """An argument that is no tensor, as JSON can hold it."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return plain(value.item())
     if isinstance(value, (bool, int, str)) or value is None:
         return value
     if isinstance(value, float):
         return plain(value)
     if isinstance(value, (list, tuple)):
-        return [_scalar(item) for item in value]
+        return [scalar(item) for item in value]
     if isinstance(value, (torch.dtype, torch.device, torch.layout, torch.memory_format)):
         return str(value)
     return type(value).__name__  # a generator: its text has an address

@@ -24,7 +24,7 @@ from rlprobe.capture.names import named_modules
 from rlprobe.capture.session import CaptureOptions
 from rlprobe.capture.trace.again import Before, rerun, without_hooks
 from rlprobe.capture.trace.file import TraceFile
-from rlprobe.capture.trace.operators import Operators, tensors
+from rlprobe.capture.trace.operators import Operators, scalar, tensors
 from rlprobe.capture.trace.values import Values
 
 _log = logging.getLogger("rlprobe")
@@ -128,6 +128,14 @@ class Tracing:
             with unwatched():
                 self._file.add({"record": "outputs", "name": name,
                                 "outputs": [self._values.made(value)]})  # fmt: skip
+
+    def settings(self, optimizer: Any) -> None:
+        """An optimizer's groups as they stand before its step: learning rates, betas, decay."""
+        groups = getattr(optimizer, "param_groups", None) or []
+        self._file.add({"record": "settings", "groups": [
+            {name: scalar(value) for name, value in group.items() if name != "params"}
+            for group in groups
+        ]})  # fmt: skip
 
     def update(self) -> None:
         """All gradients are there: reduction, clipping and the optimizer follow."""
