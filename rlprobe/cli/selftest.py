@@ -55,7 +55,8 @@ def add_parser(subparsers: Any) -> None:
         "tensors and operators), weakened (faults at twice the floor), tensors "
         "(every case again with tensors kept), seeds (benign changes with other rollouts); "
         "default: all of these, with --faults: refined and weakened. blind stands alone: an "
-        "aligned run of every kind, of which one recorded quantity at a time is disturbed and judged again",
+        "aligned run of every kind, of which one recorded quantity at a time is disturbed and "
+        "judged again",
     )
     parser.add_argument("--no-passes", action="store_true", help="the first pass only")
     parser.add_argument(
