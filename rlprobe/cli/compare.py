@@ -198,7 +198,8 @@ def _two_sides(args: argparse.Namespace, options: Options) -> _Told:
             plan = []
         for stage in plan if args.table else ():
             _write_table(args.out / stage.stage, stage, args.table)
-        if not args.quiet and any(s.compared for s in summaries):
+        # with --no-fail a job goes on to diagnose, which judges everything
+        if not (args.quiet or args.no_fail) and any(s.compared for s in summaries):
             _print(args, summaries, plan)
     return insufficient(summaries, options), [s.as_dict() for s in summaries]
 
@@ -210,6 +211,10 @@ def _print(args: argparse.Namespace, summaries: list[Summary], plan: list[StageP
     from rlprobe.judge.inputs import Results
     from rlprobe.judge.judge import judge
 
+    if sum(sum(s.counts.values()) for s in summaries) > outline.MOST and not args.stacks:
+        for line in outline.unjudged(summaries, str(args.out)):
+            print(terminal.safe(line))
+        return
     results = Results.of_comparison(args.out, [s.stage for s in summaries])
     step = judge(results, outline.first_step(results))
     called: dict[str, Sequence[str]] = {}

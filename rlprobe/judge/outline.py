@@ -19,6 +19,8 @@ from rlprobe.roles import TARGET
 
 #: Records listed.
 WORST = 10
+#: More records than these are compared in less time than it takes to judge them.
+MOST = 100_000
 #: Of a statistic, an error is at least this; of elements, it is this.
 _BOUND = "statistics"
 _WORDS = {decisive.NORM: " of the norm", decisive.DENSE: " of what all elements share"}
@@ -59,6 +61,15 @@ def lines(
     yield from _counts(summaries)
     yield from _not_compared(step, summaries)
     yield from _next(parted, summaries, out)
+
+
+def unjudged(summaries: Sequence[Summary], out: str) -> Iterator[str]:
+    """The text where there are too many records to judge them on the side."""
+    count = sum(sum(s.counts.values()) for s in summaries)
+    yield f"{count:,} records, which are not judged here (more than {MOST:,}):"
+    yield f"  rlprobe diagnose {out}   says where they part first, and the worst"
+    yield from _counts(summaries)
+    yield from _not_compared(Step(0), summaries)
 
 
 def listed(step: Step) -> list[dict[str, Any]]:

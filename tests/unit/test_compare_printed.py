@@ -11,6 +11,7 @@ import pytest
 from openpyxl import load_workbook  # type: ignore[import-untyped]
 
 from rlprobe.cli import main
+from rlprobe.judge import outline
 from tests.msprobe import dumps
 from tests.msprobe.dumps import call, tensor
 
@@ -87,8 +88,22 @@ def test_notes_are_on_the_screen(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "which is a guess" in capsys.readouterr().out
 
 
-def test_quiet_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(run(tmp_path, model(), model(0.01), "-q")) == 0
+def test_too_many_records_to_judge_are_said_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Comparing a hundred thousand records takes less time than judging them."""
+    monkeypatch.setattr(outline, "MOST", 7)
+    assert main(run(tmp_path, model(), model(0.01))) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("8 records, which are not judged here (more than 7):")
+    assert f"rlprobe diagnose {tmp_path / 'o'}" in out and "matched 8" in out
+
+
+@pytest.mark.parametrize("option", ["-q", "--no-fail"])
+def test_quiet_and_jobs_print_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    assert main(run(tmp_path, model(), model(0.01), option)) == 0
     assert capsys.readouterr().out == ""
 
 
