@@ -202,9 +202,26 @@ def resolve(name: str, store: Path | None = None) -> Side:
         raise DumpError(
             f"{path} holds no dump: looked for a run ({MANIFEST}), dump.json or debug.json, "
             "rank*/ or proc*/, step*/, stage directories holding step*/, and directories of "
-            "process numbers holding any of these"
+            f"process numbers holding any of these{_other_kind(path)}"
         )
     return Side(name, path, found)
+
+
+#: Files by which folders are known that users have and that hold no dump.
+_OTHERS = {
+    "gen_batch.dp": "rollouts of verl's skip.rollout, pickles that rlprobe does not load",
+    "tq_batch.pt": "rollouts of verl's skip.rollout_tq, pickles that rlprobe does not load",
+    "*.jsonl": "verl's trainer.rollout_data_dir, texts and scores without token ids",
+}
+
+
+def _other_kind(path: Path) -> str:
+    """What a folder is instead, where it is one of those that users have."""
+    for pattern, what in _OTHERS.items():
+        for place in ("", "*/", "*/*/"):
+            if next(path.glob(place + pattern), None) is not None:
+                return f". It holds {what}: compare dumps, or key data beside them"
+    return ""
 
 
 def _run_of_key(store: Path, key: str) -> Path:

@@ -96,6 +96,24 @@ def test_a_directory_without_dumps_says_what_was_looked_for(tmp_path: Path) -> N
         sides.resolve(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("3.jsonl", "rollout_data_dir, texts and scores without token ids"),
+        ("1/gen_batch.dp", "skip.rollout, pickles that rlprobe does not load"),
+        ("GBS4_N2_in8_out8/1/gen_batch.dp", "skip.rollout, pickles"),
+        ("1/0/tq_batch.pt", "skip.rollout_tq"),
+    ],
+)
+def test_folders_of_rollouts_are_named_for_what_they_are(
+    tmp_path: Path, file: str, said: str
+) -> None:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(DumpError, match=said):
+        sides.resolve(str(tmp_path))
+
+
 def test_a_file_of_another_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "my.json").write_text("{}")
     with pytest.raises(DumpError, match=r"neither dump\.json"):
