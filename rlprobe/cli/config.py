@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprobe.cli.common import write_json
+from rlprobe.roles import BENCHMARK, TARGET
 
 
 def add_parser(subparsers: Any) -> None:
@@ -65,6 +66,7 @@ def _results(path: Path) -> int:
 
 
 def _check(path: Path, output: Path | None) -> int:
+    from rlprobe.frameworks.layout import comparable
     from rlprobe.runs.jobs import Jobs
 
     jobs = Jobs.load(path)
@@ -75,5 +77,13 @@ def _check(path: Path, output: Path | None) -> int:
     for role, spec in jobs.runs.items():
         print(
             f"{role:<15} {spec.key[:12]}  {spec.device} {spec.precision}  {', '.join(spec.stages)}"
+        )
+    for sentence in comparable(jobs.layout(BENCHMARK), jobs.layout(TARGET)):
+        print(f"note: {sentence}")
+    versions = [jobs.runs[role].framework_version for role in (BENCHMARK, TARGET)]
+    if versions[0] != versions[1]:
+        print(
+            f"note: {jobs.alignment.framework} {versions[0]} against {versions[1]}: what the "
+            "framework changed in between is found as if the device had done it"
         )
     return 0

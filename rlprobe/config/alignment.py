@@ -12,6 +12,7 @@ from rlprobe.config.device import (
     AnalysisSection,
     BenchmarkSection,
     ControlsSection,
+    DeviceSection,
     TargetSection,
 )
 from rlprobe.config.inputs import DataSection, ModelSection, StepsSection
@@ -32,7 +33,8 @@ class Alignment(Section):
     framework: Literal["verl", "slime"] = Field(description="The training framework.")
     framework_version: str = Field(
         min_length=1,
-        description="Version of the framework in the environment or image.",
+        description="Version of the framework in the environment or image; benchmark and target "
+        "may name their own.",
         examples=["0.9.1"],
     )
     model: ModelSection = Field(description="The models.")
@@ -88,6 +90,10 @@ class Alignment(Section):
         description="The workflow fails when the target diverged (it always fails when nothing "
         "could be compared).",
     )
+
+    def version(self, side: DeviceSection) -> str:
+        """The framework's version on one side."""
+        return side.framework_version or self.framework_version
 
     @model_validator(mode="after")
     def _no_secrets(self) -> Alignment:

@@ -33,6 +33,13 @@ class DeviceSection(Section):
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         default="fp32", description="Compute precision of every model."
     )
+    framework_version: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Version of the framework on this side, where the sides have different ones; "
+        "null: the common framework_version.",
+        examples=["0.8.0"],
+    )
     world_size: int = Field(default=1, ge=1, description="Training processes (devices) in all.")
     environment: dict[EnvironmentName, EnvironmentValue] = Field(
         default_factory=dict,

@@ -102,11 +102,11 @@ def _image(
         return
     versions = {name.lower(): version for name, version in json.loads(done.stdout).items()}
     found = versions.get(alignment.framework)
-    if found is None or found.lstrip("v") != alignment.framework_version.lstrip("v"):
+    wanted = alignment.version(side)
+    if found is None or found.lstrip("v") != wanted.lstrip("v"):
         yield fail(
             f"{key} container",
-            f"{alignment.framework} in it is {found}, framework_version says "
-            f"{alignment.framework_version}",
+            f"{alignment.framework} in it is {found}, framework_version says {wanted}",
             "correct framework_version, or use the image of that version",
         )
     else:

@@ -49,7 +49,7 @@ def _side(alignment: Alignment, key: str, side: DeviceSection) -> Iterator[Item]
             "build it from containers/, or trust its tag; versions are checked when it starts",
         )
         return
-    yield _version(name, alignment.framework, alignment.framework_version, versions)
+    yield _version(name, alignment.framework, alignment.version(side), versions)
     if _MSPROBE not in versions:
         yield fail(name, "msprobe is not in it", f"install {_MSPROBE} (the wheelhouse has it)")
     else:

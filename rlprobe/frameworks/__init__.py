@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlprobe.errors import ConfigError
+from rlprobe.frameworks.layout import Layout
 from rlprobe.spec import RunSpec
 
 #: Framework name -> module with ``FRAMEWORK``.
@@ -53,6 +54,9 @@ class Framework(Protocol):
 
     def expected_stages(self, spec: RunSpec) -> tuple[str, ...]:
         """Canonical stages, in order, that a run of ``spec`` executes itself."""
+
+    def layout(self, spec: RunSpec) -> Layout:
+        """How the run spreads its actor over processes."""
 
     def prepare(self, spec: RunSpec, places: Places) -> list[list[str]]:
         """Commands to run before the framework's, in the same image."""

@@ -45,6 +45,7 @@ class PlannedRun(msgspec.Struct, frozen=True):
     precision: str
     stages: list[str] = []
     imported: bool = False
+    framework_version: str = ""
 
 
 class PlannedPair(msgspec.Struct, frozen=True):

@@ -239,8 +239,12 @@ def _facts(
     results: Results, found: Diagnosis, benchmark: Run, target: Run
 ) -> list[tuple[Markup, str]]:
     plan = results.plan
-    framework = f"{plan.framework} {plan.framework_version}".strip()
-    given = [] if results.of_dumps else [("framework", framework or "unknown")]
+    sides = [
+        plan.runs[role].framework_version for role in ("benchmark", "target") if role in plan.runs
+    ]
+    versions = dict.fromkeys(version or plan.framework_version for version in sides)
+    named = f"{plan.framework} {' against '.join(versions) or plan.framework_version}".strip()
+    given = [] if results.of_dumps else [("framework", named or "unknown")]
     for role, run in (("benchmark", benchmark), ("target", target)):
         if results.of_dumps:
             given.append((role, str(run.path)))

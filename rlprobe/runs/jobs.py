@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlprobe import frameworks
 from rlprobe.config import Alignment, load
 from rlprobe.documents import jsonfile
+from rlprobe.frameworks.layout import Layout
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.runs import resources
 from rlprobe.runs.plan import pairs, plan
@@ -46,6 +48,10 @@ class Jobs:
     def results(self) -> str:
         """Directory of this alignment's tables, diagnosis and page."""
         return f"{self.alignment.results}/{self.alignment.name}"
+
+    def layout(self, role: str) -> Layout:
+        """How a role's run spreads its actor over processes."""
+        return frameworks.get(self.alignment.framework).layout(self.runs[role])
 
     def manifest(self, role: str) -> str:
         """The file that says that a role's run is in the store."""
@@ -86,6 +92,7 @@ class Jobs:
                     "key": spec.key,
                     "device": spec.device,
                     "precision": spec.precision,
+                    "framework_version": spec.framework_version,
                     "stages": list(spec.stages),
                     "imported": spec.imported is not None,
                 }

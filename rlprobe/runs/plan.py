@@ -24,7 +24,8 @@ def plan(alignment: Alignment, environ: Mapping[str, str] = os.environ) -> dict[
         environ: where RLPROBE_FAULT is looked up.
 
     Raises:
-        ConfigError: a model, data, lock, image or fault file does not exist.
+        ConfigError: a model, data, lock, image or fault file does not exist, or the framework
+            would refuse a run once its job has its devices.
     """
     models = identity.model(alignment.model, alignment.framework)
     data = identity.data(alignment.data, alignment.framework)
@@ -43,7 +44,7 @@ def plan(alignment: Alignment, environ: Mapping[str, str] = os.environ) -> dict[
         declared = RunSpec(
             role=role,
             framework=alignment.framework,
-            framework_version=alignment.framework_version,
+            framework_version=alignment.version(side),
             model=alignment.model,
             data=alignment.data,
             seed=alignment.seed,
@@ -70,8 +71,10 @@ def plan(alignment: Alignment, environ: Mapping[str, str] = os.environ) -> dict[
             replay_of=replay_of,
             imported=imported,
         )
-        executed = frameworks.get(alignment.framework).expected_stages(declared)
-        return dataclasses.replace(declared, executed=executed)
+        framework = frameworks.get(alignment.framework)
+        if imported is None:
+            framework.layout(declared).require(role)
+        return dataclasses.replace(declared, executed=framework.expected_stages(declared))
 
     benchmark, target, controls = alignment.benchmark, alignment.target, alignment.controls
     collected = spec(BENCHMARK, benchmark, "benchmark", imported=benchmark.run)

@@ -19,6 +19,7 @@ from rlprobe.config import Alignment
 from rlprobe.errors import HookError, RunError, StoreError
 from rlprobe.files import InUseError
 from rlprobe.frameworks import Places
+from rlprobe.frameworks.layout import Layout
 from rlprobe.runs import launch as launching
 from rlprobe.runs.plan import plan
 from rlprobe.spec import RunSpec
@@ -59,6 +60,9 @@ class _Framework:
     name: str = "verl"
     builtin_version: int = 1
     builtins: tuple[str, ...] = ("tiny-qwen2", "tiny-qwen2-critic", "arithmetic")
+
+    def layout(self, spec: RunSpec) -> Layout:
+        return Layout("alone", spec.world_size)
 
     def expected_stages(self, spec: RunSpec) -> tuple[str, ...]:
         return (stages.LOG_PROB,)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rlprobe import stages
 from rlprobe.errors import ConfigError
 from rlprobe.frameworks import Places
+from rlprobe.frameworks.layout import Layout
 from rlprobe.frameworks.slime import flags as command
 from rlprobe.frameworks.slime import manager_paths, plan, precision, versions
 from rlprobe.frameworks.slime.flags import Flags
@@ -59,6 +60,29 @@ class SlimeFramework:
             reason = plan.why_no_old_log_prob(flags, spec.framework_version)
             raise ConfigError(f"capture.stages: old_log_prob does not run: {reason}")
         return tuple(stage for stage in found if stage != stages.GENERATE)
+
+    def layout(self, spec: RunSpec) -> Layout:
+        """Megatron's groups as slime's flags declare them."""
+        flags = _given(spec)
+
+        def size(name: str) -> int:
+            return int(command.number(flags, name, 1))
+
+        pipeline = size("pipeline-model-parallel-size")
+        chunks = size("num-virtual-stages-per-pipeline-rank")
+        layers, in_chunk = size("num-layers"), "num-layers-per-virtual-pipeline-stage"
+        if in_chunk in flags:
+            chunks = max(1, layers // (pipeline * size(in_chunk)))
+        return Layout(
+            "megatron",
+            spec.world_size,
+            tensor=size("tensor-model-parallel-size"),
+            pipeline=pipeline,
+            chunks=chunks,
+            context=size("context-parallel-size"),
+            expert=size("expert-model-parallel-size"),
+            sequence_parallel="sequence-parallel" in flags,
+        )
 
     def prepare(self, spec: RunSpec, places: Places) -> list[list[str]]:
         """Nothing: models and data are the user's."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlprobe import stages
-from rlprobe.capture import determinism, megatron_layout
+from rlprobe.capture import determinism, megatron_layout, names
 from rlprobe.capture.recorder import Recorder, StageScope
 from rlprobe.capture.session import Session
 from rlprobe.faults.declare import Site
@@ -97,7 +97,7 @@ def _run(session: Session, stage: str, worker: Any, data: Any, call: Callable[[]
         role=role,
         stage=stage,
         step=step,
-        model=engine.module,
+        model=_bare(engine.module),
         optimizer=optimizer,
         batch=data,
         rank=rank,
@@ -130,6 +130,14 @@ def _run(session: Session, stage: str, worker: Any, data: Any, call: Callable[[]
             _running.pop()
             if rank == 0:
                 progress.report(session, stage, step, trainer_step, time.monotonic() - began)
+
+
+def _bare(module: Any) -> Any:
+    """The model that a fault is planted in: Megatron's chunks come in wrappers, in a list."""
+    if not isinstance(module, (list, tuple)):
+        return module
+    chunks = [names.unwrap(chunk)[1] for chunk in module]
+    return chunks[0] if len(chunks) == 1 else chunks
 
 
 def _engine(worker: Any, stage: str, adapterless: bool) -> Any:

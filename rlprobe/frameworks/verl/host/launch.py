@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rlprobe import stages
 from rlprobe.errors import ConfigError
 from rlprobe.frameworks import Places
+from rlprobe.frameworks.layout import Layout
 from rlprobe.frameworks.verl.engine import engines
 from rlprobe.frameworks.verl.host import assets, megatron, plan
 
@@ -53,6 +54,15 @@ class VerlFramework:
         if spec.capture.token_range is None or _engine_name(spec) != engines.CPU:
             return tuple(stage for stage in found if stage != stages.GENERATE)
         return found
+
+    def layout(self, spec: RunSpec) -> Layout:
+        """How the run spreads its actor: FSDP over all ranks, or Megatron's groups."""
+        config = plan.from_overrides([*_base(spec), *spec.overrides])
+        actor = config["actor_rollout_ref"].get("actor") or {}
+        if megatron.chosen(spec.overrides):
+            return megatron.layout(actor, spec.world_size)
+        sequences = actor.get("ulysses_sequence_parallel_size") or 1
+        return Layout(str(actor.get("strategy", "fsdp")), spec.world_size, context=int(sequences))
 
     def command(self, spec: RunSpec, places: Places) -> list[str]:
         """``python -m verl.trainer.main_ppo`` with every override this run needs.

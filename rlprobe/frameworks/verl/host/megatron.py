@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from rlprobe.errors import ConfigError
+from rlprobe.frameworks.layout import Layout
 from rlprobe.frameworks.verl.host import plan
 
 if TYPE_CHECKING:
@@ -44,6 +45,27 @@ def chosen(overrides: Iterable[str]) -> bool:
     config = plan.from_overrides(list(overrides))
     actor = (config.get("actor_rollout_ref") or {}).get("actor") or {}
     return "megatron" in (config.get("model_engine"), actor.get("strategy"))
+
+
+def layout(actor: Mapping[str, Any], world_size: int) -> Layout:
+    """Megatron's groups as the actor's section declares them."""
+    declared = actor.get("megatron") or {}
+
+    def size(name: str) -> int:
+        return int(declared.get(f"{name}_parallel_size") or 1)
+
+    return Layout(
+        "megatron",
+        world_size,
+        tensor=size("tensor_model"),
+        pipeline=size("pipeline_model"),
+        chunks=size("virtual_pipeline_model"),
+        context=size("context"),
+        expert=size("expert_model"),
+        # verl's default; one tensor-parallel rank has whole sequences
+        sequence_parallel=bool(declared.get("sequence_parallel", True))
+        and size("tensor_model") > 1,
+    )
 
 
 def require_precision(spec: RunSpec) -> None:
