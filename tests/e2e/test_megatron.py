@@ -180,10 +180,10 @@ def test_aligned_with_other_kernels_in_every_stage(verl: Megatron, alone: Jobs) 
     found = verl.judge(alone)
     assert found.verdict == "aligned", found.sentence
     judged = {stage.stage: stage.records for stage in found.stages}
-    assert set(judged) == set(TRAINING_STAGES) - {TEACHER}
+    assert set(judged) >= set(TRAINING_STAGES) - {TEACHER}
     # 31 parameters' gradients before and after clipping and their changes
     assert all(judged[stage] > 3 * 31 for stage in (ACTOR_UPDATE, CRITIC_UPDATE))
-    assert not [item for item in found.gate if item.state == "fail"]
+    assert not [item for item in found.gate if item.state == "shut"]
 
 
 def test_a_norms_epsilon_is_located_under_its_hugging_face_name(verl: Megatron) -> None:
