@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from rlprobe.compare.match import pairs
-from rlprobe.judge import noise_updates, roundoff
+from rlprobe.judge import layers, noise_updates, roundoff
 
 #: Multiple of the expected growth below which a difference is round-off.
 SAFETY = 4.0
@@ -101,24 +101,37 @@ def annotate(
         return table.with_columns(
             pl.lit(None, pl.Float64).alias(name) for name in ("noise", "ratio", "noise_dense")
         )
+    table = table.with_columns(_layer=layers.number())
+    every = layers.distinct(table)
     parts = [
-        _process(part, products, inherited, one_precision)
-        for part in table.select(_NEEDED)
+        _process(part, products, inherited, one_precision, every)
+        for part in table.select(*_NEEDED, "_layer")
         .with_row_index("_row")
         .partition_by(_PROCESS, maintain_order=True)
     ]
     annotated = pl.concat(parts).sort("_row")
-    return table.with_columns(
+    return table.drop("_layer").with_columns(
         annotated.get_column(name) for name in ("noise", "ratio", "noise_dense")
     )
 
 
 def _process(
-    table: pl.DataFrame, products: float, inherited: Inherited | None, one_precision: bool
+    table: pl.DataFrame,
+    products: float,
+    inherited: Inherited | None,
+    one_precision: bool,
+    every: set[int],
 ) -> pl.DataFrame:
-    """Rows of one process with ``noise`` and ``ratio``, and ``_row``."""
+    """Rows of one process with ``noise`` and ``ratio``, and ``_row``.
+
+    Args:
+        table: the process's rows.
+        products, inherited, one_precision: see :func:`annotate`.
+        every: numbers of the layers on all processes.
+    """
     table = _facts(table, one_precision).sort("order", maintain_order=True)
-    table = _given(_accumulated(_reductions(table, table), products), inherited)
+    table = _accumulated(_reductions(table, table), products)
+    table = _given(layers.elsewhere(table, every), inherited)
     table = _norms(noise_updates.extend(table, SAFETY))
     return (
         table.with_columns(noise=_bound())
