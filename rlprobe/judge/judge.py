@@ -6,7 +6,7 @@ import dataclasses
 
 import polars as pl
 
-from rlprobe.judge import execution, keydata, origin, roundings, stage
+from rlprobe.judge import execution, keydata, layers, origin, roundings, stage
 from rlprobe.judge.analysis import OUTCOME, Finding, Step
 from rlprobe.judge.excuses import padding_only
 from rlprobe.judge.inputs import Results
@@ -145,5 +145,13 @@ def _first(stage: Stage, produced: list[Outcome]) -> tuple[Origin | None, int | 
         return Origin(OUTCOME, None, worst.name, row, reason), stage.processes[0].rank
     if not found:
         return None, None
+    if layers.apart([process.rows for process in stage.processes]):
+        # what a pipeline rank was given by another is inherited where that one's own is found
+        made = {item[2].row["phase"] for item in found if not origin.received(item[2])}
+        found = [
+            item
+            for item in found
+            if not origin.received(item[2]) or item[2].row["phase"] not in made
+        ]
     _, rank, first = min(found, key=lambda item: (item[0], item[1]))
     return first, rank

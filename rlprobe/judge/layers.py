@@ -7,6 +7,8 @@ add.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import polars as pl
 
 _LAYER = r"\.layers\.(\d+)(?:\.|$)"
@@ -20,6 +22,12 @@ def number() -> pl.Expr:
 def distinct(table: pl.DataFrame) -> set[int]:
     """Numbers of the layers in a table with the column ``_layer``."""
     return set(table.get_column("_layer").drop_nulls().unique())
+
+
+def apart(processes: Iterable[pl.DataFrame]) -> bool:
+    """Whether processes hold different layers: a pipeline's do."""
+    held = [distinct(rows.select("module").with_columns(_layer=number())) for rows in processes]
+    return any(one != held[0] for one in held)
 
 
 def elsewhere(table: pl.DataFrame, every: set[int]) -> pl.DataFrame:

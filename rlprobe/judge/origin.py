@@ -108,6 +108,12 @@ def _left_by_optimizer(row: dict[str, Any], rows: pl.DataFrame) -> Origin | None
     )
 
 
+def received(found: Origin) -> bool:
+    """Whether a process was given what differs, rather than making it: activations or gradients."""
+    sent_back = found.kind == LOSS and found.row["phase"] == execution.BACKWARD
+    return found.kind == STAGE_INPUT or sent_back
+
+
 def _explain(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Origin:
     phase, slot = row["phase"], row["slot"]
     if phase == execution.CHANGES:

@@ -149,7 +149,7 @@ def _whole(
         if place is None or not unshard.is_placed(place):
             return None
         # a distributed optimizer has a stretch of the gradient where the weight is whole
-        if list(shard["recorded"]) != list(place["local_shape"]):
+        if list(shard["recorded"]) not in (list(place["local_shape"]), list(place["shape"])):
             return None
         if any(shard[name] is None for name in ("max", "min", "mean", "norm")):
             return None
