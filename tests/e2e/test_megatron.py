@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from rlprobe.roles import BENCHMARK, REPEAT, TARGET
 from rlprobe.runs.jobs import Jobs
 from rlprobe.runs.launch import launch
 from rlprobe.runs.plan import pairs, plan
-from rlprobe.selftest.warm import Warm
+from rlprobe.selftest.forkservers import ForkServers
 from rlprobe.spec import RunSpec
 from rlprobe.stages import ACTOR_UPDATE, CRITIC_UPDATE, LOG_PROB, TEACHER, TRAINING_STAGES
 
@@ -86,11 +86,11 @@ def unclipped(site):
 
 
 class Megatron:
-    """The example's alignment, its runs started in warm processes."""
+    """The example's alignment, its runs started in processes that have verl loaded."""
 
-    def __init__(self, directory: Path, warm: Warm) -> None:
+    def __init__(self, directory: Path, servers: ForkServers) -> None:
         self.directory = directory
-        self._warm = warm
+        self._servers = servers
         raw = yaml.safe_load((ROOT / "config/examples/verl_megatron_cpu.yaml").read_text())
         raw |= {"store": str(directory / "store"), "results": str(directory / "results")}
         raw["capture"] |= {"token_range": None}
@@ -112,7 +112,7 @@ class Megatron:
         return Jobs(alignment, runs, pairs(runs))
 
     def run(self, spec: RunSpec) -> Path:
-        return launch(spec, self.directory / "store", start=self._warm).parent
+        return launch(spec, self.directory / "store", start=self._servers).parent
 
     def judge(self, jobs: Jobs) -> Diagnosis:
         for role in (BENCHMARK, REPEAT, TARGET):
@@ -130,10 +130,8 @@ class Megatron:
 
 
 @pytest.fixture(scope="module")
-def verl(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Megatron]:
-    directory = tmp_path_factory.mktemp("megatron")
-    with Warm(directory / "logs") as warm:
-        yield Megatron(directory, warm)
+def verl(tmp_path_factory: pytest.TempPathFactory, servers: ForkServers) -> Megatron:
+    return Megatron(tmp_path_factory.mktemp("megatron"), servers)
 
 
 @pytest.fixture(scope="module")
