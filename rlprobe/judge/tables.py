@@ -162,6 +162,10 @@ def _key_data_table(
             because = reasons.GIVEN if joined else reasons.NOT_JOINED
             row |= {"judged": False, "unjudged_because": because}
         rows.append(row)
+        late = finding is not None and finding.stage.before_update is not None
+        if late and keydata.OUTCOMES.get(name) == stage:  # what came after the first update
+            rows.append({"step": step.number, "name": name, "judged": False,
+                         "unjudged_because": reasons.AFTER_UPDATE})  # fmt: skip
     for number, names in later.items():
         for name in names:
             if keydata.stage_of(name) == stage:

@@ -110,7 +110,9 @@ def align_modules(state: State, benchmark: pl.DataFrame, target: pl.DataFrame) -
         how="left",
         maintain_order="left",
     )
-    aligned = pl.col("path").is_in(keys.implode()) & pl.col("call").is_not_null()
+    # gradients and changes of an update are numbered by update, not by call
+    ran = pl.col("direction").is_in(["forward", "backward"])
+    aligned = pl.col("path").is_in(keys.implode()) & pl.col("call").is_not_null() & ran
     new = pl.when(aligned).then(pl.coalesce("new", pl.col("call") + alone)).otherwise("call")
     rule = pl.when(pl.col("ambiguous").fill_null(False)).then(pl.lit(AMBIGUOUS))
     state.right = right.with_columns(
