@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -263,8 +262,7 @@ def write_stage(directory: Path, tables: Iterable[pl.DataFrame], summary: Summar
         described = results.describe(records, sum(summary.counts.values()))
         summary.tables[RECORDS] = described
     # last: where the summary stands, the tables that it vouches for stand too
-    text = json.dumps(summary.as_dict(), indent=1, allow_nan=False) + "\n"
-    replace_text(directory / SUMMARY, text)
+    replace_text(directory / SUMMARY, results.sealed(summary.as_dict()))
     for name in results.TABLES.keys() - summary.tables.keys():
         (directory / name).unlink(missing_ok=True)  # of an earlier comparison
 

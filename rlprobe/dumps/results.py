@@ -6,11 +6,14 @@ compared::
 
     "tables": {"records.parquet": {"format": 1, "sha256": …, "size": …, "rows": …}, …}
 
+Its own ``digest`` is over everything else that it says.
 Format 1 named none; of such a summary the records are held against its counts.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +107,25 @@ def summary(directory: Path) -> dict[str, Any] | None:
         raise DumpError(f"{path} is not readable: {error}; {_AGAIN}") from error
     if not isinstance(value, dict):
         raise DumpError(f"{path} is not a summary; {_AGAIN}")
-    formats.check(value.get("format"), FORMATS, str(path))
+    if formats.check(value.get("format"), FORMATS, str(path)) > 1 and not _is_sealed(value):
+        raise DumpError(f"{path} is not what was written: it was changed or damaged; {_AGAIN}")
     return value
+
+
+def sealed(said: dict[str, Any]) -> str:
+    """The text of a summary, with the digest that shows every change of it."""
+    rest = {name: value for name, value in said.items() if name != "digest"}
+    return json.dumps({**rest, "digest": _digest(rest)}, indent=1, allow_nan=False) + "\n"
+
+
+def _is_sealed(said: dict[str, Any]) -> bool:
+    rest = {name: value for name, value in said.items() if name != "digest"}
+    return said.get("digest") == _digest(rest)
+
+
+def _digest(said: dict[str, Any]) -> str:
+    text = json.dumps(said, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
 
 
 def table(directory: Path, name: str = RECORDS) -> pl.LazyFrame | None:

@@ -52,7 +52,7 @@ def put_table(directory: Path, name: str, table: pl.DataFrame) -> None:
     writer.write_table(directory, name, table, summary)
     said = json.loads(path.read_text())
     said["tables"].update(summary.tables)
-    path.write_text(json.dumps(said))
+    path.write_text(results.sealed(said))
 
 
 def compared(benchmark: Path, target: Path, out: Path, **options: Any) -> Result:

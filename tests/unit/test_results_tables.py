@@ -116,7 +116,7 @@ def test_a_summary_that_is_gone_or_of_another_comparison_vouches_for_nothing(
 def test_a_newer_summary_or_table_names_the_newer_rlprobe(compared: Path) -> None:
     said = json.loads((compared / SUMMARY).read_text())
     said["tables"][RECORDS]["format"] = 7
-    (compared / SUMMARY).write_text(json.dumps(said))
+    (compared / SUMMARY).write_text(results.sealed(said))
     with pytest.raises(DumpError, match="made by a newer rlprobe: its format is 7"):
         results.table(compared)
     (compared / SUMMARY).write_text(json.dumps({**said, "format": 9}))
@@ -153,3 +153,24 @@ def test_a_comparison_that_fails_leaves_the_earlier_one(compared: Path) -> None:
     with pytest.raises((RuntimeError, pl.exceptions.ComputeError)):
         writer.write_stage(compared, tables(), Summary("target", "actor_update"))
     assert {path.name: path.read_bytes() for path in compared.iterdir()} == before
+
+
+def test_every_flip_of_a_summary_shows(compared: Path) -> None:
+    data = (compared / SUMMARY).read_bytes()
+    for at in range(0, len(data), 7):
+        changed = bytearray(data)
+        changed[at] ^= 1
+        (compared / SUMMARY).write_bytes(changed)
+        if json.loads(data) == _loaded(bytes(changed)):
+            continue  # a space became another
+        with pytest.raises(DumpError):
+            results.summary(compared)
+    (compared / SUMMARY).write_bytes(data)
+    assert results.summary(compared) == json.loads(data)
+
+
+def _loaded(data: bytes) -> object:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None

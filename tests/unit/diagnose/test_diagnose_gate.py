@@ -13,6 +13,7 @@ import pytest
 
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate import settings, weights
+from rlprobe.dumps.results import sealed
 from rlprobe.errors import DumpError, StoreError
 from rlprobe.sketch import sketch
 from tests.unit.diagnose.conftest import Align, Alignment
@@ -91,7 +92,7 @@ def test_too_little_compared_is_never_a_pass(align: Align) -> None:
     path = alignment.results / "compare" / "target" / "actor_update" / "summary.json"
     summary = json.loads(path.read_text())
     summary["coverage"]["target"] = 0.5
-    path.write_text(json.dumps(summary))
+    path.write_text(sealed(summary))
     found = alignment.diagnose()
     assert found.verdict == "not_comparable"
     assert "50.0% of the target's records" in found.sentence

@@ -57,7 +57,7 @@ def without_numbers(path: Path) -> None:
     summary = path.parent / results.SUMMARY
     said = json.loads(summary.read_text(encoding="utf-8"))
     said["tables"][path.name] = results.describe(path)
-    summary.write_text(json.dumps(said))
+    summary.write_text(results.sealed(said))
 
 
 def test_nulled_tables_are_no_agreement(align: Align) -> None:
