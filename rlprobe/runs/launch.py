@@ -233,6 +233,7 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
     environment = {
         **(determinism.environment(spec.device) if spec.deterministic else {}),
         **framework.environment(spec, places),
+        **own_ray(spec),
         **spec.environment,
         ENV: str(scratch / "session.json"),
         # the plan has given it to the target; the benchmark must not inherit it from the caller
@@ -256,6 +257,17 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
         "environment": redaction.value(dict(exported)),
     }
     replace_text(_record(scratch), json.dumps(record, indent=1), durable=True)
+
+
+def own_ray(spec: RunSpec) -> dict[str, str]:
+    """Variables that keep the Ray of a run on one node to itself: loopback, nothing reported.
+
+    Ray takes ``127.0.0.1`` for "this node" and listens on every interface, unless it is told that
+    there is no cluster, as it assumes by itself on other systems (``ray_constants.py``, Ray 2.60).
+    """
+    if spec.resources.nodes > 1:
+        return {}
+    return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
 def _start(run: Started) -> tuple[int, Mapping[str, str]]:

@@ -204,7 +204,17 @@ def _read(path: Path) -> pl.DataFrame:
 def _mappings(values: Any) -> list[dict[str, Any]]:
     if not isinstance(values, list):
         raise DocumentError("its samples are no list")
-    return [jsonfile.mapping(value) for value in values]
+    return [_entry(jsonfile.mapping(value)) for value in values]
+
+
+def _entry(entry: dict[str, Any]) -> dict[str, Any]:
+    """One process's samples in one step and stage, as capture writes them."""
+    whole = all(type(entry.get(key)) is int for key in ("step", "rank"))
+    samples = entry.get("samples")
+    texts = isinstance(samples, list) and all(isinstance(sample, str) for sample in samples)
+    if not whole or not texts or not isinstance(entry.get("stage"), str):
+        raise DocumentError("an entry does not say step, rank, stage and samples")
+    return entry
 
 
 def _proof(side: Path) -> list[dict[str, Any]]:

@@ -95,10 +95,12 @@ def _start_ray(address: str) -> None:
     import ray
 
     options: dict[str, Any] = {"runtime_env": runtime_env(os.environ)}
+    if address in ("", "local"):
+        options["include_dashboard"] = False
     session = Session.load(os.environ[ENV]) if os.environ.get(ENV) else None
     if session is not None and session.device == "cpu" and address in ("", "local"):
         # slime places its actors by GPU; here a GPU is a slot and nothing else
-        options |= {"num_gpus": 16, "num_cpus": 32, "include_dashboard": False}
+        options |= {"num_gpus": 16, "num_cpus": 32}
     ray.init(address=address or None, **options)
 
 

@@ -157,6 +157,12 @@ def _base(spec: RunSpec) -> list[str]:
         "actor_rollout_ref.rollout.calculate_log_probs=true",
         f"actor_rollout_ref.rollout.full_determinism={str(spec.deterministic).lower()}",
     ]
+    if spec.resources.nodes == 1:
+        # nobody else's business: no other node joins, and a browser on the node shows nothing
+        overrides += [
+            "+ray_kwargs.ray_init._node_ip_address=127.0.0.1",
+            "+ray_kwargs.ray_init.include_dashboard=false",
+        ]
     if spec.device == "cpu":
         overrides += _cpu(spec)
     return overrides
@@ -168,8 +174,6 @@ def _cpu(spec: RunSpec) -> list[str]:
     own_ray = [
         "+ray_kwargs.ray_init.num_cpus=12",
         f"+ray_kwargs.ray_init.num_gpus={spec.world_size}",
-        "+ray_kwargs.ray_init._node_ip_address=127.0.0.1",
-        "+ray_kwargs.ray_init.include_dashboard=false",
         "+ray_kwargs.ray_init.object_store_memory=200000000",
     ]
     return [
