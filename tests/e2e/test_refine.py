@@ -6,7 +6,6 @@ Through the self-test's pipeline: real replays in one process (see test_inproces
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -116,7 +115,7 @@ def test_tensors_name_what_sketches_could_only_suspect(sharper: Any) -> None:
 def test_a_budget_that_is_too_small_says_so(sharper: Any) -> None:
     judged, wanted, _, sides, _, _ = sharper
     written = suspects.read(judged.directory)
-    other = Suspects(**{**vars(wanted), "record": "Module.nowhere.forward.0.output.0"})
+    other = Suspects(**{**vars(wanted), "rank": 7})
     with pytest.raises(DumpError, match=r"kept on 0 of 2 sides.*raise --budget-mib"):
         refined.refine(written, other, *sides)
 
@@ -158,11 +157,13 @@ def test_the_control_of_an_fp32_benchmark_computes_in_fp64(
     assert 0 < float(off.max()) < 1e-5  # type: ignore[arg-type]
 
 
-def test_an_optimizer_is_no_suspect(judge: Any, tmp_path: Path) -> None:
-    judged, _, _ = judge("faster")
+def test_another_learning_rate_is_observed_in_the_update(judge: Any) -> None:
+    judged, pipeline, trial = judge("faster")
     found = suspects.find(judged.directory, 64)
-    assert found.suspects is None
-    assert "no module is suspect" in found.reason
+    assert found.suspects is not None and found.suspects.trace == "update"
+    cause = pipeline.refine(trial, judged).diagnosis.cause
+    assert cause is not None and (cause.class_, cause.known) == ("optimizer", "observed"), cause
+    assert cause.statement.startswith("lr ") and "in group 0 of the optimizer" in cause.statement
 
 
 def test_the_command_refuses_an_empty_budget(capsys: pytest.CaptureFixture[str]) -> None:
