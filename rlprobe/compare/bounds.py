@@ -144,14 +144,19 @@ def _extreme(side: str) -> pl.Expr:
     """The largest magnitude of a side, from its extremes."""
     largest, least = pl.col(f"max_{side}").abs(), pl.col(f"min_{side}").abs()
     return pl.when(largest.is_not_null() & least.is_not_null()).then(
-        pl.max_horizontal(largest, least) * (1 + pl.col(f"modulus_{side}"))
+        pl.max_horizontal(largest, least) * (1 + pl.col(f"modulus_{side}")) + _lost(side)
     )
+
+
+def _lost(side: str) -> pl.Expr:
+    """What rounding costs a modulus among the denormals; 0 of real types."""
+    return pl.when(pl.col(f"modulus_{side}") > 0).then(pl.col(f"tiny_{side}")).otherwise(0.0)
 
 
 def _of_complex(name: str) -> pl.Expr:
     """Extremes of complex tensors are magnitudes, which are rounded."""
     b, t = (
-        pl.col(f"{name}_{side}").abs() * pl.col(f"modulus_{side}")
+        pl.col(f"{name}_{side}").abs() * pl.col(f"modulus_{side}") + _lost(side)
         for side in ("benchmark", "target")
     )
     return b + t
