@@ -36,11 +36,27 @@ def of(tables: Mapping[str, pl.DataFrame]) -> Extents:
     found: Extents = {}
     for stage, table in tables.items():
         counts: dict[int, dict[tuple[str | None, str | None], int]] = {}
-        grouped = table.group_by("step", "unjudged_because", "excused_by").len()
+        grouped = (
+            table.filter(~_absent(table)).group_by("step", "unjudged_because", "excused_by").len()
+        )
         for step, because, excuse, count in grouped.iter_rows():
             counts.setdefault(step, {})[because, excuse] = count
         found[stage] = {step: _extent(counts[step]) for step in sorted(counts)}
     return found
+
+
+def _absent(table: pl.DataFrame) -> pl.Series:
+    """Arguments that are not there on either side (None, of which Megatron passes many).
+
+    They were compared, and there is nothing that could be judged.
+    """
+    nothing = [
+        pl.col(f"{name}_{side}").is_null()
+        for name in ("dtype", "shape")
+        for side in ("benchmark", "target")
+    ]
+    found = pl.all_horizontal(pl.col("status") == "matched", pl.col("error").is_null(), *nothing)
+    return table.select(found.fill_null(False)).to_series()
 
 
 def _extent(counts: Mapping[tuple[str | None, str | None], int]) -> Extent:

@@ -166,8 +166,8 @@ def laid_out(verl: Megatron, alone: Jobs, single: Path) -> Callable[[str], Path]
 
 
 def metric(run: Path, name: str) -> float:
-    line = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
-    return float(line["metrics"][name])
+    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return next(float(line["metrics"][name]) for line in lines if "metrics" in line)
 
 
 def key_data(run: Path, name: str) -> list[np.ndarray]:
