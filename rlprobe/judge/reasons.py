@@ -30,6 +30,7 @@ NO_PARTNER, OTHER_SHAPE, OTHER_KIND, UNREADABLE, NO_NUMBERS, BOTH_NONFINITE = (
     "both_nonfinite",
 )
 GIVEN, NOT_JOINED, AS_CHANGES = "given", "not_joined", "as_changes"
+ALL_ZERO = "all_zero"
 UNJUDGED: dict[str, str] = {
     LATER_STEP: "of a captured step after the first, which inherits what updates differ by",
     AFTER_UPDATE: "after the stage's first update of weights, which it inherits",
@@ -40,6 +41,7 @@ UNJUDGED: dict[str, str] = {
     OTHER_KIND: "numbers on one side, booleans or whole numbers on the other",
     UNREADABLE: "its file cannot be read",
     NO_NUMBERS: "nothing of it was measured",
+    ALL_ZERO: "zero on both sides, as all records of its kind in the update: 0 = 0 says nothing",
     BOTH_NONFINITE: "not finite on both sides",
     GIVEN: "what a stage was given; looked at by the gate and by the cause",
     NOT_JOINED: "key data of which no row could be joined by sample",

@@ -18,7 +18,14 @@ from rlprobe.judge import (
     sketched,
 )
 from rlprobe.judge.excuse import Excuse, begin, reduce
-from rlprobe.judge.excuses import earlier_updates, inherited, near_ties, positions, recomposed
+from rlprobe.judge.excuses import (
+    all_zero,
+    earlier_updates,
+    inherited,
+    near_ties,
+    positions,
+    recomposed,
+)
 from rlprobe.judge.execution import Call
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET
@@ -127,6 +134,7 @@ def _process(rank: int, rows: pl.DataFrame, one_precision: bool) -> Process:
     ordered = begin(ordered, one_precision, later_updates=moved is not None)
     ordered = reduce(ordered, inherited.excuses(ordered))
     ordered = reduce(ordered, earlier_updates.excuses(ordered, moved or {}))
+    ordered = reduce(ordered, all_zero.excuses(ordered))
     ties, flips = near_ties.excuses(ordered)
     ordered = reduce(ordered, ties)
     inside, blocks = recomposed.excuses(ordered, calls)

@@ -32,6 +32,7 @@ def item(results: Results, step: Step, extents: Extents) -> GateItem | None:
     """The same of what was judged, whatever else is known."""
     judged = recorded = after = 0
     why = Counter[str]()
+    zero: list[str] = []
     for name, steps in extents.items():
         extent = steps.get(step.number)
         if extent is None:
@@ -44,6 +45,8 @@ def item(results: Results, step: Step, extents: Extents) -> GateItem | None:
             continue
         missing = {r: n for r, n in extent.unjudged.items() if r not in _ELSEWHERE}
         missing.pop(reasons.AFTER_UPDATE, None)
+        if count := missing.pop(reasons.ALL_ZERO, 0):
+            zero.append(f"{count:,} records of {name}")
         why.update(missing)
         recorded += sum(missing.values())
     said = listed([f"{count:,} {reason}" for reason, count in why.most_common()], 4)
@@ -58,6 +61,13 @@ def item(results: Results, step: Step, extents: Extents) -> GateItem | None:
             f"{judged:,} of {recorded:,} recorded quantities were judged ({share:.1%}; at least "
             f"{results.plan.coverage:.0%} is asked for): {said}",
             _ACTION,
+        )
+    if zero:
+        return caveat(
+            ITEM,
+            f"gradients or changes are zero on both sides throughout ({listed(zero)}): their "
+            "agreement says nothing and was not judged",
+            "align a step whose rewards differ within a group, so that something is learnt",
         )
     if after:
         return caveat(
