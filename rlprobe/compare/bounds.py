@@ -143,9 +143,11 @@ def _finite(value: pl.Expr, infinite: float | None = LARGEST) -> pl.Expr:
 def _extreme(side: str) -> pl.Expr:
     """The largest magnitude of a side, from its extremes."""
     largest, least = pl.col(f"max_{side}").abs(), pl.col(f"min_{side}").abs()
-    return pl.when(largest.is_not_null() & least.is_not_null()).then(
-        pl.max_horizontal(largest, least) * (1 + pl.col(f"modulus_{side}")) + _lost(side)
-    )
+    found = pl.max_horizontal(largest, least)
+    # no modulus but that of zero is rounded to zero
+    rounded = pl.when(found > 0).then(found * (1 + pl.col(f"modulus_{side}")) + _lost(side))
+    both = largest.is_not_null() & least.is_not_null()
+    return pl.when(both).then(rounded.otherwise(0.0))
 
 
 def _lost(side: str) -> pl.Expr:

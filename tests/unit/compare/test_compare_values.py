@@ -483,3 +483,11 @@ def test_other_levels_are_the_reason(tmp_path: Path) -> None:
     functions = {"Functional.linear.0.forward": call([], [tensor()])}
     found = compared_data(tmp_path, modules, functions)
     assert "at the same level" in str(found.lack) and "Functional" in str(found.lack)
+
+
+def test_a_complex_benchmark_of_zeros_differs_by_all_of_the_target(tmp_path: Path) -> None:
+    data: list[dict[str, Any]] = [
+        {"Torch.f.0.forward": call([], [tensor((top, top, top, None), (3,), "torch.complex64")])}
+        for top in (0.0, 2.0)
+    ]
+    assert compared_data(tmp_path, *data).row("Torch.f.0.forward.output.0")["error"] == 1
