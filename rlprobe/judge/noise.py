@@ -262,7 +262,9 @@ def _accumulated(table: pl.DataFrame, products: float) -> pl.DataFrame:
     )
     table = table.with_columns(
         starts=(
-            forward & (pl.col("unit") == unit) & (pl.int_range(pl.len()).over(key) == 0)
+            forward
+            & (pl.col("unit") == pl.lit(unit, pl.String))
+            & (pl.int_range(pl.len()).over(key) == 0)
         ).fill_null(False),
         own=pl.when(counts & ~pl.col("same"))
         .then(
