@@ -58,7 +58,12 @@ _ASSIGNED = re.compile(
     r"(?P<value>'[^'\n]*'|\"[^\"\n]*\"|[^\s,;'\"}\])]+)"
 )
 #: Values that say where the secret comes from, or that there is none.
-_REFERENCE = re.compile(r"\$\{?.*|null|none|true|false|\[redacted\]|''|\"\"|[0-9]{1,6}|<.*>", re.I)
+_REFERENCE = re.compile(
+    r"\$\{?.*|null|none|true|false|\[redacted\]|''|\"\"|<.*>"
+    # a number, as logs print metrics: 1.5e-05, np.float64(0.1
+    r"|(?:np\.\w+\()?[-+]?(?:[0-9]{1,6}|[0-9]*\.[0-9]*)(?:e[-+]?[0-9]+)?\)?",
+    re.I,
+)
 #: Shorter values of secret names are not sought elsewhere: they would be found everywhere.
 _KNOWN = 8
 
@@ -66,6 +71,8 @@ _KNOWN = 8
 def is_secret_name(name: str) -> bool:
     """Whether what stands under a name lets somebody in."""
     words = [word.lower() for word in _WORDS.findall(name)]
+    if words == ["pwd"]:
+        return False  # the working directory, in every environment
     if not words or words[-1] in _PLACES:
         return False
     last, before = words[-1], words[-2] if len(words) > 1 else ""

@@ -63,6 +63,19 @@ def test_where_a_secret_comes_from_may_be_said() -> None:
         assert redaction.text(word) == word
 
 
+def test_the_working_directory_is_none() -> None:
+    """It stands in every environment, and in every path of a log."""
+    assert redaction.known({"PWD": "/home/somebody/rlprobe", "DB_PWD": "zq9zq9zq9"}) == {
+        "zq9zq9zq9"
+    }
+
+
+@pytest.mark.parametrize("number", ["0.12345678", "-1.5e-05", "376", "np.float64(0.00012)", "3e-7"])
+def test_metrics_of_tokens_are_none(number: str) -> None:
+    text = f"step:1 - training/rollout_probs_diff_token:{number} - actor/x_token={number}"
+    assert redaction.text(text) == text
+
+
 def test_digests_and_numbers_are_none() -> None:
     text = f"sha256:{'ab' * 32} {'0123456789' * 4} 1e-3 step0 model.layers.0.mlp=1.5"
     assert redaction.text(text) == text
