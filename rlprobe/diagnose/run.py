@@ -75,7 +75,7 @@ def diagnose(directory: Path) -> Diagnosis:
     number = outline.first_step(results) if results.of_dumps else first_step(benchmark, target)
     step = judge(results, number)
     judged = tables.tables(results, step)
-    how_much = Judged(tables.write(results, step, judged), extent.of(judged))
+    how_much = Judged(tables.write(results, step, judged), _extents(results, judged))
     controls = {
         role: run
         for role in (REPEAT, REPEAT_TARGET, HIGH_PRECISION)
@@ -95,6 +95,12 @@ def diagnose(directory: Path) -> Diagnosis:
         later = len([s for s in target.manifest.steps if s > number])
         return _aligned(results, gate, step, strip, later, how_much)
     return _diverged(results, gate, step, strip, parted, benchmark, target, how_much)
+
+
+def _extents(results: Results, judged: dict[str, pl.DataFrame]) -> Extents:
+    """How much was judged, of records, key data and what the trainer reports."""
+    runs = [run for role in (BENCHMARK, TARGET) if (run := results.run(role)) is not None]
+    return extent.with_metrics(extent.of(judged), *runs)
 
 
 def first_step(benchmark: Run, target: Run) -> int:

@@ -116,15 +116,18 @@ def reduce(rows: pl.DataFrame, excuses: Iterable[Excuse]) -> pl.DataFrame:
 
 
 def _left_out(rows: pl.DataFrame, excuse: Excuse) -> pl.DataFrame:
-    mine = (excuse.rows.fill_null(False) & ~LOPSIDED) & pl.col("judged")
     excused = excuse.reason in reasons.EXCUSES
-    column = "excused_by" if excused else "unjudged_because"
+    # a ground that is known says more than that there is no partner
+    alone = (pl.col("unjudged_because") == reasons.NO_PARTNER).fill_null(False)
+    open_ = pl.col("judged") | alone if excused else pl.col("judged")
+    mine = (excuse.rows.fill_null(False) & ~LOPSIDED) & open_
+    column, other = ("excused_by", "unjudged_because")[:: 1 if excused else -1]
     rows = rows.with_columns(_mine=mine)
     return rows.with_columns(
         pl.when("_mine").then(pl.lit(excuse.reason)).otherwise(column).alias(column),
         judged=pl.col("judged") & ~pl.col("_mine"),
         beyond=pl.col("beyond") & ~pl.col("_mine"),
-        **({} if excused else {"excused_by": pl.when(~pl.col("_mine")).then("excused_by")}),
+        **{other: pl.when(~pl.col("_mine")).then(other)},
     ).drop("_mine")
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
 import polars as pl
 
-from rlprobe.judge.reasons import EXCUSES, UNJUDGED
+from rlprobe.judge.reasons import EXCUSES, METRIC, UNJUDGED
+from rlprobe.store.read import Run
 
 
 class Extent(msgspec.Struct, frozen=True):
@@ -75,6 +77,43 @@ def _extent(counts: Mapping[tuple[str | None, str | None], int]) -> Extent:
 
 def _ordered(counts: Mapping[str, int], order: Mapping[str, str]) -> dict[str, int]:
     return {reason: counts[reason] for reason in order if reason in counts}
+
+
+#: What stands in place of a stage for what the trainer reports of a step.
+TRAINER = "trainer"
+
+
+#: Metrics of how long and how much, not of what was computed.
+_UNRELATED = re.compile(r"perf|timing|time|throughput|memory|mfu|tokens_per|_len|seqlen", re.I)
+
+
+def is_computed(metric: str) -> bool:
+    """Whether a metric is of what was computed, and not of how long it took."""
+    return _UNRELATED.search(metric) is None
+
+
+def with_metrics(extents: Extents, *runs: Run) -> Extents:
+    """Extents with the trainer's metrics, none of which is judged by itself.
+
+    Args:
+        extents: of the stages.
+        runs: both sides.
+
+    Raises:
+        StoreError: a run's metrics are damaged.
+    """
+    names: dict[int, set[str]] = {}
+    for run in runs:
+        for line in run.metrics():
+            found = line.get("metrics")
+            if isinstance(found, dict) and isinstance(line.get("step"), int):
+                names.setdefault(line["step"], set()).update(filter(is_computed, map(str, found)))
+    counted = {
+        step: Extent(len(found), 0, {}, {METRIC: len(found)})
+        for step, found in sorted(names.items())
+        if found
+    }
+    return {**extents, TRAINER: counted} if counted else extents
 
 
 def total(extents: Extents) -> Extent:

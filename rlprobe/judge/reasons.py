@@ -29,7 +29,7 @@ NO_PARTNER, OTHER_SHAPE, OTHER_KIND, UNREADABLE, NO_NUMBERS, BOTH_NONFINITE = (
     "no_numbers",
     "both_nonfinite",
 )
-GIVEN, NOT_JOINED, AS_CHANGES = "given", "not_joined", "as_changes"
+GIVEN, NOT_JOINED, AS_CHANGES, METRIC = "given", "not_joined", "as_changes", "metric"
 ALL_ZERO = "all_zero"
 UNJUDGED: dict[str, str] = {
     LATER_STEP: "of a captured step after the first, which inherits what updates differ by",
@@ -44,5 +44,6 @@ UNJUDGED: dict[str, str] = {
     ALL_ZERO: "zero on both sides, as all records of its kind in the update: 0 = 0 says nothing",
     BOTH_NONFINITE: "not finite on both sides",
     GIVEN: "what a stage was given; looked at by the gate and by the cause",
+    METRIC: "a number that the trainer reports; curves need controls that were not run",
     NOT_JOINED: "key data of which no row could be joined by sample",
 }

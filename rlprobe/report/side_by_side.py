@@ -10,10 +10,9 @@ from typing import Any
 import polars as pl
 
 from rlprobe import stages
+from rlprobe.judge.extent import is_computed
 from rlprobe.store.read import Run
 
-#: Metrics of how long and how much, not of what was computed.
-_UNRELATED = re.compile(r"perf|timing|time|throughput|memory|mfu|tokens_per|_len|seqlen", re.I)
 #: Shown first; the others fold away.
 _FIRST = re.compile(
     r"loss|grad_norm|entropy|(^|[/_])kl|reward|score|advantages/|values/|clipfrac|lr$"
@@ -89,7 +88,7 @@ def metrics(benchmark: Run, target: Run) -> list[MetricRow]:
     rows = []
     for key in sorted(sides[0].keys() | sides[1].keys(), key=lambda key: (key[1], key[0])):
         number, name = key
-        if _UNRELATED.search(name):
+        if not is_computed(name):
             continue
         b, t = (side.get(key) for side in sides)
         rows.append(MetricRow(name, number, b, t, _difference(b, t)))

@@ -9,6 +9,7 @@ from rlprobe.diagnose.gate import (
     batch,
     extent,
     judged,
+    recorded,
     samples,
     settings,
     staleness,
@@ -46,6 +47,7 @@ def check(evidence: Evidence) -> Gate:
     enough = extent.check(evidence)
     held = judged.check(evidence)
     hidden = unused.check(evidence.step)
+    unlike = recorded.check(evidence)
     return Gate(
         items=[
             *tokens,
@@ -56,6 +58,7 @@ def check(evidence: Evidence) -> Gate:
             *enough,
             *([held] if held is not None else []),
             *([hidden] if hidden is not None else []),
+            *([unlike] if unlike is not None else []),
         ],
         shut=no_tokens or no_weights or stale or no_batch or no_settings,
     )

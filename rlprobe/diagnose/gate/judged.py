@@ -13,7 +13,7 @@ from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, listed, shut
 from rlprobe.judge import reasons
 from rlprobe.judge.analysis import Step
-from rlprobe.judge.extent import Extents
+from rlprobe.judge.extent import TRAINER, Extents
 from rlprobe.judge.inputs import Results
 
 ITEM = "judged"
@@ -35,7 +35,7 @@ def item(results: Results, step: Step, extents: Extents) -> GateItem | None:
     zero: list[str] = []
     for name, steps in extents.items():
         extent = steps.get(step.number)
-        if extent is None:
+        if extent is None or name == TRAINER:
             continue
         judged += extent.judged
         recorded += extent.judged

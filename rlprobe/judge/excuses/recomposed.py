@@ -59,6 +59,10 @@ def excuses(rows: pl.DataFrame, calls: list[Call]) -> tuple[list[Excuse], list[s
             blocks.add(block)
             below = [i for i, p in enumerate(paths) if p == path or p.startswith(f"{path}.")]
             given.append(Excuse(RECOMPOSED, here & pl.col("call_id").is_in(below)))
+            # what only one side runs inside the block is part of how it composes its result
+            inside = [i for i, p in enumerate(paths) if p.startswith(f"{block}.")]
+            alone = pl.col("status").is_in(["benchmark_only", "target_only"])
+            given.append(Excuse(RECOMPOSED, here & alone & pl.col("call_id").is_in(inside)))
     return given, sorted(blocks)
 
 

@@ -11,7 +11,8 @@ import polars as pl
 
 from rlprobe import stages
 from rlprobe.dumps.key_data import stage_of
-from rlprobe.judge import tables
+from rlprobe.judge import extent, tables
+from rlprobe.judge.extent import Extents
 from rlprobe.judge.inputs import Results
 from rlprobe.store.read import Run
 
@@ -55,12 +56,13 @@ class Quantity:
     declared: str | None
 
 
-def of(results: Results, target: Run) -> list[Quantity]:
+def of(results: Results, target: Run, extents: Extents) -> list[Quantity]:
     """Everything that the target recorded.
 
     Args:
         results: a finished alignment whose verdict is "aligned".
         target: its target run.
+        extents: what its diagnosis says was judged.
     """
     found: list[Quantity] = []
     for stage in results.stages():
@@ -68,7 +70,7 @@ def of(results: Results, target: Run) -> list[Quantity]:
         if captured is not None and captured.state == "captured":
             found += _records(results, target, stage)
     found += _key_data(results, target)
-    found += _metrics(target)
+    found += _metrics(target, extents)
     found += _weights(target)
     found += _proof(target)
     return found
@@ -121,13 +123,15 @@ def _key_data(results: Results, target: Run) -> Iterator[Quantity]:
         )  # fmt: skip
 
 
-def _metrics(target: Run) -> Iterator[Quantity]:
+def _metrics(target: Run, extents: Extents) -> Iterator[Quantity]:
     if not target.has("metrics.jsonl"):
         return
     for number, line in enumerate(target.metrics()):
-        for name in line.get("metrics") or {}:
+        listed = extents.get(extent.TRAINER, {}).get(line.get("step", -1))
+        declared = next(iter(listed.unjudged), None) if listed is not None else None
+        for name in filter(extent.is_computed, line.get("metrics") or {}):
             group = (METRIC, "", name.partition("/")[0], "", str(line.get("step")), "")
-            yield Quantity(METRIC, None, "metrics.jsonl", number, group, name, None, None)
+            yield Quantity(METRIC, None, "metrics.jsonl", number, group, name, None, declared)
 
 
 def _weights(target: Run) -> Iterator[Quantity]:

@@ -1,0 +1,214 @@
+"""What was recorded says the same of itself: formats, digests, rows of key data, gradient norms.
+
+Numbers that agree prove little where they were not recorded alike. None of this is a divergence of
+a module, so it is a caveat and names the first.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.gate.evidence import Evidence, caveat, listed
+from rlprobe.judge import keydata
+from rlprobe.judge.excuse import LOPSIDED
+from rlprobe.judge.noise import SKETCH_RESOLUTION
+from rlprobe.judge.roundoff import UNIT
+from rlprobe.store.read import Run
+
+ITEM = "recorded alike"
+#: Statistics of one tensor, computed by two devices, differ by their summing: by a few roundings of
+#: fp32, however long the sums.
+_SUMMED = 1e-6
+#: A gradient norm may differ by as much as the gradients' own floor, and by its summing.
+_NORM = 1e-4
+#: A sketch estimates the length of a difference to 9 %: five times that is never reached.
+_ESTIMATED = 1.5
+_SIDES = ("benchmark", "target")
+_STATISTICS = ("max", "min", "mean", "norm")
+_GRAD_NORM = "*_grad_norm"
+
+
+def check(evidence: Evidence) -> GateItem | None:
+    """Item ``recorded alike``; None where nothing contradicts itself."""
+    said = [
+        *_formats(evidence),
+        *_contradictions(evidence),
+        *_parameters(evidence),
+        *_proofs(evidence),
+        *_weights(evidence),
+        *_unpaired(evidence),
+        *_gradient_norms(evidence),
+    ]
+    if not said:
+        return None
+    return caveat(
+        ITEM,
+        "; ".join(said),
+        "look at these records on both sides: what records them, or what computes them, differs",
+    )
+
+
+def _formats(evidence: Evidence) -> list[str]:
+    """Floating-point formats that differ, under one precision on like devices."""
+    if not evidence.results.plan.one_precision:
+        return []
+    floats = [pl.col(f"dtype_{side}").is_in(list(UNIT)) for side in ("benchmark", "target")]
+    other = pl.all_horizontal(*floats) & (pl.col("dtype_benchmark") != pl.col("dtype_target"))
+    found = []
+    for name, finding in evidence.step.findings.items():
+        rows = finding.stage.rows.filter(other)
+        if rows.height:
+            first = rows.row(0, named=True)
+            found.append(
+                f"{name}: {rows.height:,} records have another format, first {first['name']} "
+                f"({first['dtype_benchmark']} against {first['dtype_target']})"
+            )
+    return found
+
+
+def _contradictions(evidence: Evidence) -> list[str]:
+    """Records whose statistics differ by more than their elements are said to.
+
+    Of two tensors no largest or smallest element, mean or norm differs by more than the length of
+    their difference; so digests that agree with other statistics, or a sketch that saw less,
+    contradict them.
+    """
+    found = []
+    for name, finding in evidence.step.findings.items():
+        size = pl.max_horizontal(
+            *(pl.col(f"{one}_{side}").abs() for one in ("max", "min") for side in _SIDES)
+        )
+        norm = pl.max_horizontal(*(pl.col(f"norm_{side}").abs() for side in _SIDES))
+        seen = pl.col("error") > SKETCH_RESOLUTION
+        apart = pl.when(seen).then(_ESTIMATED * pl.col("error") * norm).otherwise(0.0)
+        more = pl.any_horizontal(
+            *(
+                (
+                    pl.col(f"{one}_diff").abs()
+                    > _SUMMED * (norm if one == "norm" else size) + apart
+                ).fill_null(False)
+                for one in _STATISTICS
+            )
+        )
+        known = pl.col("error_kind").is_in(["digest", "sketch", "tensor"])
+        odd = finding.stage.rows.filter(known & more)
+        if odd.height:
+            found.append(
+                f"{name}: {odd.height:,} records have other statistics than their digests or "
+                f"sketches allow, first {odd.item(0, 'name')}"
+            )
+    return found
+
+
+def _parameters(evidence: Evidence) -> list[str]:
+    """Records of parameters that differ; their weights are digested apart, by item ``weights``."""
+    found = []
+    for name, finding in evidence.step.findings.items():
+        other = (pl.col("excess") > 1).fill_null(False) | LOPSIDED
+        rows = finding.stage.rows.filter((pl.col("slot") == "parameters") & other)
+        if rows.height:
+            found.append(
+                f"{name}: {rows.height:,} records of parameters differ, first "
+                f"{rows.item(0, 'name')}"
+            )
+    return found
+
+
+def _proofs(evidence: Evidence) -> list[str]:
+    """Stages that said on one side only which samples they worked on."""
+    sides = [
+        {(entry["stage"], entry["step"], entry["rank"]) for entry in run.mock_proof() or []}
+        for run in (evidence.benchmark, evidence.target)
+    ]
+    if not all(sides) or {len({rank for _, _, rank in side}) for side in sides} != {1}:
+        return []  # other ranks hold other samples: item ``mock proof`` compares them as a whole
+    lone = sorted(
+        f"{stage}, step {step}" for stage, step, _ in sides[0] ^ sides[1]
+        if step == evidence.step.number
+        and all(stage in run.manifest.stages for run in (evidence.benchmark, evidence.target))
+    )  # fmt: skip
+    return [f"samples were digested on one side only: {listed(lone, 4)}"] if lone else []
+
+
+def _weights(evidence: Evidence) -> list[str]:
+    """Parameters whose digest one side has and the other has not, where ranks hold the same."""
+    runs = (evidence.benchmark, evidence.target)
+    tables = [run.weights() for run in runs]
+    if any(table is None for table in tables) or runs[0].manifest.layout != runs[1].manifest.layout:
+        return []
+    keys = [
+        set(table.select("name", "stage", "step", "rank").iter_rows())
+        for table in tables
+        if table is not None
+    ]
+    lone = sorted(f"{name} ({stage}, step {step})" for name, stage, step, _ in keys[0] ^ keys[1])
+    return [f"weights digested on one side only: {listed(lone, 4)}"] if lone else []
+
+
+def _unpaired(evidence: Evidence) -> list[str]:
+    """Key data of which one side has rows that the other has not."""
+    found = [
+        f"{name}: {difference.benchmark_only} rows on the benchmark only, "
+        f"{difference.target_only} on the target only"
+        for name, difference in sorted(evidence.step.key_data.items())
+        if difference.benchmark_only or difference.target_only
+    ]
+    sides = [set(keydata.names(run)) for run in (evidence.benchmark, evidence.target)]
+    lone = sorted(sides[0] ^ sides[1])
+    if lone and all(sides):
+        found.append(f"key data on one side only: {listed(lone, 6)}")
+    return found
+
+
+def _gradient_norms(evidence: Evidence) -> list[str]:
+    """Norms that the trainer clips by, of each rank and update of the step."""
+    runs = (evidence.benchmark, evidence.target)
+    ranks = [{process.rank for process in run.manifest.layout} for run in runs]
+    left, right = (_norms(run, evidence.step.number) for run in runs)
+    if not left or not right or ranks[0] != ranks[1]:
+        return []  # on other ranks, norms are of other shards
+    allowed = _gradients_floor(evidence)
+    found = []
+    for key in sorted(left.keys() | right.keys()):
+        b, t = left.get(key), right.get(key)
+        if b is None or t is None:
+            found.append(f"{key} on one side only")
+        elif not (np.isfinite(b) and np.isfinite(t)):
+            found.append(f"{key} is {b:g} against {t:g}")
+        elif b == 0 and t == 0:
+            found.append(f"{key} is 0 on both sides: there were no gradients, or none was read")
+        elif abs(b - t) > allowed * max(abs(b), abs(t)):
+            found.append(f"{key} is {b:.6g} against {t:.6g}")
+    return [f"gradient norms: {listed(found, 4)}"] if found else []
+
+
+def _gradients_floor(evidence: Evidence) -> float:
+    """The widest floor of any gradient of the step: a norm is as far apart as what it is of."""
+    slots = ["grad", "grad_reduced", "grad_clipped"]
+    floors = [
+        finding.stage.rows.filter(pl.col("slot").is_in(slots)).get_column("floor").max()
+        for finding in evidence.step.findings.values()
+    ]
+    return max([_NORM, *(float(floor) for floor in floors if isinstance(floor, float))])
+
+
+def _norms(run: Run, step: int) -> dict[str, float]:
+    """Values by ``name, rank, update``; checked against the run's manifest."""
+    root = run.key_data()
+    if root is None:
+        return {}
+    found = {}
+    for path in sorted(root.glob(f"{_GRAD_NORM}/step{step}/**/*.npy")):
+        value = np.load(path, allow_pickle=False)
+        if value.size == 1 and np.issubdtype(value.dtype, np.number):
+            found[_called(path, root)] = float(value.reshape(-1)[0])
+    return found
+
+
+def _called(path: Path, root: Path) -> str:
+    name, _, *places = path.relative_to(root).parts
+    return " ".join([name, *places[:-1]])

@@ -1,0 +1,81 @@
+"""Would anything that was recorded read as agreement if it were wrong?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlprobe.cli import main
+from rlprobe.errors import UsageError
+from rlprobe.selftest.blind import quantities, run, score
+from tests.unit.diagnose.conftest import Alignment, aligner
+from tests.unit.diagnose.planted import FORWARD
+from tests.unit.diagnose.transformer import Device
+
+pytestmark = [pytest.mark.slow]
+#: Of some thousands; `rlprobe selftest --pass blind` disturbs hundreds of every kind of alignment.
+SAMPLE = 36
+
+
+@pytest.fixture(scope="module")
+def aligned(
+    collected: Callable[[Device, str, str | None], Any], tmp_path_factory: pytest.TempPathFactory
+) -> Alignment:
+    alignment = aligner(collected, tmp_path_factory.mktemp("blind"))(Device(split=True))
+    assert main(["diagnose", str(alignment.results)]) == 0
+    return alignment
+
+
+@pytest.fixture(scope="module")
+def found(aligned: Alignment, tmp_path_factory: pytest.TempPathFactory) -> score.Sensitivity:
+    return run.disturbed(aligned.results, tmp_path_factory.mktemp("laboratory"), SAMPLE, seed=7)
+
+
+def test_nothing_that_was_recorded_can_be_wrong_in_silence(found: score.Sensitivity) -> None:
+    assert [(t.kind, t.name, t.way) for t in found.silent] == []
+    shares = found.shares()
+    assert shares[score.NOTICED] > 0.7, "most is judged, and not only declared unjudged"
+
+
+def test_the_alignment_itself_is_as_it_was(aligned: Alignment, found: score.Sensitivity) -> None:
+    """A disturbance is made in a copy; hard links lead nowhere back."""
+    assert len(found.trials) == SAMPLE
+    assert main(["diagnose", str(aligned.results)]) == 0
+    assert main(["store", "verify", "--store", str(aligned.store)]) == 0
+
+
+def test_the_sample_has_every_kind_and_is_the_same_again() -> None:
+    some = [
+        quantities.Quantity(kind, None, "f", n, (kind, str(n % 3)), f"{kind}{n}", None, None)
+        for kind in quantities.WAYS
+        for n in range(20)
+    ]
+    first = quantities.sample(some, 80, seed=3)
+    assert first == quantities.sample(some, 80, seed=3) != quantities.sample(some, 80, seed=4)
+    assert {(q.kind, way) for q, way in first} == {
+        (kind, way) for kind, ways in quantities.WAYS.items() for way in ways
+    }
+    assert len(quantities.sample(some, None, seed=3)) == sum(
+        20 * len(ways) for ways in quantities.WAYS.values()
+    )
+
+
+def test_only_what_is_aligned_can_be_disturbed(
+    collected: Callable[[Device, str, str | None], Any], tmp_path: Path
+) -> None:
+    epsilon = next(fault for fault in FORWARD if fault.name == "epsilon of a norm")
+    alignment = aligner(collected, tmp_path)(Device(faults=epsilon.faults, stage=epsilon.only))
+    with pytest.raises(UsageError, match="diverged"):
+        run.disturbed(alignment.results, tmp_path / "laboratory", 1)
+
+
+def test_what_was_said_before_is_no_silence_and_what_was_not_is() -> None:
+    from rlprobe.diagnose.diagnosis import Diagnosis, GateItem
+
+    plain = Diagnosis("aligned", "…", [GateItem("weights", "open", "…")], None, None, {}, {}, [])
+    assert score.outcome(plain, plain, None)[0] == score.SILENT
+    assert score.outcome(plain, plain, "given") == (score.DECLARED, "given")
+    assert score.outcome(plain, "a file is damaged", None)[0] == score.NOTICED

@@ -1,0 +1,151 @@
+"""Does what was recorded say the same of itself? Each kind, and what may well differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from rlprobe.diagnose.gate import recorded
+
+STATISTICS = ("max", "min", "mean", "norm")
+
+
+def rows(**changes: Any) -> pl.DataFrame:
+    """One record of two fp32 tensors that agree, and what a test changes of it."""
+    row: dict[str, Any] = {
+        "name": "Module.m.Linear.forward.0.output.0", "slot": "output", "status": "matched",
+        "reason": None, "error": 0.0, "error_kind": "digest", "excess": 0.0, "floor": 1e-6,
+    }  # fmt: skip
+    for side in ("benchmark", "target"):
+        row |= {f"dtype_{side}": "torch.float32", f"max_{side}": 2.0, f"min_{side}": -2.0,
+                f"mean_{side}": 0.1, f"norm_{side}": 10.0}  # fmt: skip
+    row |= changes
+    for name in STATISTICS:
+        if row[f"{name}_benchmark"] is not None:
+            row.setdefault(f"{name}_diff", row[f"{name}_target"] - row[f"{name}_benchmark"])
+    numbers = {name: pl.Float64 for name in row if name.startswith("norm") or name == "excess"}
+    return pl.DataFrame([row], schema_overrides={"reason": pl.String, **numbers})
+
+
+def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any = ()) -> Any:
+    layout = [SimpleNamespace(rank=rank, role="actor") for rank in range(ranks)]
+    table = pl.DataFrame(list(weights), schema={"name": pl.String, "stage": pl.String,
+                         "step": pl.Int32, "rank": pl.Int32}, orient="row")  # fmt: skip
+    return SimpleNamespace(
+        dump=data or Path("/nowhere"),
+        key_data=lambda: data,
+        mock_proof=lambda: list(proof),
+        weights=lambda: table,
+        manifest=SimpleNamespace(layout=layout, stages={"actor_update": 1}),
+    )
+
+
+def found(table: pl.DataFrame | None = None, left: Any = None, right: Any = None,
+          one_precision: bool = True, key_data: Any = None) -> str:  # fmt: skip
+    """What the item says; empty where it says nothing."""
+    stage = SimpleNamespace(rows=rows() if table is None else table)
+    evidence: Any = SimpleNamespace(
+        results=SimpleNamespace(plan=SimpleNamespace(one_precision=one_precision)),
+        step=SimpleNamespace(
+            number=0,
+            findings={"actor_update": SimpleNamespace(stage=stage)},
+            key_data=key_data or {},
+        ),
+        benchmark=left or run(),
+        target=right or run(),
+    )
+    item = recorded.check(evidence)
+    return "" if item is None else item.evidence
+
+
+def test_two_alike_say_nothing() -> None:
+    assert found() == ""
+
+
+@pytest.mark.parametrize("slot", ["input", "output", "grad"])
+def test_another_format_under_one_precision_is_said(slot: str) -> None:
+    table = rows(slot=slot, dtype_target="torch.bfloat16")
+    assert "torch.float32 against torch.bfloat16" in found(table)
+    assert found(table, one_precision=False) == "", "another precision was asked for"
+
+
+def test_whole_numbers_of_another_width_are_no_format() -> None:
+    assert found(rows(dtype_benchmark="torch.int64", dtype_target="torch.int32")) == ""
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+def test_statistics_that_equal_digests_contradict(statistic: str) -> None:
+    assert "other statistics" in found(rows(**{f"{statistic}_target": 3.0}))
+
+
+def test_sums_that_two_devices_round_otherwise_are_no_contradiction() -> None:
+    assert found(rows(norm_target=10.000002, mean_target=0.1000001)) == ""
+
+
+def test_a_sketch_that_saw_less_than_the_norms_is_contradicted() -> None:
+    assert "other statistics" in found(rows(error_kind="sketch", error=1e-4, norm_target=10.1))
+    assert found(rows(error_kind="sketch", error=1e-2, norm_target=10.1)) == ""
+    # whole numbers have no norm; a sketch that saw nothing says that they are equal
+    assert "other statistics" in found(
+        rows(error_kind="sketch", error=2e-7, norm_target=None, norm_benchmark=None,
+             norm_diff=None, max_target=9.0)
+    )  # fmt: skip
+
+
+def test_a_record_of_parameters_that_differs_is_said() -> None:
+    assert "parameters" in found(rows(slot="parameters", excess=4.0))
+    lopsided = rows(slot="parameters", status="nonfinite", reason="target", excess=None)
+    assert "parameters" in found(lopsided)
+
+
+def norms(place: Path, value: float, rank: int = 0) -> Path:
+    path = place / f"actor_grad_norm/step0/rank{rank}/micro_step0/actor_grad_norm.npy"
+    path.parent.mkdir(parents=True)
+    np.save(path, np.float32(value))
+    return place
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "target", "said"),
+    [
+        (2.0, 2.0, ""),
+        (2.0, 2.0001, ""),
+        (2.0, 2.2, "2 against 2.2"),
+        (2.0, 0.0, "2 against 0"),
+        (0.0, 0.0, "0 on both sides"),
+        (2.0, float("nan"), "2 against nan"),
+    ],
+)
+def test_gradient_norms_are_compared(
+    tmp_path: Path, benchmark: float, target: float, said: str
+) -> None:
+    """0 = 0 is no agreement: gradients that were read have a norm."""
+    sides = [run(norms(tmp_path / side, value)) for side, value in
+             (("b", benchmark), ("t", target))]  # fmt: skip
+    text = found(None, *sides)
+    assert (said in text) if said else text == ""
+
+
+def test_norms_of_other_shards_are_not_compared(tmp_path: Path) -> None:
+    left = run(norms(tmp_path / "b", 2.0))
+    right = run(norms(tmp_path / "t", 3.0), ranks=2)
+    assert found(None, left, right) == ""
+
+
+def test_key_data_without_partners_are_said() -> None:
+    difference = SimpleNamespace(benchmark_only=1, target_only=0)
+    assert "1 rows on the benchmark only" in found(key_data={"values": difference})
+
+
+def test_a_proof_or_a_weight_of_one_side_alone_is_said() -> None:
+    entry = {"stage": "actor_update", "step": 0, "rank": 0}
+    assert "samples were digested" in found(
+        None, run(proof=[entry, {**entry, "step": 1}]), run(proof=[{**entry, "step": 1}])
+    )
+    weight = ("w", "actor_update", 0, 0)
+    assert "weights digested" in found(None, run(weights=[weight]), run(weights=[]))
