@@ -98,6 +98,7 @@ def stage(errors: dict[str, float | None]) -> pl.DataFrame:
             "judged": True,
             "beyond": True,
             "excused_by": pl.Series([None] * len(errors), dtype=pl.String),
+            "unjudged_because": pl.Series([None] * len(errors), dtype=pl.String),
         }
     )
 
