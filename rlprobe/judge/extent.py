@@ -39,7 +39,7 @@ def of(tables: Mapping[str, pl.DataFrame]) -> Extents:
     for stage, table in tables.items():
         counts: dict[int, dict[tuple[str | None, str | None], int]] = {}
         grouped = (
-            table.filter(~_absent(table)).group_by("step", "unjudged_because", "excused_by").len()
+            table.filter(~absent(table)).group_by("step", "unjudged_because", "excused_by").len()
         )
         for step, because, excuse, count in grouped.iter_rows():
             counts.setdefault(step, {})[because, excuse] = count
@@ -47,7 +47,7 @@ def of(tables: Mapping[str, pl.DataFrame]) -> Extents:
     return found
 
 
-def _absent(table: pl.DataFrame) -> pl.Series:
+def absent(table: pl.DataFrame) -> pl.Series:
     """Arguments that are not there on either side (None, of which Megatron passes many).
 
     They were compared, and there is nothing that could be judged.

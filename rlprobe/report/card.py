@@ -98,7 +98,7 @@ def _inputs(finding: Finding) -> list[Input]:
     row = finding.origin.row
     known = ("rank", "module", "op", "call", "direction", "passage")
     same = [pl.col(name).eq_missing(pl.lit(row[name])) for name in known if name in row]
-    if len(same) < len(known) or row.get("module") is None:
+    if len(same) < len(known) or row.get("call") is None:
         return []
     rows = finding.stage.rows.filter(*same, pl.col("slot") == "input")
     return [

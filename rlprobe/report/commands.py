@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from rlprobe.diagnose.diagnosis import ALIGNED, DIVERGED, NOT_COMPARABLE, Diagnosis
+from rlprobe.diagnose.diagnosis import ALIGNED, DIVERGED, Diagnosis
 from rlprobe.dumps import results as tables
 from rlprobe.judge.inputs import Results
 from rlprobe.report.words import pair
@@ -31,16 +31,24 @@ def program() -> str:
     return shlex.quote(found) if found else f"{shlex.quote(sys.executable)} -m rlprobe"
 
 
-def next_steps(results: Results, found: Diagnosis, benchmark: Run) -> list[Command]:
+def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) -> list[Command]:
     """One or two commands for who has just read the verdict."""
     directory = shlex.quote(str(results.directory.resolve()))
     again = Command(
         pair("Read the verdict in a script:", "在脚本中读取结论："),
         f"{program()} verdict {directory}/diagnosis.json",
     )
-    if results.of_dumps and found.verdict != NOT_COMPARABLE:
+    if results.of_dumps:
         said = tables.sides(results.directory)
         sides = [said.benchmark, said.target] if said is not None else ["BENCHMARK", "TARGET"]
+        if found.verdict != DIVERGED:
+            return [
+                Command(
+                    pair("Compare the two dumps again:", "重新比较两份 dump："),
+                    f"{program()} compare {shlex.join(sides)} -o comparison",
+                ),
+                again,
+            ]
         return [
             Command(
                 pair(
@@ -51,6 +59,9 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run) -> list[Comma
             ),
             again,
         ]
+    if found.verdict == DIVERGED and not (results.directory / "refine/refined.json").is_file():
+        # nothing was refined: there is nothing yet that a reproducer could be made of
+        return [_with_stacks(found, benchmark, target), again]
     if found.verdict == DIVERGED:
         return [
             Command(
@@ -80,9 +91,26 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run) -> list[Comma
                 "After what refused the comparison is mended, judge again:",
                 "修正导致比较被拒绝的问题之后，重新判定：",
             ),
-            f"{program()} diagnose {directory} && {program()} report {directory}",
+            _again(directory),
         )
     ]
+
+
+def _again(directory: str) -> str:
+    """Judge and write the page; also where the sides are still not comparable."""
+    return f"{program()} diagnose {directory} --no-fail && {program()} report {directory}"
+
+
+def _with_stacks(found: Diagnosis, benchmark: Run, target: Run) -> Command:
+    both = " ".join(shlex.quote(str(run.path.resolve())) for run in (benchmark, target))
+    stage = f" --stage {found.first.stage}" if found.first is not None else ""
+    return Command(
+        pair(
+            "Show who makes the calls that differ, on both sides:",
+            "显示两侧有差异的调用各自的调用栈：",
+        ),
+        f"{program()} compare {both} -o comparison --stacks{stage}",
+    )
 
 
 def every(results: Results, benchmark: Run, target: Run, found: Diagnosis) -> list[Command]:
@@ -100,7 +128,7 @@ def every(results: Results, benchmark: Run, target: Run, found: Diagnosis) -> li
         ),
         Command(
             pair("Judge and write this page again:", "重新判定并生成本页："),
-            f"{program()} diagnose {directory} && {program()} report {directory}",
+            _again(directory),
         ),
     ]
     facts = target.manifest.volatile.get("run") or {}

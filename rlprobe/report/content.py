@@ -132,6 +132,8 @@ class Page:
     weights: list[WeightRow]
     environment: list[Setting]
     same_environment: list[Setting]
+    #: Whether either side said on what it ran.
+    environment_known: bool
     commands: list[Command]
     source: str
     #: Keys of the two runs: another pair is another page.
@@ -180,12 +182,12 @@ def gather(
         headline=card.headline(found),
         sentence=found.sentence,
         facts=_facts(results, found, benchmark, target),
-        next=commands.next_steps(results, found, benchmark),
+        next=commands.next_steps(results, found, benchmark, target),
         gate=[_item(item) for item in found.gate],
         states={"open": 0, "caveat": 0, "shut": 0} | Counter(item.state for item in found.gate),
         step=step.number,
         trainer_step=None if first_step is None else first_step + step.number,
-        strip=[_cell(result, found) for result in found.stages],
+        strip=[_cell(result, found, step.number) for result in found.stages],
         grid=scope.grid(records.rows, stages),
         card=card.build(found, step, benchmark, target, texts=texts),
         extent=extent.total(found.extent),
@@ -209,6 +211,7 @@ def gather(
         weights=side_by_side.weights(benchmark, target, step.number),
         environment=different,
         same_environment=same,
+        environment_known=bool(benchmark.environment() or target.environment()),
         commands=commands.every(results, benchmark, target, found),
         source=str(results.directory.resolve()),
         runs=f"{benchmark.key}-{target.key}",
@@ -264,8 +267,10 @@ def _facts(
     return [(words.both(key), value) for key, value in given]
 
 
-def _cell(result: StageResult, found: Diagnosis) -> Cell:
-    text = f"{result.records:,} records judged"
+def _cell(result: StageResult, found: Diagnosis, step: int) -> Cell:
+    # what is excused is not judged: the same count as the page's own
+    counted = found.extent.get(result.stage, {}).get(step)
+    text = f"{counted.judged if counted else result.records:,} records judged"
     if result.state == "replayed":
         proof = next((item for item in found.gate if item.item == "mock proof"), None)
         text = proof.evidence if proof is not None else "rollouts of the benchmark"

@@ -17,14 +17,15 @@ from typing import Any
 
 import polars as pl
 
-from rlprobe.judge import tables
+from rlprobe.judge import extent, tables
 from rlprobe.judge.inputs import Results
 
 #: More records than this are aggregated: each record's worst rank, then those that say most.
 MOST = 120_000
 _DIGITS = 4
 _TEXTS = (
-    "stage", "name", "module", "op", "slot", "index", "direction", "status", "reason",
+    "stage", "name", "name_target", "module", "op", "slot", "index", "direction", "status",
+    "reason",
     "dtype_benchmark", "dtype_target", "shape_benchmark", "shape_target", "error_kind",
     "excused_by", "unjudged_because",
 )  # fmt: skip
@@ -56,6 +57,7 @@ def records(results: Results, stages: Sequence[str], most: int = MOST) -> Record
     total = 0
     for stage in stages:
         table = tables.read_table(results, stage).with_columns(stage=pl.lit(stage))
+        table = table.filter(~extent.absent(table))
         total += table.height
         if table.height > most // max(1, len(stages)):
             table = _worst_of_ranks(table)

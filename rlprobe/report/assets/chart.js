@@ -12,6 +12,10 @@ function chartRows() {
   return { stage, step, rank, rows: own.filter((row) => row.rank === rank).sort((a, b) => a.at - b.at) };
 }
 
+function decades(_, ticks) {
+  return ticks.map((v) => (v && Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-9 ? v : null));
+}
+
 const LEAST = 1e-9; // what is equal stands on the axis
 
 function drawChart() {
@@ -37,9 +41,9 @@ function drawChart() {
     width: Math.max(280, place.clientWidth), height: 300, legend: { show: false },
     cursor: { drag: { x: true, y: false }, focus: { prox: 24 } }, focus: { alpha: 1 },
     scales: { x: { time: false }, y: { distr: 3, log: 10 } },
-    axes: [axis, { ...axis, size: 62,
-      // whole powers of ten alone: the lines between them say nothing
-      filter: (_, ticks) => ticks.map((v) => (v && Number.isInteger(Math.log10(v)) ? v : null)),
+    // whole powers of ten alone: the lines between them say nothing
+    axes: [axis, { ...axis, size: 62, filter: decades, grid: { ...axis.grid, filter: decades },
+      ticks: { ...axis.ticks, filter: decades },
       values: (_, ticks) => ticks.map((v) => (v ? v.toExponential(0) : "")) }],
     series: [{}, { label: say("floor"), stroke: colour("--blue"), dash: [4, 3], points: { show: false } },
       dots(say("within"), "--ink"), dots(say("beyond"), "--bad")],

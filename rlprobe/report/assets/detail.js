@@ -16,7 +16,8 @@ function choose(row, { scroll = true } = {}) {
   };
   for (const [key, field] of DETAIL) pair(say(key), row[field]);
   pair(say("result"), resultText(row));
-  pair(say("error"), `${number(row.error)} (${row.error_kind ?? "–"})`);
+  pair(say("error"), `${errorText(row)} (${row.error_kind ?? "–"})`);
+  if (row.name_target && row.name_target !== row.name) pair(say("target"), row.name_target);
   pair(say("floor"), number(row.floor));
   pair(say("ratio"), number(row.excess));
   if (row.R !== null) pair("R", number(row.R));
@@ -39,9 +40,9 @@ function choose(row, { scroll = true } = {}) {
   name.addEventListener("click", () => copy(row.name, name));
   const bar = node("p", { class: "buttons" }, step("earlier", around[place - 1]),
     step("later", around[place + 1]), name, link);
-  const near = node("ol", { class: "near mono", start: String(Math.max(0, place - 3) + 1) });
+  const near = node("ol", { class: "near mono" });
   for (const other of around.slice(Math.max(0, place - 3), place + 4)) {
-    const item = node("li", {}, node("button", { type: "button", class: "plain",
+    const item = node("li", { value: String(other.at) }, node("button", { type: "button", class: "plain",
       text: `${other.name} (${number(other.excess)})`, onclick: () => choose(other) }));
     if (other === row) item.setAttribute("aria-current", "true");
     near.append(item);

@@ -65,6 +65,17 @@ function cellText(read, css) {
   };
 }
 
+// Below what a sketch resolves it has seen no difference, and its number is that limit.
+function errorText(row) {
+  const unseen = row.error_kind === "sketch" && row.excess === 0 && row.error > 0;
+  return unseen ? `< ${number(row.error)}` : number(row.error);
+}
+
+function sides(left, right) {
+  if (left === right) return left ?? "–";
+  return `${left ?? "–"} / ${right ?? "–"}`;
+}
+
 // What has no number comes last in either direction.
 function byNumber(a, b, _rowA, _rowB, _column, direction) {
   if (a === null || b === null) return ((a === null) - (b === null)) * (direction === "asc" ? 1 : -1);
@@ -74,30 +85,24 @@ function byNumber(a, b, _rowA, _rowB, _column, direction) {
 function columns() {
   const numeric = (field, key, read) => ({
     title: say(key), field, hozAlign: "right", headerHozAlign: "right", sorter: byNumber,
-    formatter: cellText((row) => number(read(row))), width: 92,
+    formatter: cellText((row) => number(read(row))), width: 86,
   });
   const plain = (field, key, width, read = (row) => row[field] ?? "–") => ({
     title: say(key), field, width, formatter: cellText((row) => String(read(row))),
   });
   return [
-    plain("stage", "stage", 230),
-    plain("step", "step", 76),
-    plain("rank", "rank", 76),
-    numeric("at", "order", (row) => row.at),
-    plain("name", "record", 380),
-    { title: say("result"), field: "result", width: 150,
+    plain("name", "record", 400),
+    { title: say("result"), field: "result", width: 130,
       formatter: cellText(resultText, (row) => `tag ${row.result}`) },
-    numeric("distance", "error", (row) => row.error),
-    numeric("floor", "floor", (row) => row.floor),
     numeric("ratio", "ratio", (row) => row.excess),
-    plain("dtype_benchmark", "dtype", 170, (row) =>
-      row.dtype_benchmark === row.dtype_target || !row.dtype_target
-        ? (row.dtype_benchmark ?? row.dtype_target ?? "–")
-        : `${row.dtype_benchmark} / ${row.dtype_target}`),
-    plain("shape_benchmark", "shape", 130, (row) =>
-      row.shape_benchmark === row.shape_target || !row.shape_target
-        ? (row.shape_benchmark ?? row.shape_target ?? "–")
-        : `${row.shape_benchmark} / ${row.shape_target}`),
+    { ...numeric("distance", "error", (row) => row.error), formatter: cellText(errorText) },
+    numeric("floor", "floor", (row) => row.floor),
+    plain("stage", "stage", 220),
+    plain("step", "step", 70),
+    plain("rank", "rank", 70),
+    numeric("at", "order", (row) => row.at),
+    plain("dtype_benchmark", "dtype", 150, (row) => sides(row.dtype_benchmark, row.dtype_target)),
+    plain("shape_benchmark", "shape", 120, (row) => sides(row.shape_benchmark, row.shape_target)),
     numeric("norm_benchmark", "norm", (row) => row.norm_benchmark),
   ];
 }

@@ -33,6 +33,10 @@ async function start() {
     table = makeTable();
     const tree = new Tree($("#tree"));
     tree.draw();
+    if (!tree.order.length) {
+      $("#no-modules").hidden = false;
+      $("#tree").hidden = true;
+    }
     $("#tree-search").addEventListener("input", (e) => {
       tree.query = e.target.value;
       tree.draw();

@@ -182,7 +182,7 @@ def test_both_languages_and_both_themes_stay_chosen(show: Open, results: Path) -
     view.click("#language")
     assert view.inner_text("#h-verdict").startswith("已偏离")
     assert "噪声下限" in view.inner_text("#depth")
-    assert view.locator(".tabulator-col-title").first.inner_text() == "阶段"
+    assert view.locator(".tabulator-col-title").first.inner_text() == "记录"
     light = view.evaluate("getComputedStyle(document.body).backgroundColor")
     view.click("#theme")
     assert view.evaluate("getComputedStyle(document.body).backgroundColor") != light
