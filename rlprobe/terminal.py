@@ -44,6 +44,11 @@ def _shown(character: str) -> str:
     return ascii(character)[1:-1]
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """``1 record``, ``2,000 records``: a number of something, as a reader expects it."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
 def message(text: str) -> str:
     """A message as it is shown: safe, and no longer than somebody would read."""
     lines = [_cut(line, _LINE) for line in _cut(text, _MESSAGE).split("\n")]

@@ -46,6 +46,11 @@ def parse(words: Sequence[str]) -> tuple[Any, argparse.Namespace]:
         SystemExit: by argparse, for ``--help``, ``--version`` and usage errors (2).
     """
     command = called(words)
+    if command == "help":
+        # as other programs have it: `rlprobe help compare` is `rlprobe compare --help`
+        at = words.index("help")
+        words = [*words[:at], *words[at + 1 :], "--help"]
+        command = called(words)
     parser = CommandParser(
         prog="rlprobe",
         description="Run the same reinforcement-learning steps on two devices from the same "
@@ -53,7 +58,7 @@ def parse(words: Sequence[str]) -> tuple[Any, argparse.Namespace]:
     )
     parser.add_argument("--version", action="version", version=f"rlprobe {__version__}")
     subparsers = parser.add_subparsers(
-        metavar="COMMAND", title="commands", required=True, parser_class=CommandParser
+        metavar="COMMAND", title="commands", parser_class=CommandParser
     )
     module: Any = None
     if command in COMMANDS:
@@ -62,7 +67,11 @@ def parse(words: Sequence[str]) -> tuple[Any, argparse.Namespace]:
     else:
         for name, summary in COMMANDS.items():
             subparsers.add_parser(name, help=summary)
-    return module, parser.parse_args(words, namespace=defaults())
+    args = parser.parse_args(words, namespace=defaults())
+    if command is None:
+        parser.print_help(sys.stderr)
+        parser.exit(2, "rlprobe: error: give a COMMAND, one of those above\n")
+    return module, args
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rlprobe.errors import UsageError
 from rlprobe.files import replace_text
 
 
@@ -24,7 +25,7 @@ class CommandParser(argparse.ArgumentParser):
         # Suppressed defaults: a subcommand's must not overwrite what was given before it.
         common.add_argument(
             "--json",
-            type=Path,
+            type=given_path,
             metavar="FILE",
             default=argparse.SUPPRESS,
             help="write the result as JSON",
@@ -52,6 +53,31 @@ def called(words: Sequence[str]) -> str | None:
 def defaults() -> argparse.Namespace:
     """The common options' values before a command line is parsed."""
     return argparse.Namespace(json=None, quiet=0, verbose=0)
+
+
+def given_path(text: str) -> Path:
+    """The type of arguments that are paths: an empty one, which would be here, is refused."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("an empty path; was a shell variable not set?")
+    return Path(text)
+
+
+def require_results(directory: Path) -> None:
+    """Make sure that a results directory is there, and a directory.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if directory.is_dir():
+        return
+    if directory.exists():
+        raise UsageError(
+            f"{directory} is a file; give the directory of the results, {directory.parent}"
+        )
+    raise UsageError(
+        f"{directory} does not exist; give the directory of an alignment's results, or of what "
+        "`rlprobe compare -o` wrote"
+    )
 
 
 def write_json(path: Path, value: Any) -> None:

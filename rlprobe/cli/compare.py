@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlprobe import terminal
-from rlprobe.cli.common import write_json
+from rlprobe.cli.common import given_path, write_json
 from rlprobe.compare import outdir, planner, sides
 from rlprobe.compare.compare import COVERAGE, Options, compare, insufficient
 from rlprobe.compare.match import rules
@@ -75,7 +75,7 @@ def add_parser(subparsers: Any) -> None:
         help="compare step A of the benchmark with step B of the target (repeatable); one alone "
         "moves the other steps by the same distance, as after a resumed run",
     )
-    parser.add_argument("--store", type=Path, help="where run keys are looked up")
+    parser.add_argument("--store", type=given_path, help="where run keys are looked up")
     parser.add_argument("--pair", default="target", help="what the results call this pair")
     parser.add_argument(
         "--coverage",
@@ -99,7 +99,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--rules",
-        type=Path,
+        type=given_path,
         metavar="FILE",
         help="matching rules of your own (YAML), before the packaged ones; or one of msprobe's "
         "data, cell, layer or api mapping files",

@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rlprobe.cli.common import write_json
+from rlprobe.cli.common import given_path, write_json
 from rlprobe.roles import BENCHMARK, TARGET
+from rlprobe.terminal import counted
 
 
 def add_parser(subparsers: Any) -> None:
@@ -16,13 +17,13 @@ def add_parser(subparsers: Any) -> None:
     check = actions.add_parser(
         "check", help="validate an alignment file and list the runs it needs, with their keys"
     )
-    check.add_argument("file", type=Path, metavar="FILE")
+    check.add_argument("file", type=given_path, metavar="FILE")
     plan = actions.add_parser(
         "plan", help="write what results will be of: RESULTS/NAME/alignment.json"
     )
-    plan.add_argument("file", type=Path, metavar="FILE")
+    plan.add_argument("file", type=given_path, metavar="FILE")
     results = actions.add_parser("results", help="print the directory that results go to")
-    results.add_argument("file", type=Path, metavar="FILE")
+    results.add_argument("file", type=given_path, metavar="FILE")
     actions.add_parser("schema", help="print the JSON schema of alignment files")
     actions.add_parser("reference", help="print the page that describes every key (Markdown)")
 
@@ -72,7 +73,10 @@ def _check(path: Path, output: Path | None) -> int:
     jobs = Jobs.load(path)
     if output is not None:
         write_json(output, jobs.described())
-    print(f"{jobs.alignment.name}: {len(jobs.runs)} runs, {len(jobs.pairs)} comparisons")
+    print(
+        f"{jobs.alignment.name}: {counted(len(jobs.runs), 'run')}, "
+        f"{counted(len(jobs.pairs), 'comparison')}"
+    )
     print(f"results: {jobs.results}")
     for role, spec in jobs.runs.items():
         print(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import logging
-from pathlib import Path
 from typing import Any
 
-from rlprobe.cli.common import write_json
+from rlprobe.cli.common import given_path, require_results, write_json
 from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.run import diagnose
 from rlprobe.errors import NotComparableError
@@ -27,9 +26,9 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "results",
-        type=Path,
+        type=given_path,
         metavar="RESULTS_DIR",
-        help="results of an alignment: alignment.json and compare/",
+        help="results of an alignment (alignment.json and compare/), or of `rlprobe compare -o`",
     )
     parser.add_argument(
         "--no-fail", action="store_true", help="exit 0 even if the runs cannot be compared"
@@ -49,13 +48,16 @@ def _say_extent(extents: Extents) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    require_results(args.results)
     found = sharpened(args.results, diagnose(args.results))
     value = found.as_dict()
     write_json(args.results / diagnosis.NAME, value)
     if args.json is not None:
         write_json(args.json, value)
-    _log.info("%s", found.sentence)
+    refused = found.verdict == diagnosis.NOT_COMPARABLE and not args.no_fail
+    if not refused:
+        _log.info("%s", found.sentence)
     _say_extent(found.extent)
-    if found.verdict == diagnosis.NOT_COMPARABLE and not args.no_fail:
+    if refused:  # the sentence is the error's then, and said once
         raise NotComparableError(found.sentence)
     return 0

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from rlprobe.cli.common import write_json
+from rlprobe.cli.common import given_path, write_json
 
 
 def add_parser(subparsers: Any) -> None:
@@ -16,7 +15,9 @@ def add_parser(subparsers: Any) -> None:
         description="Look at everything an alignment needs, one line an item, with what to do "
         "where something is wrong. Exits 1 when an item fails.",
     )
-    parser.add_argument("--config", type=Path, required=True, help="the alignment's YAML file")
+    parser.add_argument(
+        "--config", type=given_path, required=True, help="the alignment's YAML file"
+    )
     parser.add_argument(
         "--on-cluster",
         action="store_true",

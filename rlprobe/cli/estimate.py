@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from rlprobe.cli.common import write_json
+from rlprobe.cli.common import given_path, write_json
 
 _MIB = 1 << 20
 
@@ -19,7 +18,9 @@ def add_parser(subparsers: Any) -> None:
         "will take, from the model's config.json and the capture section. With "
         "capture.budget_mib, also says whether a run will stop before its end.",
     )
-    parser.add_argument("--config", type=Path, required=True, help="the alignment's YAML file")
+    parser.add_argument(
+        "--config", type=given_path, required=True, help="the alignment's YAML file"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rlprobe.cli.common import given_path
 
 if TYPE_CHECKING:
     from rlprobe.frameworks.switch import Switch
@@ -21,7 +22,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--collector",
-        type=Path,
+        type=given_path,
         required=True,
         metavar="FILE",
         help="precision_collector.yaml (verl) or msprobe's config.json (slime)",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from rlprobe import disk
-from rlprobe.cli.common import write_json
+from rlprobe.cli.common import given_path, write_json
 from rlprobe.compare import planner, sides
 from rlprobe.compare.msprobe import official
 from rlprobe.compare.planner import StagePlan
@@ -30,9 +29,9 @@ def add_parser(subparsers: Any) -> None:
         "generate stages",
     )
     parser.add_argument("--engine-dump", metavar="DIR", help="as for compare --train-infer")
-    parser.add_argument("-o", "--out", type=Path, required=True, metavar="OUT")
+    parser.add_argument("-o", "--out", type=given_path, required=True, metavar="OUT")
     parser.add_argument("--stage", action="append", default=[], help="only this stage (repeatable)")
-    parser.add_argument("--store", type=Path, help="where run keys are looked up")
+    parser.add_argument("--store", type=given_path, help="where run keys are looked up")
     parser.add_argument(
         "--steps",
         choices=("first", "all"),

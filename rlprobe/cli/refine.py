@@ -8,7 +8,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlprobe.cli.common import write_json
+from rlprobe.cli.common import given_path, write_json
 
 if TYPE_CHECKING:
     from rlprobe.runs.jobs import Jobs
@@ -26,7 +26,9 @@ def add_parser(subparsers: Any) -> None:
         "they show. Writes RESULTS/NAME/refine/: suspects.json, refined.json and "
         "diagnosis.json, the sharper one. Where nothing is suspect it says so and runs nothing.",
     )
-    parser.add_argument("--config", type=Path, required=True, help="the alignment's YAML file")
+    parser.add_argument(
+        "--config", type=given_path, required=True, help="the alignment's YAML file"
+    )
     parser.add_argument(
         "--budget-mib",
         type=int,
@@ -39,7 +41,9 @@ def add_parser(subparsers: Any) -> None:
         choices=PARTS,
         help="one part only: the suspects, the run on either device, or the verdict",
     )
-    parser.add_argument("--log", type=Path, help="the framework's output (default: in the store)")
+    parser.add_argument(
+        "--log", type=given_path, help="the framework's output (default: in the store)"
+    )
     parser.add_argument(
         "--no-fail",
         action="store_true",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 from typing import Any
 
-from rlprobe.cli.common import write_json
+from rlprobe.cli.common import given_path, require_results, write_json
 from rlprobe.errors import UsageError
+
+_log = logging.getLogger(__name__)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -20,7 +23,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "results",
-        type=Path,
+        type=given_path,
         metavar="RESULTS_DIR",
         nargs="+",
         help="results of an alignment, with diagnosis.json; with --index as many as there are",
@@ -42,7 +45,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "-o",
         "--output",
-        type=Path,
+        type=given_path,
         metavar="FILE",
         help="where --index writes its page (default: overview.html here)",
     )
@@ -53,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if args.index:
         from rlprobe.report import overview
 
+        _some_have_pages(args.results)
         path = overview.write(args.results, args.output or Path(overview.NAME))
     elif len(args.results) != 1:
         raise UsageError(
@@ -69,7 +73,26 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _some_have_pages(directories: list[Path]) -> None:
+    """Name what an overview would leave out: what is not there is a mistake, a page may be to come.
+
+    Raises:
+        UsageError: a directory does not exist; nothing was written.
+    """
+    from rlprobe.report import history
+
+    missing = [str(d) for d in directories if not d.is_dir()]
+    if missing:
+        raise UsageError(
+            f"no such directory: {', '.join(missing)}; an overview of the others was not written"
+        )
+    for directory in directories:
+        if not history.pages(directory) and not any(directory.glob("*/report.html")):
+            _log.warning("%s has no page and is left out; `rlprobe report` writes one", directory)
+
+
 def _one(results: Path, form: str, *, texts: bool) -> Path:
+    require_results(results)
     if form == "html":
         from rlprobe.report import page
 

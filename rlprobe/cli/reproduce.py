@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import logging
-from pathlib import Path
 from typing import Any
 
-from rlprobe.cli.common import write_json
+from rlprobe.cli.common import given_path, require_results, write_json
 
 _log = logging.getLogger(__name__)
 
@@ -21,9 +20,9 @@ def add_parser(subparsers: Any) -> None:
         "needs torch only: it runs them on --device cpu, cuda or npu and in fp64, and exits 3 "
         "while the target's differ.",
     )
-    parser.add_argument("results", type=Path, metavar="RESULTS_DIR")
+    parser.add_argument("results", type=given_path, metavar="RESULTS_DIR")
     parser.add_argument(
-        "-o", "--out", type=Path, required=True, metavar="DIR", help="folder, not there yet"
+        "-o", "--out", type=given_path, required=True, metavar="DIR", help="folder, not there yet"
     )
     parser.add_argument(
         "--no-data",
@@ -36,6 +35,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from rlprobe.refine.reproduce import reproduce
 
+    require_results(args.results)
     size = reproduce(args.results, args.out, data=not args.no_data)
     _log.info("%.1f MB written; python %s/reproduce.py --device cpu", size / 1e6, args.out)
     if args.json:

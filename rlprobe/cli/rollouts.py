@@ -6,18 +6,18 @@ import argparse
 import dataclasses
 import json
 import math
-from pathlib import Path
 from typing import Any
 
-from rlprobe.cli.common import write_json
+from rlprobe.cli.common import given_path, write_json
 from rlprobe.rollouts import Ragged, Rollouts, Sample, hdf5
+from rlprobe.terminal import counted
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser("rollouts", help="look into recorded rollouts")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     show = actions.add_parser("show", help="verify a step{N}.h5 file and list its samples")
-    show.add_argument("file", type=Path, metavar="FILE")
+    show.add_argument("file", type=given_path, metavar="FILE")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,7 +25,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         write_json(args.json, describe(rollouts))
     print(
-        f"step {rollouts.step} (trainer's {rollouts.trainer_step}), {len(rollouts)} samples, "
+        f"step {rollouts.step} (trainer's {rollouts.trainer_step}), "
+        f"{counted(len(rollouts), 'sample')}, "
         f"tensors: {', '.join(rollouts.tensors) or 'none'}"
     )
     settings = ", ".join(f"{key} {value}" for key, value in sorted(rollouts.sampling.items()))

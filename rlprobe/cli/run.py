@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rlprobe.cli.common import write_json
+from rlprobe.cli.common import given_path, write_json
 from rlprobe.roles import ROLES
 
 
@@ -18,19 +18,23 @@ def add_parser(subparsers: Any) -> None:
         "hooks on, wait, check that every expected stage was captured, and commit. A run that the "
         "store holds already is not started again.",
     )
-    parser.add_argument("--config", type=Path, required=True, help="the alignment's YAML file")
+    parser.add_argument(
+        "--config", type=given_path, required=True, help="the alignment's YAML file"
+    )
     parser.add_argument(
         "--role",
         required=True,
         choices=ROLES,
     )
-    parser.add_argument("--store", type=Path, help="instead of the store the file names")
+    parser.add_argument("--store", type=given_path, help="instead of the store the file names")
     parser.add_argument(
         "--force",
         action="store_true",
         help="make the run again, in place of the one that the store holds",
     )
-    parser.add_argument("--log", type=Path, help="the framework's output (default: in the store)")
+    parser.add_argument(
+        "--log", type=given_path, help="the framework's output (default: in the store)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlprobe.cli.common import write_json
+from rlprobe.cli.common import given_path, write_json
 
 if TYPE_CHECKING:
     from rlprobe.selftest.catalogue import Case
@@ -33,7 +33,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--faults",
-        type=Path,
+        type=given_path,
         action="append",
         metavar="DIR",
         help="a directory of faults instead of the built-in ones (repeatable)",
@@ -68,7 +68,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--directory",
-        type=Path,
+        type=given_path,
         default=Path("results/selftest"),
         metavar="DIR",
         help="store and results of the trials; what is there already is not run again "

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlprobe.cli.common import write_json
+from rlprobe.cli.common import given_path, write_json
 from rlprobe.errors import StoreError, UsageError
+from rlprobe.terminal import counted
 
 _log = logging.getLogger("rlprobe.store")
 
@@ -22,7 +23,10 @@ def add_parser(subparsers: Any) -> None:
     def action(name: str, text: str) -> argparse.ArgumentParser:
         added: argparse.ArgumentParser = actions.add_parser(name, help=text, description=text)
         added.add_argument(
-            "--store", type=Path, default=Path("store"), help="the store's directory (./store)"
+            "--store",
+            type=given_path,
+            default=Path("store"),
+            help="the store's directory (./store)",
         )
         return added
 
@@ -39,7 +43,7 @@ def add_parser(subparsers: Any) -> None:
     verify.add_argument(
         "--from",
         dest="sources",
-        type=Path,
+        type=given_path,
         action="append",
         default=[],
         metavar="FILE",
@@ -73,16 +77,18 @@ def add_parser(subparsers: Any) -> None:
     export = action("export", "write runs into one file to be carried elsewhere; can be resumed")
     export.add_argument("runs", metavar="KEY", nargs="*", help="runs' keys")
     export.add_argument("--alignment", metavar="NAME", help="the runs of this alignment")
-    export.add_argument("-o", "--output", type=Path, required=True, metavar="FILE")
+    export.add_argument("-o", "--output", type=given_path, required=True, metavar="FILE")
     bring = action("import", "bring the runs of an exported file into the store, all checked")
-    bring.add_argument("file", type=Path, metavar="FILE")
+    bring.add_argument("file", type=given_path, metavar="FILE")
     bring.add_argument("--digest", help="sha256:… of the file, as export printed it")
     bring.add_argument(
         "--replace", action="store_true", help="instead of other runs with the same keys"
     )
     tree = action("tree", "lay a run's dump out as plain files, for msprobe by hand")
     tree.add_argument("run", metavar="KEY")
-    tree.add_argument("output", type=Path, metavar="DIR", help="a directory that does not exist")
+    tree.add_argument(
+        "output", type=given_path, metavar="DIR", help="a directory that does not exist"
+    )
     tree.add_argument(
         "--copy", action="store_true", help="copies; by default links, which are read-only"
     )
@@ -99,6 +105,10 @@ def run(args: argparse.Namespace) -> int:
         "import": _import,
         "tree": _tree,
     }
+    if args.action != "import":
+        from rlprobe.store import read
+
+        read.require(args.store)
     code, result = actions[args.action](args)
     if args.json is not None:
         write_json(args.json, result)
@@ -142,7 +152,8 @@ def _ls(args: argparse.Namespace) -> tuple[int, Any]:
         captured = sum(stage.state == "captured" for stage in manifest.stages.values())
         print(
             f"{run.key[:16]}  {manifest.role:<14}  {row['framework'] or '-'} on "
-            f"{row['device'] or '-'}  steps {_range(manifest.steps)}  {captured} stages  "
+            f"{row['device'] or '-'}  steps {_range(manifest.steps)}  "
+            f"{counted(captured, 'stage')}  "
             f"{_size(row['bytes'])}  {', '.join(row['alignments']) or 'kept by no alignment'}"
         )
     return int(damaged > 0), rows
@@ -156,12 +167,17 @@ def _show(args: argparse.Namespace) -> tuple[int, Any]:
     for parent in manifest.parents:
         print(f"replays {parent}")
     for name, stage in manifest.stages.items():
-        detail = f"{stage.records} records, ranks {_range(stage.ranks)}, " * bool(stage.records)
+        detail = f"{counted(stage.records, 'record')}, ranks {_range(stage.ranks)}, " * bool(
+            stage.records
+        )
         print(f"{name:<28} {stage.state:<9} {detail}steps {_range(stage.steps)}")
     print("declared:")
     for key, value in sorted(manifest.declared.items()):
         print(f"  {key}: {value}")
-    print(f"{len(manifest.files)} files, {_size(sum(file.size for file in manifest.files))}")
+    print(
+        f"{counted(len(manifest.files), 'file')}, "
+        f"{_size(sum(file.size for file in manifest.files))}"
+    )
     return 0, manifest.model_dump(mode="json")
 
 
@@ -187,12 +203,15 @@ def _verify(args: argparse.Namespace) -> tuple[int, Any]:
         print(f"note: {note}")
     if found.unchecked:
         print(
-            f"note: {len(found.unchecked)} files were made by an earlier version, and nothing "
-            f"shows a change of them ({found.unchecked[0]}); `rlprobe store verify --repair "
-            f"--store {args.store}` seals them"
+            f"note: {counted(len(found.unchecked), 'file')} made by an earlier version, of which "
+            f"nothing shows a change ({found.unchecked[0]}); `rlprobe store verify --repair "
+            f"--store {args.store}` adds seals"
         )
-    state = f"{len(found.problems)} problems" if found.problems else "all as they should be"
-    print(f"{found.runs} runs, {found.objects} objects, {_size(found.bytes)}: {state}")
+    state = counted(len(found.problems), "problem") if found.problems else "all as they should be"
+    print(
+        f"{counted(found.runs, 'run')}, {counted(found.objects, 'object')}, "
+        f"{_size(found.bytes)}: {state}"
+    )
     return int(bool(found.problems)), {
         **dataclasses.asdict(found),
         "problems": [problem.as_dict() for problem in found.problems],
@@ -205,7 +224,7 @@ def _rm(args: argparse.Namespace) -> tuple[int, Any]:
     from rlprobe.store.gc import remove
 
     found = remove(args.store, args.run, force=args.force)
-    print(f"deleted run {found.runs[0]}, {found.objects} objects, {_size(found.bytes)}")
+    print(f"deleted run {found.runs[0]}, {counted(found.objects, 'object')}, {_size(found.bytes)}")
     return 0, dataclasses.asdict(found)
 
 
@@ -227,8 +246,9 @@ def _gc(args: argparse.Namespace) -> tuple[int, Any]:
     for key in found.runs:
         print(key)
     print(
-        f"{'would delete' if args.dry_run else 'deleted'} {len(found.runs)} runs, "
-        f"{found.objects} objects, {_size(found.bytes)}; kept {found.kept_runs} runs"
+        f"{'would delete' if args.dry_run else 'deleted'} {counted(len(found.runs), 'run')}, "
+        f"{counted(found.objects, 'object')}, {_size(found.bytes)}; kept "
+        f"{counted(found.kept_runs, 'run')}"
     )
     return 0, dataclasses.asdict(found)
 
@@ -250,7 +270,7 @@ def _export(args: argparse.Namespace) -> tuple[int, Any]:
     if not runs:
         raise UsageError("say which runs: their keys, or --alignment NAME with runs in the store")
     done = exporting.export(args.store, runs, args.output)
-    print(f"{done.path}  {len(done.index.runs)} runs, {_size(done.size)}")
+    print(f"{done.path}  {counted(len(done.index.runs), 'run')}, {_size(done.size)}")
     print(f"sha256:{done.sha256}")
     return 0, exporting.describe(done)
 
@@ -262,7 +282,9 @@ def _import(args: argparse.Namespace) -> tuple[int, Any]:
     for key in done.keys:
         print(key)
     print(
-        f"{done.new_runs} of {len(done.keys)} runs are new, {_size(done.new_bytes)}; kept as "
+        f"{done.new_runs} of {counted(len(done.keys), 'run')} "
+        f"{'is' if done.new_runs == 1 else 'are'} new, "
+        f"{_size(done.new_bytes)}; kept as "
         f"{done.alignment} (`rlprobe store gc --forget {done.alignment}` lets them go)"
     )
     return 0, dataclasses.asdict(done)
@@ -274,7 +296,7 @@ def _tree(args: argparse.Namespace) -> tuple[int, Any]:
 
     found = Run.open(args.store, args.run)
     count = lay_out(found, args.output, copy=args.copy)
-    print(f"{args.output}: {count} files of run {found.key[:16]}")
+    print(f"{args.output}: {counted(count, 'file')} of run {found.key[:16]}")
     return 0, {"key": found.key, "directory": str(args.output), "files": count}
 
 

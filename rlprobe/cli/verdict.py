@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-from rlprobe.cli.common import write_json
+from rlprobe.cli.common import given_path, write_json
 from rlprobe.diagnose import diagnosis
 
 
@@ -17,7 +16,13 @@ def add_parser(subparsers: Any) -> None:
         description="Print the verdict of a diagnosis in one sentence. Exit code 0: aligned; "
         "3: diverged; 4: not comparable; 1: the file is no diagnosis.",
     )
-    parser.add_argument("diagnosis", type=Path, metavar="DIAGNOSIS.json")
+    parser.add_argument(
+        "diagnosis",
+        type=given_path,
+        metavar="DIAGNOSIS.json",
+        help="the file, or the directory it is in: results of an alignment, or of "
+        "`rlprobe compare -o`, after `rlprobe diagnose`",
+    )
     parser.set_defaults(run=run)
 
 

@@ -21,7 +21,7 @@ from rlprobe import stages
 from rlprobe.compare.tables import Held, Stored, Table
 from rlprobe.dumps import records
 from rlprobe.errors import ConfigError, DumpError, StoreError, UsageError
-from rlprobe.store import listing
+from rlprobe.store import listing, read
 
 if TYPE_CHECKING:
     from rlprobe.dumps.tensors.source import TensorSource
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 MANIFEST, RECORDS, DUMP = "manifest.json", "records", "dump"
 #: Name of a single stage directory that does not say which stage it holds.
 UNNAMED = "unnamed"
-_KEY = re.compile(r"^[0-9a-f]{8,64}$")
 _RANK_DIR = re.compile(r"^(?:rank|proc)(\d*)$")
 _STEP_DIR = re.compile(r"^step(\d+)$")
 
@@ -181,13 +180,7 @@ def resolve(name: str, store: Path | None = None) -> Side:
         raise UsageError("an empty path names nothing; give a dump, or a part of one")
     path = Path(name)
     if not path.exists():
-        if store is not None and _KEY.match(name):
-            path = _run_of_key(store, name)
-        else:
-            raise UsageError(
-                f"{name}: no such file or directory"
-                + ("" if store else " (a run's key needs --store)")
-            )
+        path = _run_of_key(store, name)
     if path.is_file():
         return Side(name, path, {_stage_above(path): _from_file(path)}, direct=True)
     if (path / MANIFEST).is_file() or (path / RECORDS).is_dir():
@@ -224,12 +217,18 @@ def _other_kind(path: Path) -> str:
     return ""
 
 
-def _run_of_key(store: Path, key: str) -> Path:
-    runs = store / "runs"
-    matches = sorted(runs.glob(f"{key}*")) if runs.is_dir() else []
-    if len(matches) != 1:
-        raise UsageError(f"{key}: {len(matches)} runs of this key in {runs}; expected one")
-    return matches[0]
+def _run_of_key(store: Path | None, name: str) -> Path:
+    """The run whose key begins so; what is no key is told to be no path either."""
+    nothing = f"{name}: no such file or directory"
+    if store is None:
+        raise UsageError(f"{nothing} (a run's key needs --store)")
+    if not read.is_key(name):
+        raise UsageError(f"{nothing}, and no run's key: 4 or more of the digits 0-9a-f")
+    try:
+        read.require(store)
+        return store / "runs" / read.resolve(store, name)
+    except StoreError as error:
+        raise UsageError(f"{nothing}, and as a run's key: {error}") from error
 
 
 def _from_run(path: Path) -> dict[str, StageSource]:

@@ -97,9 +97,9 @@ class Alignment(Section):
 
     @model_validator(mode="after")
     def _no_secrets(self) -> Alignment:
-        place = secrets.found(self.model_dump(mode="json"))
-        if place is not None:
-            raise ValueError(f"{place}: {secrets.WAY}")
+        places = secrets.found(self.model_dump(mode="json"))
+        if places:
+            raise ValueError(secrets.sentence(places))
         return self
 
     @model_validator(mode="after")

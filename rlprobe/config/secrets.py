@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlprobe import redaction
 
-WAY = (
-    "looks like a secret, and would be written to manifests, bundles and the page; take it out of "
-    "the file and set it in the environment of the process that starts rlprobe, which runs inherit "
-    "and nothing records (an option of verl's can be NAME=${oc.env:VARIABLE})"
+_WAY = (
+    "would be written to manifests, bundles and the page; take {it} out of the file and set {it} "
+    "in the environment of the process that starts rlprobe, which runs inherit and nothing records "
+    "(an option of verl's can be NAME=${{oc.env:VARIABLE}})"
 )
 
 
-def found(alignment: dict[str, Any]) -> str | None:
-    """The key path of the first secret, None where there is none; its value is told to nobody."""
-    return next(_differing(alignment, redaction.value(alignment), ""), None)
+def sentence(places: Sequence[str]) -> str:
+    """What is wrong with these key paths, and what to do about it."""
+    one = len(places) == 1
+    what = "looks like a secret, and" if one else "look like secrets, and"
+    return f"{', '.join(places)}: {what} {_WAY.format(it='it' if one else 'them')}"
+
+
+def found(alignment: dict[str, Any]) -> list[str]:
+    """The key paths of all secrets; their values are told to nobody."""
+    return list(_differing(alignment, redaction.value(alignment), ""))
 
 
 def _differing(before: Any, after: Any, path: str) -> Iterator[str]:

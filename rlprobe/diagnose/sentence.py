@@ -16,6 +16,7 @@ from rlprobe.judge.decisive import DENSE, ELEMENTS, NORM, Measure
 from rlprobe.judge.extent import Extent
 from rlprobe.judge.inputs import Plan
 from rlprobe.roles import BENCHMARK, TARGET
+from rlprobe.terminal import counted
 
 
 def aligned(
@@ -41,11 +42,13 @@ def aligned(
     judged = [s for s in stages if s.state == "aligned"]
     records = sum(s.records for s in judged)
     text = (
-        f"{plan.name}: {_sides(plan)} agree. {records:,} records of {len(judged)} stages lie "
-        f"within their noise floor, the nearest at {largest:.2g} of it"
+        f"{plan.name}: {_sides(plan)} agree. {counted(records, 'record')} of "
+        f"{counted(len(judged), 'stage')} {'lies' if records == 1 else 'lie'} within "
+        f"{'its' if records == 1 else 'their'} noise floor, the nearest at {largest:.2g} of it"
     )
     if unused:
-        text += f"; {unused:,} more differ only at positions that no result depends on (padding)"
+        differ = "differs" if unused == 1 else "differ"
+        text += f"; {unused:,} more {differ} only at positions that no result depends on (padding)"
     text = f"{text}; {_caveats(caveats)}." if caveats else f"{text}."
     if later:
         steps = "one later step gives" if later == 1 else f"{later} later steps give"
@@ -101,7 +104,7 @@ def extent(judged: Extent) -> str:
 def not_comparable(plan: Plan, shut: list[GateItem]) -> str:
     """The gate is shut."""
     reasons = "; ".join(f"{item.item}: {item.evidence}" for item in shut[:2])
-    more = f" (and {len(shut) - 2} more reasons)" if len(shut) > 2 else ""
+    more = f" (and {counted(len(shut) - 2, 'more reason')})" if len(shut) > 2 else ""
     return f"{plan.name}: no verdict, the runs cannot be compared. {reasons}{more}."
 
 

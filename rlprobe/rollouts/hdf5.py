@@ -56,6 +56,8 @@ def read(path: str | os.PathLike[str]) -> Rollouts:
         ReplayError: the file is missing, not of this format and version, damaged, or holds
             anything the format does not have.
     """
+    if Path(path).is_dir():
+        raise ReplayError(f"rollouts {path}: a directory; give a step{{N}}.h5 in it")
     try:
         size = Path(path).stat().st_size
         with h5py.File(path, "r", locking=False) as file:

@@ -51,6 +51,8 @@ def exclusive(store: Path, wait: float | None = 0.0) -> Iterator[None]:
         if wait != 0:
             _log.info("waiting: %s is in use", store)
 
+    if not store.is_dir():
+        raise StoreError(f"{store} is not a directory: there is no store")
     with _opened(store, reading=False) as descriptor:
         assert descriptor is not None
         try:

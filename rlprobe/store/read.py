@@ -22,6 +22,8 @@ _PREFIX = re.compile(r"[0-9a-f]{4,64}")
 _ROLLOUT = re.compile(r"rollouts/step(\d{1,9})\.h5")
 #: The trainer's metrics, and the version that its first line says.
 METRICS, METRICS_FORMAT = "metrics.jsonl", 1
+#: Directories of which a store has at least one.
+_PARTS = ("runs", "objects", "alignments", "manifests")
 #: Sizes printed in a message before "and N more".
 _SHOWN = 5
 
@@ -156,6 +158,27 @@ class Run:
             return pl.read_parquet(path)
         except (OSError, pl.exceptions.PolarsError) as error:
             raise StoreError(f"{path} is not a readable table: {error}") from error
+
+
+def require(store: Path) -> None:
+    """Make sure that a store is there, for whoever only reads or deletes.
+
+    Raises:
+        StoreError: it does not exist, is a file, or is a directory of something else.
+    """
+    if not store.is_dir():
+        what = "is a file" if store.exists() else "does not exist"
+        raise StoreError(f"{store} {what}; there is no store: give its directory with --store")
+    if not any((store / part).exists() for part in _PARTS):
+        raise StoreError(
+            f"{store} holds no store: found none of {', '.join(f'{part}/' for part in _PARTS)}; "
+            "give a store's directory with --store"
+        )
+
+
+def is_key(text: str) -> bool:
+    """Whether this can be a run's key or the beginning of one."""
+    return _PREFIX.fullmatch(text) is not None
 
 
 def keys(store: Path, *, complete: bool = True) -> list[str]:

@@ -58,8 +58,7 @@ def verify(store: Path, prefixes: Iterable[str] = ()) -> Verified:
     Raises:
         StoreError: there is no store, or no such run.
     """
-    if not store.is_dir():
-        raise StoreError(f"{store} does not exist; there is no store to verify")
+    read.require(store)
     with locks.shared(store):
         chosen = [read.resolve(store, prefix, complete=False) for prefix in prefixes]
         return _Verification(store, chosen).result()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlprobe import __version__
+from rlprobe import __version__, terminal
 from rlprobe.cli import COMMANDS, common, main, parse
 
 
@@ -154,3 +154,83 @@ def test_the_frame_itself_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_help_is_a_command_as_well(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in ((["help"], "\n    compare"), (["help", "compare"], "rlprobe compare")):
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        assert stopped.value.code == 0
+        assert said in capsys.readouterr().out
+
+
+def test_no_command_at_all_is_answered_with_the_commands(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([])
+    assert stopped.value.code == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and all(f"\n    {name}" in printed.err for name in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["rollouts", "show", ""],
+        ["diagnose", " "],
+        ["report", ""],
+        ["store", "ls", "--store", ""],
+        ["store", "gc", "--store="],
+        ["--json", "", "config", "schema"],
+        ["verdict", ""],
+    ],
+)
+def test_an_empty_path_is_not_taken_for_the_directory_one_is_in(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a script's variable leaves it that was never set."""
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    assert "an empty path; was a shell variable not set?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["diagnose"], ["report"], ["report", "--format", "md"], ["reproduce", "-o", "x"]]
+)
+def test_results_that_are_not_there_are_said_to_be_missing(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, str(tmp_path / "typo")]) == 2
+    assert f"{tmp_path / 'typo'} does not exist; give the directory" in capsys.readouterr().err
+    file = tmp_path / "diagnosis.json"
+    file.write_text("{}")
+    assert main([*words, str(file)]) == 2
+    assert f"is a file; give the directory of the results, {tmp_path}\n" in capsys.readouterr().err
+
+
+def test_rollouts_of_a_directory_are_told_plainly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rollouts", "show", str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        f"rlprobe: error: rollouts {tmp_path}: a directory; give a step{{N}}.h5 in it\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["diagnose", "verdict"])
+def test_help_speaks_of_comparisons_made_by_hand(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert "`rlprobe compare -o`" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(0, "0 records"), (1, "1 record"), (2, "2 records"), (2000, "2,000 records")],
+)
+def test_one_of_a_thing_is_not_several(count: int, said: str) -> None:
+    assert terminal.counted(count, "record") == said

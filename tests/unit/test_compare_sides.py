@@ -79,15 +79,34 @@ def test_a_directory_of_another_name_is_unnamed(tmp_path: Path) -> None:
 def test_runs_are_found_by_directory_and_by_key(tmp_path: Path) -> None:
     key = "0123abcd" * 8
     stored(tmp_path / "runs" / key, "actor_update", ranks=2)
-    for name in (str(tmp_path / "runs" / key), key, key[:10]):
+    for name in (str(tmp_path / "runs" / key), key, key[:10], key[:7], key[:4]):
         side = sides.resolve(name, tmp_path)
         assert list(side.stages["actor_update"].processes) == [Process(0, 0), Process(0, 1)]
 
 
-@pytest.mark.parametrize("name", ["nowhere", "0123456789ab"])
-def test_what_is_not_there_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match=name):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nowhere", "no run's key: 4 or more of the digits"),
+        ("012", "no run's key: 4 or more of the digits"),
+        ("0123456789ab", "no run 0123456789ab in .*; it has 4567"),
+        ("4567", "begins 2 run keys in .*: 4567aaaa"),
+    ],
+)
+def test_what_is_not_there_is_named_and_keys_are_spoken_of(
+    tmp_path: Path, name: str, said: str
+) -> None:
+    for middle in "ab":
+        stored(tmp_path / "runs" / ("4567" + middle * 60), "actor_update", ranks=1)
+    with pytest.raises(UsageError, match=f"{name}: no such file or directory.*{said}"):
         sides.resolve(name, tmp_path)
+
+
+def test_a_key_without_a_store_says_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a run's key needs --store"):
+        sides.resolve("62d8")
+    with pytest.raises(UsageError, match="there is no store"):
+        sides.resolve("62d8", tmp_path / "nowhere")
 
 
 def test_a_directory_without_dumps_says_what_was_looked_for(tmp_path: Path) -> None:

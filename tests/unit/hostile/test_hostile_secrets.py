@@ -119,6 +119,20 @@ def test_a_secret_in_an_alignment_is_refused(
     assert SECRETS["github"] not in said
 
 
+def test_all_secrets_of_an_alignment_are_named_at_once(tmp_path: Path, told: Told) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        "name: a\nframework: verl\nframework_version: '0.9.1'\n"
+        "model: {path: 'builtin:tiny-qwen2'}\ndata: {train_files: ['builtin:arithmetic']}\n"
+        "overrides: ['a.api_key=zq9zq9zq9', 'b.c=1', 'd.password=zq9zq9zq8']\n"
+        f"benchmark:\n  precision: fp32\n  overrides: ['a.note={SECRETS['github']}']\n"
+        "target:\n  precision: fp32\n"
+    )
+    said = told("config", "check", path, code=(2,))
+    assert "overrides[0], overrides[2], benchmark.overrides[0]: look like secrets" in said
+    assert "zq9" not in said and SECRETS["github"] not in said
+
+
 def test_a_reference_to_the_environment_is_accepted(aligned: Aligned) -> None:
     text = Path("a.yaml").read_text()
     assert "overrides:" in text

@@ -11,7 +11,7 @@ import pytest
 
 from rlprobe.cli import main
 from rlprobe.errors import StoreError
-from rlprobe.store import packing, read
+from rlprobe.store import gc, packing, read
 from rlprobe.store.alignments import record_alignment
 from rlprobe.store.objects import Objects, Stored
 from rlprobe.store.read import Run
@@ -279,7 +279,7 @@ def test_ls_show_and_verify_say_what_there_is(committed, store, capsys, tmp_path
 def test_verify_exits_1_on_damage(committed, store, capsys):
     damage(Objects(store).path(committed().manifest.files[0].sha256))
     assert rlprobe("store", "verify", "--store", store) == 1
-    assert "1 problems" in capsys.readouterr().out
+    assert ": 1 problem\n" in capsys.readouterr().out
 
 
 def test_two_sites_hand_over_a_run(committed, store, tmp_path, capsys):
@@ -304,10 +304,11 @@ def test_two_sites_hand_over_a_run(committed, store, tmp_path, capsys):
         (["store", "import", "nowhere"], 1, "does not exist"),
         (["store", "gc", "--forget", "x", "--dry-run"], 2, "makes no sense"),
         (["store", "gc", "--forget", "x"], 1, "records no alignment 'x'"),
-        (["store", "verify"], 1, "there is no store to verify"),
+        (["store", "rm", "abcd"], 1, "no run abcd"),
     ],
 )
 def test_mistakes_get_one_clear_line(store, capsys, words, code, message):
+    (store / "runs").mkdir(parents=True)
     assert rlprobe(*words, "--store", store) == code
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
@@ -316,3 +317,31 @@ def test_mistakes_get_one_clear_line(store, capsys, words, code, message):
 def test_looking_for_an_object_by_what_is_no_digest_is_refused(store):
     with pytest.raises(StoreError, match="not a sha256 digest"):
         Objects(store).has(Stored("../../etc/passwd", 3))
+
+
+ON_A_STORE = ("ls", "show abcd", "verify", "verify --repair", "gc", "gc --dry-run", "gc --forget x",
+    "rm abcd", "export abcd -o OUT", "tree abcd OUT")  # fmt: skip
+
+
+@pytest.mark.parametrize("words", ON_A_STORE)
+@pytest.mark.parametrize("what", ["nothing", "file", "directory"])
+def test_what_is_no_store_is_said_to_be_none_and_stays_as_it_is(tmp_path, capsys, words, what):
+    place = tmp_path / "place"
+    if what == "file":
+        place.write_text("mine")
+    elif what == "directory":
+        (place / "photos").mkdir(parents=True)
+    given = [str(tmp_path / "out") if word == "OUT" else word for word in words.split()]
+    assert rlprobe("store", *given, "--store", place) == 1
+    said = {"nothing": "does not exist", "file": "is a file", "directory": "holds no store"}[what]
+    error = capsys.readouterr().err
+    assert f"{place} {said}" in error and error.count("\n") == 1
+    left = {"nothing": [], "file": ["place"], "directory": ["photos", "place"]}[what]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == left
+
+
+def test_deleting_from_python_makes_no_store_either(tmp_path):
+    for delete in (lambda: gc.collect(tmp_path / "no"), lambda: gc.remove(tmp_path / "no", "abcd")):
+        with pytest.raises(StoreError, match="there is no store"):
+            delete()
+    assert list(tmp_path.iterdir()) == []
