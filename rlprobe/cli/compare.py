@@ -191,7 +191,7 @@ def _two_sides(args: argparse.Namespace, options: Options) -> _Told:
             summaries = compare(benchmark, target, args.out, options)
         except NotComparableError as error:
             return error, []
-        outdir.say(args.out, benchmark.path, target.path, options.coverage)
+        outdir.say(args.out, benchmark.path, target.path, options.coverage, options.map_steps)
         if args.table or args.stacks:
             plan = planner.plan(benchmark, target, options.stages, options.map_steps)
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -47,9 +47,16 @@ def alone(out: Path, stages: Iterable[str], chosen: bool) -> Iterator[None]:
         yield
 
 
-def say(out: Path, benchmark: Path, target: Path, coverage: float) -> None:
+def say(
+    out: Path,
+    benchmark: Path,
+    target: Path,
+    coverage: float,
+    map_steps: Mapping[int, int],
+) -> None:
     """Note what was compared with what, for the diagnosis and the page."""
-    sides = results.Sides(str(benchmark.resolve()), str(target.resolve()), coverage)
+    paths = str(benchmark.resolve()), str(target.resolve())
+    sides = results.Sides(*paths, coverage, dict(map_steps))
     files.replace_bytes(out / results.SIDES, msgspec.json.encode(sides) + b"\n", durable=False)
 
 

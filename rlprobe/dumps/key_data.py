@@ -156,6 +156,15 @@ class KeyData:
     def _names(self) -> list[str]:
         return singlesave.names(self.data)
 
+    def keys_of(self, step: int) -> list[str]:
+        """Names of what was recorded of samples at a step."""
+        places = {key: (self.data / key, self.data / key.split(".", 1)[0]) for key in self.keys()}
+        return [
+            key
+            for key, own in places.items()
+            if any((place / f"step{step}").is_dir() for place in own)
+        ]
+
     def steps(self) -> list[int]:
         """Steps of which anything was recorded."""
         places = {self.data / key.split(".", 1)[0] for key in self.keys()}

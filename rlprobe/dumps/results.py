@@ -50,6 +50,8 @@ class Sides(msgspec.Struct, frozen=True):
     benchmark: str
     target: str
     coverage: float = 0.9
+    #: The target's step for steps of the benchmark, as it was asked for.
+    map_steps: dict[int, int] = {}
     format: int = 1
 
 

@@ -71,6 +71,8 @@ class Step:
     findings: dict[str, Finding] = field(default_factory=dict)
     #: Key data of every name on both sides.
     key_data: dict[str, Difference] = field(default_factory=dict)
+    #: Key data of dumps that could not be compared, and why (:data:`reasons.UNJUDGED`).
+    absent: dict[str, str] = field(default_factory=dict)
 
 
 def first_of(step: Step) -> Finding | None:

@@ -90,7 +90,7 @@ def compare_dumps(
         written = chosen or [name for side in both for name in side.stages]
         stack.enter_context(outdir.alone(directory, written, bool(chosen)))
         summaries = compare(both[0], both[1], directory, options)
-        outdir.say(directory, both[0].path, both[1].path, coverage)
+        outdir.say(directory, both[0].path, both[1].path, coverage, options.map_steps)
         lack = insufficient(summaries, options)
         names = [summary.stage for summary in summaries]
         results = Results.of_comparison(directory, names)

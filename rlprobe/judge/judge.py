@@ -6,7 +6,8 @@ import dataclasses
 
 import polars as pl
 
-from rlprobe.judge import execution, keydata, layers, origin, roundings, stage
+from rlprobe.errors import DumpError
+from rlprobe.judge import execution, keydata, layers, origin, roundings, sources, stage
 from rlprobe.judge.analysis import OUTCOME, Finding, Step
 from rlprobe.judge.excuses import padding_only
 from rlprobe.judge.inputs import Results
@@ -31,6 +32,8 @@ def judge(results: Results, step: int) -> Step:
         if (one := stage.load(results, name, step, factors)) is not None
     ]
     found.key_data = key_data(results, step, {one.name: one.before_update for one in loaded})
+    if results.of_dumps:
+        found.absent = sources.absent(results, step)
     runs = [results.run(role) for role in (BENCHMARK, TARGET)]
     padded = all(run is not None and keydata.pads(run, step) for run in runs)
     findings = [_finding(one, found.key_data, padded) for one in loaded]
@@ -53,13 +56,18 @@ def key_data(
     Raises:
         DumpError: key data are damaged.
     """
-    benchmark, target = results.run(BENCHMARK), results.run(TARGET)
+    benchmark, target = sources.both(results, step)
     if benchmark is None or target is None:
         return {}
-    shared = sorted(set(keydata.names(benchmark)) & set(keydata.names(target)))
+    shared = sorted(set(benchmark.data.keys()) & set(target.data.keys()))
     found = {}
     for name in shared:
-        left, right = (keydata.load(run, name, step) for run in (benchmark, target))
+        try:
+            left, right = benchmark.rows(name), target.rows(name)
+        except DumpError:
+            if results.of_dumps:  # compared with a note; among what is absent
+                continue
+            raise
         before = before_update.get(keydata.OUTCOMES.get(name, ""))
         if before is not None:
             left, right = ([r for r in rows if r.micro_step < before] for rows in (left, right))

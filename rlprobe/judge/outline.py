@@ -57,6 +57,7 @@ def lines(
     """
     parted = analysis.first_of(step)
     yield from _first(step, parted, stacks)
+    yield from _key_data(step)
     yield from _worst(step, stacks)
     yield from _counts(summaries)
     yield from _not_compared(step, summaries)
@@ -98,6 +99,31 @@ def _first(
     if origin.reason:
         yield f"  {origin.reason}"
     yield from _stack(row, stacks)
+
+
+def _key_data(step: Step) -> Iterator[str]:
+    """Key data that part, of whatever stage, and rows that found no partner."""
+    said = []
+    for stage, finding in sorted(step.findings.items(), key=lambda item: stages.order(item[0])):
+        for outcome in finding.produced:
+            if outcome.excess > 1:
+                far = (
+                    f"not finite at {outcome.lopsided:,} of {outcome.count:,} values on the "
+                    f"{outcome.side} only"
+                    if outcome.lopsided
+                    else f"error {outcome.error:.3g}, round-off allows {outcome.floor:.2g}"
+                )
+                said.append(f"{stage}: {outcome.name}: {far}")
+    for name, found in sorted(step.key_data.items()):
+        if found.benchmark_only or found.target_only:
+            said.append(
+                f"{name}: {found.joined} rows joined by sample, {found.benchmark_only} on the "
+                f"benchmark only, {found.target_only} on the target only"
+            )
+    if said:
+        yield ""
+        yield "Key data that part:"
+        yield from (f"  {line}" for line in said)
 
 
 def _names(row: Mapping[str, Any]) -> str:

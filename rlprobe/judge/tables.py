@@ -29,7 +29,7 @@ from rlprobe import formats, stages
 from rlprobe.dumps.results import Table, vouched
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
-from rlprobe.judge import compared, keydata, reasons
+from rlprobe.judge import compared, keydata, reasons, sources
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.judge import key_data
@@ -166,6 +166,11 @@ def _key_data_table(
         if late and keydata.OUTCOMES.get(name) == stage:  # what came after the first update
             rows.append({"step": step.number, "name": name, "judged": False,
                          "unjudged_because": reasons.AFTER_UPDATE})  # fmt: skip
+    rows += [
+        {"step": step.number, "name": name, "judged": False, "unjudged_because": because}
+        for name, because in sorted(step.absent.items())
+        if keydata.stage_of(name) == stage and name not in step.key_data
+    ]
     for number, names in later.items():
         for name in names:
             if keydata.stage_of(name) == stage:
@@ -178,6 +183,11 @@ def _key_data_table(
 def _other_steps_key_data(results: Results, step: int) -> dict[int, list[str]]:
     """Names of key data at the steps that are not judged."""
     found: dict[int, set[str]] = {}
+    for source in sources.both(results, step) if results.of_dumps else ():
+        for own in () if source is None else source.data.steps():
+            if source is not None and own != source.step:
+                number = own - source.step + step  # as the benchmark counts
+                found.setdefault(number, set()).update(source.data.keys_of(own))
     for run in (results.run(BENCHMARK), results.run(TARGET)):
         for number in () if run is None else run.manifest.steps:
             if number != step and run is not None:

@@ -16,26 +16,48 @@ _EXACT = 1e-6
 def check(evidence: Evidence) -> tuple[list[GateItem], Shut | None]:
     """Items ``rewards``, ``advantages`` and ``batch inputs``."""
     found = evidence.step.key_data
-    rewards, closed = _rewards(evidence, found.get(keydata.REWARDS))
+    difference = found.get(keydata.REWARDS)
+    if difference is not None:
+        recomputed = bool(evidence.target.manifest.declared.get("recompute_rewards"))
+        rewards, closed = _rewards(
+            difference, "rewards (recomputed by the target)" if recomputed else "rewards (replayed)"
+        )
+    else:
+        rewards, closed = _unseen(evidence), None
     inputs = _inputs(found)
     items = [rewards, _advantages(found)]
     return ([*items, inputs] if inputs is not None else items), closed
 
 
-def _rewards(evidence: Evidence, difference: Difference | None) -> tuple[GateItem, Shut | None]:
+def of_dumps(found: dict[str, Difference]) -> tuple[list[GateItem], Shut | None]:
+    """The same items, those of which two dumps hold key data."""
+    items, closed = [], None
+    if keydata.REWARDS in found:
+        rewards, closed = _rewards(found[keydata.REWARDS], "rewards")
+        items.append(rewards)
+    if keydata.ADVANTAGES in found:
+        items.append(_advantages(found))
+    inputs = _inputs(found)
+    return ([*items, inputs] if inputs is not None else items), closed
+
+
+def _unseen(evidence: Evidence) -> GateItem:
+    """Of rewards that are not among the key data."""
     recomputed = bool(evidence.target.manifest.declared.get("recompute_rewards"))
-    how = "recomputed by the target" if recomputed else "replayed"
-    if difference is None:
-        if not recomputed and evidence.benchmark.key in evidence.target.manifest.parents:
-            return opened(
-                REWARDS,
-                "rewards are replayed from the benchmark's rollouts; no key data shows them",
-            ), None
-        return caveat(
+    if not recomputed and evidence.benchmark.key in evidence.target.manifest.parents:
+        return opened(
             REWARDS,
-            "rewards are not among the key data of both sides",
-            "capture key data (capture.key_data) to compare rewards sample by sample",
-        ), None
+            "rewards are replayed from the benchmark's rollouts; no key data shows them",
+        )
+    return caveat(
+        REWARDS,
+        "rewards are not among the key data of both sides",
+        "capture key data (capture.key_data) to compare rewards sample by sample",
+    )
+
+
+def _rewards(difference: Difference, what: str) -> tuple[GateItem, Shut | None]:
+    """Of rewards on both sides, called ``what``."""
     lost = difference.benchmark_only + difference.target_only
     if not difference.joined:
         return caveat(
@@ -46,10 +68,9 @@ def _rewards(evidence: Evidence, difference: Difference | None) -> tuple[GateIte
     alone = max(difference.lopsided)
     if alone or (difference.error is not None and difference.error > _EXACT):
         said = (
-            f"rewards ({how}) are not finite at {alone:,} of {difference.count:,} values on one "
-            "side only"
+            f"{what} are not finite at {alone:,} of {difference.count:,} values on one side only"
             if alone
-            else f"rewards ({how}) differ by {difference.error:.3g} (relative L2), at most "
+            else f"{what} differ by {difference.error:.3g} (relative L2), at most "
             f"{difference.max_abs:.3g}, over {difference.joined} samples"
         )
         closed = Shut(
@@ -62,7 +83,7 @@ def _rewards(evidence: Evidence, difference: Difference | None) -> tuple[GateIte
             "find out why the reward of this sample differs, or replay rewards "
             "(recompute_rewards: false)",
         ), closed
-    return opened(REWARDS, f"{how}; the same for {difference.joined} samples"), None
+    return opened(REWARDS, f"{what}: the same for {difference.joined} samples"), None
 
 
 def _advantages(found: dict[str, Difference]) -> GateItem:

@@ -7,9 +7,20 @@ import polars as pl
 from rlprobe import stages
 from rlprobe.compare import measures
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate import batch, extent, judged, samples, settings, unused, weights
+from rlprobe.diagnose.gate import (
+    batch,
+    extent,
+    judged,
+    recorded,
+    samples,
+    settings,
+    unused,
+    weights,
+)
 from rlprobe.diagnose.gate.check import Gate
 from rlprobe.diagnose.gate.evidence import Shut, caveat, listed, opened, shut
+from rlprobe.errors import DumpError
+from rlprobe.judge import sources
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.extent import Extents
 from rlprobe.judge.inputs import Results
@@ -39,10 +50,13 @@ def check(results: Results, step: Step, extents: Extents) -> Gate:
         DumpError: a table is damaged.
     """
     first = _first_stage(step)
-    tokens, other_tokens = _tokens(first)
+    tokens, other_tokens = _samples(results, step) or _tokens(first)
+    given, other_rewards = batch.of_dumps(step.key_data)
+    known = {item.item for item in given}
     weight, other_weights = _weights(first)
     held = judged.item(results, step, extents)
     hidden = unused.check(step)
+    unlike = recorded.of_dumps(step)
     return Gate(
         [
             tokens,
@@ -50,11 +64,17 @@ def check(results: Results, step: Step, extents: Extents) -> Gate:
             _stages(results, step),
             extent.coverage_item(results, step),
             _capture(step),
-            *(caveat(item, UNKNOWN, action) for item, action in _OF_RUNS.items()),
+            *given,
+            *(
+                caveat(item, UNKNOWN, action)
+                for item, action in _OF_RUNS.items()
+                if item not in known
+            ),
             *([held] if held is not None else []),
             *([hidden] if hidden is not None else []),
+            *([unlike] if unlike is not None else []),
         ],
-        other_tokens or other_weights,
+        other_tokens or other_weights or other_rewards,
     )
 
 
@@ -62,6 +82,30 @@ def _first_stage(step: Step) -> Finding | None:
     """The first stage: whatever updates weights comes after it, or within it."""
     names = sorted(step.findings, key=stages.order)
     return step.findings[names[0]] if names else None
+
+
+def _samples(results: Results, step: Step) -> tuple[GateItem, Shut | None] | None:
+    """Prompts and responses among the key data; None where nothing parts there."""
+    try:
+        left, right = sources.samples(results, step.number)
+    except DumpError as error:
+        return caveat(samples.TOKENS, f"prompts and responses cannot be read: {error}",
+                      "save them again"), None  # fmt: skip
+    if not left or not right:
+        return None
+    lone, other = left - right, right - left
+    if not lone or not other:  # a side may hold more of the same; its rows are counted apart
+        return None
+    evidence = (
+        f"{lone.total()} of the benchmark's {left.total()} samples are not among the target's "
+        f"{right.total()}: other prompts or responses, token by token"
+    )
+    worst = sorted(other)[0]
+    closed = Shut("label_or_mask_shift", "token ids", stages.LOG_PROB, 0, None, worst, {}, {},
+                  [evidence, f"among them sample {worst} of the target"])  # fmt: skip
+    return shut(
+        samples.TOKENS, evidence, "give both sides the same rollouts; then dump them again"
+    ), closed
 
 
 def _tokens(finding: Finding | None) -> tuple[GateItem, Shut | None]:

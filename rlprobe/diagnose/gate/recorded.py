@@ -14,8 +14,10 @@ import polars as pl
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, listed
 from rlprobe.judge import keydata
+from rlprobe.judge.analysis import Step
 from rlprobe.judge.excuse import LOPSIDED
 from rlprobe.judge.noise import SKETCH_RESOLUTION
+from rlprobe.judge.reasons import NO_PARTNER, UNREADABLE
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.store.read import Run
 
@@ -151,17 +153,48 @@ def _weights(evidence: Evidence) -> list[str]:
 
 def _unpaired(evidence: Evidence) -> list[str]:
     """Key data of which one side has rows that the other has not."""
-    found = [
-        f"{name}: {difference.benchmark_only} rows on the benchmark only, "
-        f"{difference.target_only} on the target only"
-        for name, difference in sorted(evidence.step.key_data.items())
-        if difference.benchmark_only or difference.target_only
-    ]
+    found = _lone_rows(evidence.step)
     sides = [set(keydata.names(run)) for run in (evidence.benchmark, evidence.target)]
     lone = sorted(sides[0] ^ sides[1])
     if lone and all(sides):
         found.append(f"key data on one side only: {listed(lone, 6)}")
     return found
+
+
+def of_dumps(step: Step) -> GateItem | None:
+    """The same item, of the key data of two dumps."""
+    said = _lone_rows(step)
+    of_none = {
+        name: difference
+        for name, difference in sorted(step.key_data.items())
+        if keydata.stage_of(name) not in step.findings
+    }
+    said += [
+        f"{name} of {keydata.stage_of(name)}, of which no record was compared, was not judged and "
+        f"differs by {difference.error:.3g} (relative L2)"
+        for name, difference in of_none.items()
+        if difference.error
+    ]
+    for because, words in (
+        (NO_PARTNER, "key data on one side only"),
+        (UNREADABLE, "key data that can no longer be read, or never could"),
+    ):
+        names = sorted(name for name, why in step.absent.items() if why == because)
+        said += [f"{words}: {listed(names, 6)}"] if names else []
+    if not said:
+        return None
+    return caveat(
+        ITEM, "; ".join(said), "save the same key data of the same samples and stages on both sides"
+    )
+
+
+def _lone_rows(step: Step) -> list[str]:
+    return [
+        f"{name}: {difference.benchmark_only} rows on the benchmark only, "
+        f"{difference.target_only} on the target only"
+        for name, difference in sorted(step.key_data.items())
+        if difference.benchmark_only or difference.target_only
+    ]
 
 
 def _gradient_norms(evidence: Evidence) -> list[str]:

@@ -1,0 +1,202 @@
+"""Is key data of two dumps judged as that of two runs is, or said to be unjudged?"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from rlprobe import stages
+from rlprobe.cli import main
+from rlprobe.judge import reasons
+from tests.msprobe import dumps
+from tests.unit.diagnose.test_diagnose_dumps import model, states
+
+STAGE = stages.LOG_PROB
+PROMPTS, RESPONSES = [[1, 2], [3, 4]], [[10, 11, 12], [13, 14, 15]]
+Values = Sequence[Sequence[float]]
+LOG_PROBS = [[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]]
+
+
+def save(side: Path, key: str, rows: Any, step: int = 0) -> None:
+    directory = side / "data" / key / f"step{step}" / "rank0" / "micro_step0"
+    directory.mkdir(parents=True)
+    np.save(directory / f"{key}.npy", np.asarray(rows))
+    (directory / f"{key}.json").write_text(json.dumps({"data": {}}))
+
+
+def side(
+    path: Path,
+    others: dict[str, Any],
+    step: int = 0,
+    stage: str = STAGE,
+    responses: Any = None,
+) -> Path:
+    dumps.write(path / stage / f"step{step}/rank0", model())
+    save(path, "prompts", PROMPTS, step)
+    save(path, "responses", RESPONSES if responses is None else responses, step)
+    for key, rows in others.items():
+        save(path, key, np.asarray(rows, np.float32), step)
+    return path
+
+
+def changed(place: tuple[int, int], value: float) -> Values:
+    rows = np.array(LOG_PROBS)
+    rows[place] = value
+    found: Values = rows.tolist()
+    return found
+
+
+def compare(tmp: Path, *options: str) -> int:
+    out = str(tmp / "out")
+    return main(["compare", str(tmp / "b"), str(tmp / "t"), "-o", out, *options])
+
+
+def diagnose(tmp: Path) -> Any:
+    assert main(["diagnose", str(tmp / "out")]) in (0, 4)
+    return json.loads((tmp / "out/diagnosis.json").read_text())
+
+
+def judged(tmp: Path, name: str, stage: str = STAGE) -> dict[str, Any]:
+    table = pl.read_parquet(tmp / f"out/judged/{stage}.parquet")
+    return table.row(by_predicate=(pl.col("name") == name) & (pl.col("step") == 0), named=True)
+
+
+@pytest.mark.parametrize("key", ["old_log_probs", "entropys"])
+@pytest.mark.parametrize(
+    ("value", "said", "cause"),
+    [
+        (-4.5, "error 0.0524", None),
+        (np.nan, "not finite at 1 of 6 values on the target only", "nonfinite"),
+        (np.inf, "not finite at 1 of 6 values on the target only", "nonfinite"),
+    ],
+)
+def test_a_result_that_parts_is_the_verdict(
+    tmp_path: Path,
+    key: str,
+    value: float,
+    said: str,
+    cause: str | None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    side(tmp_path / "b", {key: LOG_PROBS})
+    side(tmp_path / "t", {key: changed((1, 0), value)})
+    assert compare(tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert f"First to part: {key}" in printed and said in printed
+    assert "Nothing parts" not in printed
+    found = diagnose(tmp_path)
+    assert found["verdict"] == "diverged", found["sentence"]
+    assert (found["first"]["stage"], found["first"]["operator"]) == (STAGE, key)
+    assert cause is None or found["cause"]["class"] == cause
+    assert main(["verdict", str(tmp_path / "out")]) == 3
+    assert judged(tmp_path, key)["beyond"]
+    assert reasons.GIVEN in found["extent"][STAGE]["0"]["unjudged"]  # prompts and responses
+    assert main(["report", str(tmp_path / "out")]) == 0
+    page = (tmp_path / "out/report.html").read_text()
+    assert key in page[page.index("<body") :]
+
+
+def test_equal_key_data_is_judged_and_agrees(tmp_path: Path) -> None:
+    for name in "bt":
+        side(tmp_path / name, {"old_log_probs": LOG_PROBS})
+    assert compare(tmp_path, "-q") == 0
+    assert diagnose(tmp_path)["verdict"] == "aligned"
+    row = judged(tmp_path, "old_log_probs")
+    assert row["judged"] and not row["beyond"] and row["count"] == 6
+
+
+def test_other_token_ids_shut_the_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    side(tmp_path / "b", {"old_log_probs": LOG_PROBS})
+    side(tmp_path / "t", {"old_log_probs": LOG_PROBS}, responses=[RESPONSES[0], [13, 99, 15]])
+    assert compare(tmp_path) == 0
+    assert "old_log_probs: 1 rows joined by sample, 1 on the benchmark only" in (
+        capsys.readouterr().out
+    )
+    found = diagnose(tmp_path)
+    assert found["verdict"] == "not_comparable"
+    assert states(found)["tokens"] == "shut" and "1 of the benchmark's 2 samples" in str(found)
+    assert main(["verdict", str(tmp_path / "out")]) == 4
+
+
+def test_more_samples_on_one_side_are_said_and_shut_nothing(tmp_path: Path) -> None:
+    side(tmp_path / "b", {"old_log_probs": LOG_PROBS})
+    dumps.write(tmp_path / f"t/{STAGE}/step0/rank0", model())
+    for key, rows in (
+        ("prompts", PROMPTS[:1]),
+        ("responses", RESPONSES[:1]),
+        ("old_log_probs", np.asarray(LOG_PROBS[:1], np.float32)),
+    ):
+        save(tmp_path / "t", key, rows)
+    assert compare(tmp_path, "-q") == 0
+    found = diagnose(tmp_path)
+    item = next(i for i in found["gate"] if i["item"] == "recorded alike")
+    assert "old_log_probs: 1 rows on the benchmark only" in item["evidence"]
+    assert found["verdict"] == "aligned"
+
+
+@pytest.mark.parametrize(
+    ("key", "state"), [("token_level_rewards", "shut"), ("advantages", "caveat")]
+)
+def test_what_a_stage_is_given_is_seen_by_the_gate(tmp_path: Path, key: str, state: str) -> None:
+    update = stages.ACTOR_UPDATE
+    for name, rows in (("b", LOG_PROBS), ("t", changed((0, 1), -2.5))):
+        side(tmp_path / name, {"loss_mask": np.ones((2, 3)), key: rows}, stage=update)
+    assert compare(tmp_path, "-q") == 0
+    found = diagnose(tmp_path)
+    item = {"token_level_rewards": "rewards"}.get(key, key)
+    assert states(found)[item] == state, found["gate"]
+    assert "differ by" in next(i for i in found["gate"] if i["item"] == item)["evidence"]
+    assert judged(tmp_path, key, update)["unjudged_because"] == reasons.GIVEN
+
+
+def broken(tmp: Path) -> None:
+    next((tmp / "t/data/old_log_probs").rglob("*.npy")).write_bytes(b"no array")
+
+
+def gone(tmp: Path) -> None:
+    shutil.rmtree(tmp / "t")
+
+
+def alone(tmp: Path) -> None:
+    shutil.rmtree(tmp / "t/data/old_log_probs")
+
+
+@pytest.mark.parametrize(
+    ("harm", "because"),
+    [(broken, reasons.UNREADABLE), (gone, reasons.UNREADABLE), (alone, reasons.NO_PARTNER)],
+)
+def test_what_cannot_be_read_is_unjudged(
+    tmp_path: Path, harm: Callable[[Path], None], because: str
+) -> None:
+    for name in "bt":
+        side(tmp_path / name, {"old_log_probs": LOG_PROBS})
+    assert compare(tmp_path, "-q") == 0
+    harm(tmp_path)
+    found = diagnose(tmp_path)
+    assert judged(tmp_path, "old_log_probs")["unjudged_because"] == because
+    item = next(i for i in found["gate"] if i["item"] == "recorded alike")
+    assert "old_log_probs" in item["evidence"]
+
+
+def test_later_steps_are_listed(tmp_path: Path) -> None:
+    for name in "bt":
+        for step in (0, 1):
+            side(tmp_path / name, {"old_log_probs": LOG_PROBS}, step=step)
+    assert compare(tmp_path, "-q") == 0
+    later = diagnose(tmp_path)["extent"][STAGE]["1"]["unjudged"]
+    assert later[reasons.LATER_STEP] == 14 + 3  # records, and key data
+
+
+def test_the_step_that_was_asked_for_is_the_one_that_is_judged(tmp_path: Path) -> None:
+    side(tmp_path / "b", {"old_log_probs": LOG_PROBS})
+    side(tmp_path / "t", {"old_log_probs": changed((1, 2), -6.5)}, step=3)
+    assert compare(tmp_path, "-q", "--map-step", "0:3") == 0
+    found = diagnose(tmp_path)
+    assert found["verdict"] == "diverged" and found["first"]["operator"] == "old_log_probs"
