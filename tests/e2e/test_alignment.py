@@ -13,6 +13,7 @@ import polars as pl
 import pytest
 
 from rlprobe import stages
+from rlprobe.store.read import Run
 from tests.e2e.conftest import ROOT, Aligned, command
 from tests.e2e.expected import VENDORS
 
@@ -120,8 +121,8 @@ def test_weights_are_digested_once_for_every_model(aligned: Aligned) -> None:
 
 
 def test_metrics_of_every_step_are_kept(aligned: Aligned) -> None:
-    lines = (aligned.run("target") / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line) for line in lines]
+    run = aligned.run("target")
+    steps = Run.open(run.parent.parent, run.name).metrics()
     assert [(s["step"], s["trainer_step"]) for s in steps] == [(0, 1), (1, 2)]
     assert math.isfinite(steps[0]["metrics"]["actor/pg_loss"])
 

@@ -21,6 +21,7 @@ from rlprobe.runs.plan import plan
 from rlprobe.selftest.forkservers import ForkServers
 from rlprobe.spec import RunSpec
 from rlprobe.stages import GENERATE, TRAINING_STAGES
+from rlprobe.store.read import Run
 from tests.e2e.conftest import Aligned
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -119,14 +120,13 @@ def _proof(run: Path) -> list[dict[str, Any]]:
 
 
 def _metrics(run: Path) -> list[dict[str, float]]:
-    lines = (run / "metrics.jsonl").read_text().splitlines()
     return [
         {
             name: value
-            for name, value in json.loads(line)["metrics"].items()
+            for name, value in line["metrics"].items()
             if not name.startswith(_MACHINE) and "/perf/" not in name and "mfu" not in name
         }
-        for line in lines
+        for line in Run.open(run.parent.parent, run.name).metrics()
     ]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
+import os
 import runpy
 import subprocess
 import sys
@@ -209,3 +211,20 @@ def test_error_of_what_is_not_finite() -> None:
     assert error(one, torch.tensor([1.0, 2.0])) == float("inf")
     assert error(one, one) == 0.0
     assert error(nn.Parameter(torch.ones(3)).detach(), torch.ones(2)) == float("inf")
+
+
+def test_a_full_disk_leaves_no_half_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = results(tmp_path, larger)
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *args[:1])
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "replace", full)
+        broken.setattr(os, "rename", full)
+        assert main(["reproduce", str(directory), "-o", str(tmp_path / "out")]) == 1
+    said = capsys.readouterr().err
+    assert "No space left on device" in said and "Traceback" not in said
+    assert not (tmp_path / "out" / "about.json").exists()

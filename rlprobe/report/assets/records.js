@@ -122,6 +122,7 @@ function makeTable() {
     $(".tabulator-table", holder).setAttribute("role", "presentation");
     refresh();
     fromHash();
+    root.dataset.ready = "true";
   });
   return grid;
 }

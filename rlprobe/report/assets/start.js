@@ -62,7 +62,7 @@ async function start() {
     clearTimeout(waiting);
     waiting = setTimeout(() => { drawChart(); drawCurves(); }, 150);
   });
-  root.dataset.ready = "true";
+  if (!records.count) root.dataset.ready = "true";
 }
 
 start();
