@@ -15,6 +15,8 @@ from rlprobe.compare.tensors.figures import Distance
 from rlprobe.dumps.tensors.source import TensorSource
 from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError
 
+#: Reasons that are not of statistics or checksums alone, and stand beside elements.
+_STANDS = ("layout", measures.CHECKSUMS_CONTRADICT)
 #: Columns added or overwritten for the rows measured.
 RESULT: dict[str, Any] = {
     "row": pl.UInt32,
@@ -75,6 +77,8 @@ def applied(
     names = [name for name in figures.columns if not name.startswith("t_") and name != "row"]
     read = pl.col("t_status").is_not_null()
     unmeasured = pl.col("t_status").is_in([measures.UNREADABLE, measures.SHAPE, measures.DTYPE])
+    # why statistics or checksums saw nothing says nothing of elements
+    stands = pl.when(pl.col("reason").is_in(_STANDS)).then("reason")
     # of another type or not, what is not finite is said first, as it is of statistics
     nonfinite = (pl.col("status") == measures.DTYPE) & (pl.col("t_status") == measures.NONFINITE)
     kept_status = pl.col("status").is_in(kept) & ~nonfinite.fill_null(False)
@@ -84,7 +88,7 @@ def applied(
         .join(figures, on="row", how="left", maintain_order="left")
         .with_columns(
             status=pl.when(unmeasured | (read & ~kept_status)).then("t_status").otherwise("status"),
-            reason=pl.when(read).then(pl.coalesce("t_reason", "reason")).otherwise("reason"),
+            reason=pl.when(read).then(pl.coalesce("t_reason", stands)).otherwise("reason"),
             error=pl.when(read).then("t_error").otherwise("error"),
             error_kind=pl.when(unmeasured)
             .then(None)

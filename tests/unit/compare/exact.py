@@ -218,7 +218,11 @@ def _relative(
                 for p, q in zip(xs, ys, strict=True):
                     x, y = kind(as_float(Fraction(p))), kind(as_float(Fraction(q)))
                     e = eps if x == 0 else kind(0)
-                    ratios.append(abs(((y + e) - (x + e)) / (x + e)))
+                    ratio = abs(((y + e) - (x + e)) / (x + e))
+                    share = abs((Fraction(q) - Fraction(p)) / Fraction(p)) if Fraction(p) else None
+                    if not narrow and np.isinf(ratio) and share is not None and share < LARGEST:
+                        ratio = kind(as_float(share))  # the difference overflowed, its share not
+                    ratios.append(ratio)
             else:
                 ratios = [kind(0)] * len(xs)
             for ratio in ratios:

@@ -491,3 +491,25 @@ def test_a_complex_benchmark_of_zeros_differs_by_all_of_the_target(tmp_path: Pat
         for top in (0.0, 2.0)
     ]
     assert compared_data(tmp_path, *data).row("Torch.f.0.forward.output.0")["error"] == 1
+
+
+@pytest.mark.parametrize("known", [{}, {"md5": "1a2b3c4d"}, {"Max": 2, "Min": 1, "Norm": 3}])
+def test_elements_that_were_read_have_no_reason_of_statistics(tmp_path: Path, known: Any) -> None:
+    for side, values in (("b", [1.0, 2.0]), ("t", [2.0, 1.0])):
+        own = {**known, "md5": f"{side}0"} if "md5" in known else known
+        _save(tmp_path / side, {"x": torch.tensor(values)}, **own)
+    row = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out").row("x.0.debug")
+    assert (row["error_kind"], row["reason"]) == ("tensor", None)
+    assert row["error"] == pytest.approx(math.sqrt(2 / 5))
+
+
+@pytest.mark.parametrize(
+    ("b", "t", "share"), [(1e308, -1e308, 2.0), (-1.5e308, 1.5e308, 2.0), (1e308, -1.7e308, 2.7)]
+)
+def test_a_difference_that_overflows_has_a_finite_share(
+    tmp_path: Path, b: float, t: float, share: float
+) -> None:
+    for side, value in (("b", b), ("t", t)):
+        _save(tmp_path / side, {"x": torch.tensor([1.0, value], dtype=torch.float64)})
+    row = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out").row("x.0.debug")
+    assert row["max_rel_err"] == pytest.approx(share)
