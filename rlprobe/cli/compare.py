@@ -140,21 +140,13 @@ def run(args: argparse.Namespace) -> int:
     args.out = Path(args.out)
     if args.jobs < 1:
         raise UsageError(f"--jobs is at least 1, found {args.jobs}")
-    options = Options(
-        args.pair,
-        tuple(args.stage),
-        args.coverage,
-        args.jobs,
-        args.check_crc,
-        _bounds() if args.noise else None,
-        None if args.rules is None else rules.load(args.rules),
-        dict(args.map_step),
-    )
+    given = (args.benchmark, args.target, args.train_infer, args.engine_dump)
+    outdir.require_apart(args.out, [p for name in given if name and (p := Path(name)).exists()])
     if args.json is not None:
         # whatever ends this command leaves no earlier result
         args.json.unlink(missing_ok=True)
     try:
-        lack, told = (_two_sides if args.train_infer is None else _train_infer)(args, options)
+        lack, told = (_two_sides if args.train_infer is None else _train_infer)(args)
     except RlprobeError as error:
         _write_result(args, error, [])
         raise
@@ -164,6 +156,19 @@ def run(args: argparse.Namespace) -> int:
             raise lack
         _log.warning("%s", lack)
     return 0
+
+
+def _options(args: argparse.Namespace) -> Options:
+    return Options(
+        args.pair,
+        tuple(args.stage),
+        args.coverage,
+        args.jobs,
+        args.check_crc,
+        _bounds() if args.noise else None,
+        None if args.rules is None else rules.load(args.rules),
+        dict(args.map_step),
+    )
 
 
 _Told = tuple[NotComparableError | None, list[dict[str, Any]]]
@@ -178,13 +183,18 @@ def _write_result(
     write_json(args.json, {"comparable": lack is None, "message": message, "stages": told})
 
 
-def _two_sides(args: argparse.Namespace, options: Options) -> _Told:
+def _two_sides(args: argparse.Namespace) -> _Told:
     """Why the comparison is none, and what each stage's summary says."""
     if args.benchmark is None or args.target is None or args.engine_dump is not None:
         raise UsageError("give BENCHMARK and TARGET, or --train-infer RUN [--engine-dump DIR]")
-    benchmark = sides.resolve(args.benchmark, args.store)
-    target = sides.resolve(args.target, args.store)
-    chosen = [ALIASES.get(name, name) for name in options.stages]
+    chosen = [ALIASES.get(name, name) for name in args.stage]
+    with outdir.answerable(args.out, chosen):
+        options = _options(args)
+        benchmark = sides.resolve(args.benchmark, args.store)
+        target = sides.resolve(args.target, args.store)
+    outdir.require_apart(args.out, (benchmark.path, target.path))
+    if benchmark.path.resolve() == target.path.resolve():
+        _log.warning("note: BENCHMARK and TARGET are the same, %s", benchmark.path)
     written = chosen or [*benchmark.stages, *target.stages]
     with outdir.alone(args.out, written, bool(chosen)):
         try:
@@ -258,7 +268,7 @@ def _bounds() -> Callable[[pl.DataFrame], pl.DataFrame]:
     return noise.annotate
 
 
-def _train_infer(args: argparse.Namespace, options: Options) -> _Told:
+def _train_infer(args: argparse.Namespace) -> _Told:
     """The same of training against inference."""
     if args.benchmark is not None:
         raise UsageError("--train-infer takes one run, and no BENCHMARK and TARGET")
@@ -266,8 +276,11 @@ def _train_infer(args: argparse.Namespace, options: Options) -> _Told:
     from rlprobe.compare.traininfer import run as traininfer
     from rlprobe.compare.traininfer.sources import NAME
 
-    run = sides.resolve(args.train_infer, args.store)
-    engine = None if args.engine_dump is None else sides.resolve(args.engine_dump, args.store)
+    with outdir.answerable(args.out, [NAME]):
+        options = _options(args)
+        run = sides.resolve(args.train_infer, args.store)
+        engine = None if args.engine_dump is None else sides.resolve(args.engine_dump, args.store)
+    outdir.require_apart(args.out, [side.path for side in (run, engine) if side is not None])
     with outdir.alone(args.out, [NAME], True):
         try:
             outcome = traininfer.compare(run, engine, args.out, options)

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlprobe import disk
 from rlprobe.cli.common import given_path, write_json
-from rlprobe.compare import planner, sides
+from rlprobe.compare import outdir, planner, sides
 from rlprobe.compare.msprobe import official
 from rlprobe.compare.planner import StagePlan
 from rlprobe.errors import NotComparableError, UsageError
@@ -59,9 +59,12 @@ def _plan(args: argparse.Namespace) -> list[StagePlan]:
         if args.benchmark is None or args.target is None or args.engine_dump is not None:
             raise UsageError("give BENCHMARK and TARGET, or --train-infer RUN [--engine-dump DIR]")
         benchmark = sides.resolve(args.benchmark, args.store)
-        return planner.plan(benchmark, sides.resolve(args.target, args.store), args.stage)
+        target = sides.resolve(args.target, args.store)
+        outdir.require_apart(args.out, (benchmark.path, target.path))
+        return planner.plan(benchmark, target, args.stage)
     if args.benchmark is not None:
         raise UsageError("--train-infer takes one run, and no BENCHMARK and TARGET")
     run = sides.resolve(args.train_infer, args.store)
     engine = None if args.engine_dump is None else sides.resolve(args.engine_dump, args.store)
+    outdir.require_apart(args.out, [side.path for side in (run, engine) if side is not None])
     return official.train_infer_plan(run, engine)

@@ -15,13 +15,61 @@ import msgspec
 
 from rlprobe import files
 from rlprobe.dumps import results
+from rlprobe.errors import RlprobeError, StoreError, UsageError
 from rlprobe.store import locks
 
 _LOCKS = ".locks"
 #: What a stage's comparison leaves, its summary first: without it nothing beside it counts.
 _OF_STAGE = (results.SUMMARY, *results.TABLES, "table.csv", "table.xlsx")
 #: What was made of a comparison of dumps, in the same directory.
-_OF_ALL = (results.SIDES, "diagnosis.json", "report.html", "judged/*.parquet")
+_OF_ALL = (
+    "diagnosis.json",
+    "refine/diagnosis.json",
+    "report.html",
+    "report.md",
+    "report.json",
+    "history/[0-9]*T*Z-*.html",
+    "judged/*.parquet",
+    results.SIDES,
+)
+
+
+def require_apart(out: Path, inputs: Iterable[Path]) -> None:
+    """Make sure that no result is written into what is compared, nor the other way round.
+
+    Raises:
+        UsageError: ``out`` is an input, lies in one, or holds one.
+    """
+    there = out.resolve()
+    for path in inputs:
+        given = path.resolve()
+        if there == given or given in there.parents:
+            raise UsageError(f"-o {out} is, or lies in, what is compared ({path}); choose another")
+        if there in given.parents:
+            raise UsageError(
+                f"-o {out} holds what is compared ({path}); choose a directory of its own, "
+                f"such as {out / 'compared'}"
+            )
+
+
+@contextlib.contextmanager
+def answerable(out: Path, chosen: Iterable[str]) -> Iterator[None]:
+    """Find out what is to be compared; a failure leaves no earlier answer in ``out`` either.
+
+    Args:
+        out: the directory of the results; it is not made.
+        chosen: canonical names of the only stages asked for; empty for all.
+    """
+    try:
+        yield
+    except RlprobeError:
+        stages = set(chosen)
+        if _earlier(out):
+            locked = {path.name for path in (out / _LOCKS).glob("*")} - {"all"}
+            # whoever writes there now has removed it already
+            with contextlib.suppress(StoreError), alone(out, stages or locked, bool(stages)):
+                pass
+        raise
 
 
 @contextlib.contextmanager
@@ -62,15 +110,13 @@ def say(
 
 def _forget(out: Path, stages: set[str] | None) -> None:
     """Remove what earlier comparisons left of these stages, of all where it is None."""
-    earlier = [
-        directory
-        for directory in out.iterdir()
-        if directory.is_dir()
-        and not directory.is_symlink()
-        and any((directory / name).is_file() for name in (results.SUMMARY, *results.TABLES))
-    ]
+    earlier = _earlier(out)
     if not earlier:
         return  # nothing here is of a comparison: whatever is called so is somebody else's
+    # what speaks for all of it goes first: killed in between, no verdict is of what is gone
+    for pattern in _OF_ALL:
+        for path in out.glob(pattern):
+            path.unlink()
     for directory in earlier:
         if stages is not None and directory.name not in stages:
             continue
@@ -79,6 +125,16 @@ def _forget(out: Path, stages: set[str] | None) -> None:
         # msprobe's tables, and whatever else somebody put there, stay
         with contextlib.suppress(OSError):
             directory.rmdir()
-    for pattern in _OF_ALL:
-        for path in out.glob(pattern):
-            path.unlink()
+
+
+def _earlier(out: Path) -> list[Path]:
+    """Directories of stages that a comparison left."""
+    if not out.is_dir():
+        return []
+    return [
+        directory
+        for directory in out.iterdir()
+        if directory.is_dir()
+        and not directory.is_symlink()
+        and any((directory / name).is_file() for name in (results.SUMMARY, *results.TABLES))
+    ]

@@ -18,6 +18,7 @@ from rlprobe.errors import StoreError
 from rlprobe.store import alignments, copies, locks, read, workspace
 from rlprobe.store.manifest import NAME, Manifest
 from rlprobe.store.objects import NFS, Objects, Stored
+from rlprobe.terminal import counted
 
 
 @dataclass
@@ -61,8 +62,8 @@ def collect(
         named = alignments.kept(store)
         if have and not alignments.paths(store) and not everything:
             raise StoreError(
-                f"{store} records no alignment, so all {len(have)} runs would go; pass --all when "
-                "that is what you want"
+                f"{store} records no alignment, so all of it ({counted(len(have), 'run')}) would "
+                "go; pass --all when that is what you want"
             )
         reached = _reached(store, named)
         found = Collected(kept_runs=len(reached), leftovers=left)
