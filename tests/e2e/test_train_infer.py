@@ -27,7 +27,7 @@ def test_prompt_tokens_are_equal_in_training_and_in_the_engine(
     )
     variant = verl.run("train-infer", runs["benchmark"], capture=capture, expected_stages=())
     assert variant.status == 0, variant.log[-3000:]
-    out = variant.scratch / "out"
+    out = variant.scratch.with_name(f"{variant.scratch.name}-out")
     assert main(["compare", "--train-infer", str(variant.scratch), "-o", str(out)]) == 0
     summary = json.loads((out / "train_infer/summary.json").read_text())
     assert "8 of 16 forward passes" in summary["notes"][0], "the prompt's pass and one token each"

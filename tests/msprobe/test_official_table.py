@@ -92,11 +92,11 @@ def test_msprobes_consistency_check_stands_beside_ours(tmp_path: Path, trainer: 
     engine = dumped.engine(dumped.Batch([prompt for prompt, _ in dumped.SAMPLES], {}), 0)
     dumped.save(tmp_path / "actor_compute_log_prob/step0/rank0", training)
     dumped.save(tmp_path / "actor_generate_sequences/step0/rank0", engine)
-    command = ["official-table", "--train-infer", str(tmp_path), "-o", str(tmp_path / "out")]
+    command = ["official-table", "--train-infer", str(tmp_path), "-o", f"{tmp_path}-out"]
     assert main(command) == 0
-    table = rows(tmp_path / "out/train_infer/official.csv")
+    table = rows(Path(f"{tmp_path}-out/train_infer/official.csv"))
     fused = [r for r in table if "qkv_proj" in r["Bench Name"] and r["NPU Name"] != "N/A"]
     assert fused
     if trainer == "hugging_face":
         assert all("q_proj" in row["NPU Name"] and "v_proj" in row["NPU Name"] for row in fused)
-    assert (tmp_path / "out/train_infer/official.xlsx").stat().st_size > 0
+    assert Path(f"{tmp_path}-out/train_infer/official.xlsx").stat().st_size > 0

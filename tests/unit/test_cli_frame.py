@@ -234,3 +234,22 @@ def test_help_speaks_of_comparisons_made_by_hand(
 )
 def test_one_of_a_thing_is_not_several(count: int, said: str) -> None:
     assert terminal.counted(count, "record") == said
+
+
+def test_an_overview_is_not_written_without_what_was_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A missing directory is a mistake; one that has no page yet is left out, and said to be."""
+    good, later, out = tmp_path / "good", tmp_path / "later", tmp_path / "overview.html"
+    good.mkdir()
+    later.mkdir()
+    (good / "report.html").write_text(
+        '<meta name="rlprobe-runs" content="0-1"><meta name="rlprobe-name" content="good">'
+    )
+    given = ["report", "--index", str(good), str(tmp_path / "nope"), str(tmp_path / "no2")]
+    assert main([*given, "-o", str(out)]) == 2
+    assert f"no such directory: {tmp_path / 'nope'}, {tmp_path / 'no2'}" in capsys.readouterr().err
+    assert not out.exists()
+    assert main(["report", "--index", str(good), str(later), "-o", str(out)]) == 0
+    assert f"{later} has no page and is left out" in capsys.readouterr().err
+    assert 'href="good/report.html"' in out.read_text(encoding="utf-8")

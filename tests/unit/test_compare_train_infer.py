@@ -84,10 +84,15 @@ def ragged(data: Path, place: tuple[int, int], some: Sequence[int]) -> None:
         (directory / f"{key}.json").write_text(json.dumps(about))
 
 
+def beside(root: Path) -> Path:
+    """Where results go: never into the run."""
+    return root.with_name(f"{root.name}-out")
+
+
 def compare(root: Path, *more: str) -> tuple[pl.DataFrame, dict[str, Any]]:
-    command = ["compare", "--train-infer", str(root), "-o", str(root / "out"), *more]
+    command = ["compare", "--train-infer", str(root), "-o", str(beside(root)), *more]
     assert main(command) == 0
-    out = root / "out/train_infer"
+    out = beside(root) / "train_infer"
     return pl.read_parquet(out / "records.parquet"), json.loads((out / "summary.json").read_text())
 
 
@@ -243,7 +248,7 @@ def test_other_prompts_are_no_comparison(
 ) -> None:
     train(tmp_path, "padded")
     save(tmp_path / GENERATE / "step0/rank0", engine(Batch([[40, 41, 42]], {}), 0))
-    command = ["compare", "--train-infer", str(tmp_path), "-o", str(tmp_path / "out")]
+    command = ["compare", "--train-infer", str(tmp_path), "-o", str(beside(tmp_path))]
     assert main(command) == 4
     assert "0 of 1 forward passes" in capsys.readouterr().err
     assert main([*command, "--no-fail"]) == 0
@@ -256,7 +261,7 @@ def test_a_missing_stage_is_named(
     for other in (TRAINING, GENERATE, "actor_update"):
         if other != stage:
             save(tmp_path / other / "step0/rank0", engine(Batch(PROMPTS, {}), 0))
-    command = ["compare", "--train-infer", str(tmp_path), "-o", str(tmp_path / "out")]
+    command = ["compare", "--train-infer", str(tmp_path), "-o", str(beside(tmp_path))]
     assert main(command) == 4
     assert f"has no stage {stage}" in capsys.readouterr().err
 
@@ -310,7 +315,7 @@ def test_without_tensors_token_sketches_are_compared(tmp_path: Path) -> None:
     (tmp_path / "mock_proof.json").write_text(json.dumps({"format": 1, "samples": proof}))
     _, summary = compare(tmp_path)
     assert summary["samples"]["token_sketches"]["tokens"] == 12 * sum(map(len, PROMPTS))
-    table = pl.read_parquet(tmp_path / "out/train_infer/token_sketches.parquet")
+    table = pl.read_parquet(beside(tmp_path) / "train_infer/token_sketches.parquet")
     beyond = table.filter(pl.col("error") > ROUNDING)
     assert beyond.select("sample", "token").rows() == [(digests[3], 2)] * 12
     assert beyond["error"][0] == pytest.approx(1e-2, rel=1e-3)
@@ -323,6 +328,6 @@ def test_statistics_alone_are_no_comparison(
     for stage in (TRAINING, GENERATE):
         name = "Module.model.norm.RMSNorm.forward.0"
         dumps.write(tmp_path / stage / "step0/rank0", {name: dumps.call([], [dumps.tensor()])})
-    command = ["compare", "--train-infer", str(tmp_path), "-o", str(tmp_path / "out")]
+    command = ["compare", "--train-infer", str(tmp_path), "-o", str(beside(tmp_path))]
     assert main(command) == 4
     assert "cannot be cut to the prompt's tokens" in capsys.readouterr().err
