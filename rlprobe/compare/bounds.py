@@ -5,7 +5,7 @@ With d = t - b of n elements, ``||d||`` is at least ``|max t - max b|``, ``|min 
 exact. A mean and a norm are rounded: to the type of the tensor when stored, and before that while
 they were summed in float32, so that only what exceeds both sides' rounding counts. ``||b||`` is at
 most ``sqrt(n)`` times its largest magnitude, and at most its norm with that rounding; an infinite,
-zero or absent norm bounds nothing.
+zero or absent norm bounds nothing, nor does one that the extremes contradict.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ _COARSE = (2.0**-2, 2.0**-9)
 _LANES, _NORM, _MEAN = 64.0, 8.0, 64.0
 #: Squares below float32's range are lost: each costs the norm at most this much.
 _LOST32 = 2.0**-73
+#: Sums below this overflow in none of the types that statistics are summed in.
+_LARGEST_SUM = 3e38
 
 
 def difference(name: str) -> pl.Expr:
@@ -70,17 +72,34 @@ def statistics_error(table: pl.DataFrame) -> dict[str, pl.Series]:
         error = error.scatter(rows, _bound(table.select(_NEEDED)[rows]))
     rows = (frame.get_column("status") == "nonfinite").arg_true()
     if len(rows):
-        nan = pl.any_horizontal(
-            pl.col(f"{name}_{side}").is_nan().fill_null(False)
-            for name in ("max", "min")
-            for side in SIDES
-        )
-        # equal infinities; beside an infinity a difference has no scale, beside a NaN no meaning
-        same = ~nan & (pl.max_horizontal(differences) == 0)
-        some = table.select(*_NEEDED, "scalar_error")[rows]
-        equal = some.select(pl.coalesce("scalar_error", pl.when(same).then(0.0)))
-        error = error.scatter(rows, equal.to_series())
+        # of elements beside an infinity or a NaN no statistic says anything, equal or not
+        error = error.scatter(rows, table.get_column("scalar_error")[rows])
+    overflowed = (finite & overflow()).alias("overflowed")
+    rows = table.select(overflowed).to_series().fill_null(False).arg_true()
+    zero = error[rows] == 0
+    if len(rows):
+        rows = rows.filter(zero.fill_null(False))
+        error = error.scatter(rows, None)
     return {"statistics": error, "moved": frame.get_column("moved")}
+
+
+def overflow() -> pl.Expr:
+    """A norm that overflowed on one side alone: squares of huge values, or not finite elements."""
+    b, t = pl.col("norm_benchmark"), pl.col("norm_target")
+    return (b.is_infinite() != t.is_infinite()).fill_null(False)
+
+
+def impossible(side: str) -> pl.Expr:
+    """A mean or norm that no finite elements within finite extremes have: NaN, an infinite mean.
+
+    Sums of values that are huge for their number overflow, and say nothing.
+    """
+    mean, norm, size = (pl.col(f"{name}_{side}") for name in ("mean", "norm", "size"))
+    high, low = pl.col(f"max_{side}").abs(), pl.col(f"min_{side}").abs()
+    largest = pl.when(high.is_not_null() & low.is_not_null()).then(pl.max_horizontal(high, low))
+    of_mean = ~mean.is_finite() & (largest * size < _LARGEST_SUM)
+    of_norm = norm.is_nan() & (largest * largest * size < _LARGEST_SUM)
+    return of_mean.fill_null(False) | of_norm.fill_null(False)
 
 
 def _bound(rows: pl.DataFrame) -> pl.Series:
@@ -96,6 +115,9 @@ def _bound(rows: pl.DataFrame) -> pl.Series:
         **{f"extreme_{side}": _extreme(side) for side in sides},
         **{f"slack_{side}": _norm_slack(side) for side in sides},
     )
+    possible = {f"norm_{side}": _possible_norm(side) for side in sides}
+    norms = pl.col("norm_benchmark").is_not_null() & pl.col("norm_target").is_not_null()
+    rows = rows.with_columns(**possible).with_columns(norm_diff=pl.when(norms).then("norm_diff"))
     root = pl.col("root")
     mean_slack = _mean_slack("benchmark") + _mean_slack("target")
     norm_slack = pl.col("slack_benchmark") + pl.col("slack_target")
@@ -132,6 +154,15 @@ def _bound(rows: pl.DataFrame) -> pl.Series:
         .otherwise(error.clip(SMALLEST, LARGEST))
         .alias("bound")
     ).to_series()
+
+
+def _possible_norm(side: str) -> pl.Expr:
+    """A norm; null where the extremes contradict it: it is in ``[max|x|, sqrt(n) max|x|]``."""
+    norm, extreme, slack = (pl.col(f"{name}_{side}") for name in ("norm", "extreme", "slack"))
+    # what rounds a complex extreme up is less than what rounds a norm
+    low = norm.is_finite() & (norm + slack < extreme * (1 - 2 * pl.col(f"stored_{side}")))
+    high = norm.is_finite() & (norm - slack > extreme * pl.col("root") * (1 + _U32))
+    return pl.when((low | high).fill_null(False)).then(None).otherwise(norm)
 
 
 def _finite(value: pl.Expr, infinite: float | None = LARGEST) -> pl.Expr:

@@ -50,6 +50,7 @@ UNSEEN_BY_SKETCH = "no difference seen by the sketch"
 CHECKSUMS_DIFFER = "checksums differ; there are no statistics"
 CHECKSUMS_DIFFER_ONLY = "checksums differ, statistics are equal: only tensors can tell how much"
 CHECKSUMS_CONTRADICT = "checksums are equal, extremes are not: one of them is wrong"
+OVERFLOWED = "the norm overflowed on one side only: statistics say nothing of the difference"
 XOR_EQUAL = (
     "equal xor checksums, which are blind to order and to values that occur in pairs; there are no "
     "statistics"
@@ -93,9 +94,9 @@ def measure(table: pl.DataFrame) -> pl.DataFrame:
 def _nonfinite(side: str) -> pl.Expr:
     """Whether a side's extremes, or the number it is, are not finite.
 
-    Mean and norm do not count: a finite mask of -3.4e38 overflows both.
+    A mean or norm that overflowed does not count: a finite mask of -3.4e38 overflows both.
     """
-    found = scalars.nonfinite(side)
+    found = scalars.nonfinite(side) | bounds.impossible(side)
     for name in ("max", "min"):
         found = found | (~pl.col(f"{name}_{side}").is_finite()).fill_null(False)
     return found
@@ -297,7 +298,9 @@ def _unmeasured() -> pl.Expr:
         for side in ("benchmark", "target")
     ]
     return (
-        pl.when(pl.col("moved"))
+        pl.when(bounds.overflow())
+        .then(pl.lit(OVERFLOWED))
+        .when(pl.col("moved"))
         .then(pl.lit(NO_STATISTICS["scale"]))
         .when(pl.col("differing"))
         .then(pl.lit(CHECKSUMS_DIFFER))

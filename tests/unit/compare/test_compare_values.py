@@ -195,8 +195,10 @@ def test_nan_statistics_say_nothing_of_the_rest(tmp_path: Path) -> None:
     [
         ((math.nan, -1.0, math.nan, math.nan), None),
         ((1.0, math.nan, 0.0, 1.0), None),
-        ((math.inf, -1.0, math.inf, math.inf), 0),
-        ((0.0, -math.inf, -math.inf, math.inf), 0),
+        ((math.inf, -1.0, math.inf, math.inf), None),
+        ((0.0, -math.inf, -math.inf, math.inf), None),
+        ((1.0, -1.0, math.nan, 2.0), None),
+        ((1.0, -1.0, 0.0, math.nan), None),
     ],
 )
 def test_relatives_of_nan_statistics(tmp_path: Path, values: Any, error: float | None) -> None:
@@ -513,3 +515,52 @@ def test_a_difference_that_overflows_has_a_finite_share(
         _save(tmp_path / side, {"x": torch.tensor([1.0, value], dtype=torch.float64)})
     row = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out").row("x.0.debug")
     assert row["max_rel_err"] == pytest.approx(share)
+
+
+@pytest.mark.parametrize(
+    ("b", "t", "true"),
+    [
+        # sixteen elements of which Norm says nothing that could be true
+        ((3.0, -1.0, 0.5, 0.0), (3.0, -1.0, 0.5, 6.0), 8.0),
+        ((3.0, -1.0, None, 6.0), (3.5, -1.0, None, 0.0), 8.0),
+        ((1.0, -1.0, None, 1e9), (1.0, -1.0, None, 2.0), 8.0),
+        ((2.0, 2.0, 2.0, 0.0), (4.0, 4.0, 4.0, 16.0), 1.0),
+    ],
+)
+def test_a_norm_that_the_extremes_contradict_bounds_nothing(
+    tmp_path: Path, b: Any, t: Any, true: float
+) -> None:
+    data = [{"Torch.f.0.forward": call([], [tensor(values, (2, 8))])} for values in (b, t)]
+    row = compared_data(tmp_path, *data).row("Torch.f.0.forward.output.0")
+    assert row["error"] is not None and row["error"] <= true
+
+
+@pytest.mark.parametrize("place", [2, 3])
+@pytest.mark.parametrize("side", ["benchmark", "target"])
+def test_a_mean_or_norm_that_is_nan_on_one_side_is_not_finite(
+    tmp_path: Path, place: int, side: str
+) -> None:
+    odd: Any = tuple(math.nan if n == place else v for n, v in enumerate((1.0, -1.0, 0.25, 2.0)))
+    data = [
+        {"Torch.f.0.forward": call([], [tensor(odd if side == own else (1.0, -1.0, 0.25, 2.0))])}
+        for own in ("benchmark", "target")
+    ]
+    row = compared_data(tmp_path, *data).row("Torch.f.0.forward.output.0")
+    assert (row["status"], row["reason"], row["error"]) == ("nonfinite", side, None)
+
+
+def test_a_norm_that_overflows_on_one_side_says_nothing(tmp_path: Path) -> None:
+    data = [
+        {"Torch.f.0.forward": call([], [tensor((1e30, -1e30, 0.0, norm), (4,))])}
+        for norm in (math.inf, 2e30)
+    ]
+    row = compared_data(tmp_path, *data).row("Torch.f.0.forward.output.0")
+    assert (row["status"], row["error"]) == ("matched", None) and "overflowed" in row["reason"]
+
+
+def test_an_infinite_mean_of_small_values_is_not_finite(tmp_path: Path) -> None:
+    data = [
+        {"Torch.f.0.forward": call([], [tensor((1.0, -1.0, mean, 2.0))])}
+        for mean in (0.25, math.inf)
+    ]
+    assert compared_data(tmp_path, *data).status("Torch.f.0.forward.output.0") == "nonfinite"
