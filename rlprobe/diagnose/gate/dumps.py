@@ -25,6 +25,7 @@ from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.extent import Extents
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import TARGET
+from rlprobe.terminal import counted
 
 UNKNOWN = "not known from dumps alone"
 #: Items of an alignment that follow from what a run records of itself, and what to do instead.
@@ -215,7 +216,10 @@ def _stages(results: Results, step: Step) -> GateItem:
     notes = [note for _, summary in known for note in summary["notes"]]
     if not compared:
         return shut(extent.STAGES, "nothing was compared", "see what compare said")
-    text = f"{len(compared)} stages ({listed(compared)}), of which step {step.number} is judged"
+    text = (
+        f"{counted(len(compared), 'stage')} ({listed(compared)}), of which step {step.number} is "
+        "judged"
+    )
     if lacking:
         text += f"; on one side only or without counterpart: {listed(lacking)}"
     if len(steps) > 1:

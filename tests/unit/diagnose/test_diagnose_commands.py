@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from rlprobe.cli import main
-from rlprobe.diagnose import diagnosis
+from rlprobe.diagnose import diagnosis, sentence
+from rlprobe.diagnose.diagnosis import GateItem, StageResult
 from rlprobe.errors import DumpError
+from rlprobe.judge.inputs import Plan
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.planted import FORWARD, SHUT
 from tests.unit.diagnose.transformer import Device
@@ -34,7 +36,9 @@ def test_aligned_diverged_and_not_comparable_have_their_exit_codes(
     ]
     for number, (device, code, verdict_code, said) in enumerate(expected):
         alignment = align(device, repeat=False, name=f"n{number}")
+        capsys.readouterr()
         assert main(["diagnose", str(alignment.results)]) == code
+        assert capsys.readouterr().err.count(said) == 1
         assert main(["diagnose", str(alignment.results), "--no-fail", "-q"]) == 0
         capsys.readouterr()
         path = alignment.results / "diagnosis.json"
@@ -44,6 +48,20 @@ def test_aligned_diverged_and_not_comparable_have_their_exit_codes(
         written = json.loads(path.read_text())
         assert list(written) == KEYS
         assert diagnosis.read(path).as_dict() == written
+
+
+def test_one_reason_one_record_and_one_stage_are_not_several() -> None:
+    plan = Plan("a", "store", {}, {})
+    shut = [GateItem(f"item {n}", "shut", "seen") for n in range(4)]
+    for count, said in ((2, "item 1: seen."), (3, "(and 1 more reason)."), (4, "2 more reasons).")):
+        assert sentence.not_comparable(plan, shut[:count]).endswith(said)
+    for count, said in (
+        (1, "1 record of 1 stage lies within its"),
+        (2, "2 records of 1 stage lie"),
+    ):
+        stage = StageResult("actor_update", "aligned", count, 0)
+        assert said in sentence.aligned(plan, [stage], 0.5, 1, 0, 0, 0)
+    assert "; 1 more differs only" in sentence.aligned(plan, [stage], 0.5, 1, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
