@@ -15,8 +15,12 @@ import pytest
 from rlprobe import stages
 from rlprobe.cli import main
 from rlprobe.judge import reasons
+from rlprobe.judge.inputs import Results
+from rlprobe.roles import BENCHMARK, TARGET
 from tests.msprobe import dumps
+from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.test_diagnose_dumps import model, states
+from tests.unit.diagnose.transformer import Device
 
 STAGE = stages.LOG_PROB
 PROMPTS, RESPONSES = [[1, 2], [3, 4]], [[10, 11, 12], [13, 14, 15]]
@@ -200,3 +204,12 @@ def test_the_step_that_was_asked_for_is_the_one_that_is_judged(tmp_path: Path) -
     assert compare(tmp_path, "-q", "--map-step", "0:3") == 0
     found = diagnose(tmp_path)
     assert found["verdict"] == "diverged" and found["first"]["operator"] == "old_log_probs"
+
+
+def test_runs_compared_by_hand_are_judged_alike(align: Align, tmp_path: Path) -> None:
+    wrong = Device(split=True, faults={"entropies": lambda values: values * 1.3}, stage=STAGE)
+    results = Results.open(align(wrong, repeat=False).results)
+    runs = [results.store / "runs" / results.plan.runs[r].key for r in (BENCHMARK, TARGET)]
+    assert main(["compare", *map(str, runs), "-o", str(tmp_path / "out"), "-q"]) == 0
+    found = diagnose(tmp_path)
+    assert found["verdict"] == "diverged" and found["first"]["operator"] == "entropys"
