@@ -96,7 +96,8 @@ def test_the_configuration_is_verls_own(full: Variant) -> None:
 @option("key_data_dump")
 def test_key_data_are_what_verl_computed_with(full: Variant) -> None:
     tree = Tree(full.dump)
-    norms = {"actor_grad_norm", "critic_grad_norm"}
+    norms = {f"{role}_{norm}" for role in ("actor", "critic")
+             for norm in ("grad_norm", "total_grad_norm")}  # fmt: skip
     assert {path.name for path in (full.dump / "data").iterdir()} == VENDORS | OURS | norms
     for name in VENDORS | OURS:
         # the critic's forward takes all eight samples at once
