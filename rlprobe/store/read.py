@@ -22,8 +22,10 @@ _PREFIX = re.compile(r"[0-9a-f]{4,64}")
 _ROLLOUT = re.compile(r"rollouts/step(\d{1,9})\.h5")
 #: The trainer's metrics, and the version that its first line says.
 METRICS, METRICS_FORMAT = "metrics.jsonl", 1
-#: Directories of which a store has at least one.
+#: Directories of which a store that holds anything has at least one.
 _PARTS = ("runs", "objects", "alignments", "manifests")
+#: All that is in a store whose first commit was killed before it had published anything.
+_BEGUN = frozenset({"tmp", "locks"})
 #: Sizes printed in a message before "and N more".
 _SHOWN = 5
 
@@ -169,7 +171,9 @@ def require(store: Path) -> None:
     if not store.is_dir():
         what = "is a file" if store.exists() else "does not exist"
         raise StoreError(f"{store} {what}; there is no store: give its directory with --store")
-    if not any((store / part).exists() for part in _PARTS):
+    found = {entry.name for entry in store.iterdir()}
+    begun = bool(found) and found <= _BEGUN
+    if not begun and found.isdisjoint(_PARTS):
         raise StoreError(
             f"{store} holds no store: found none of {', '.join(f'{part}/' for part in _PARTS)}; "
             "give a store's directory with --store"

@@ -130,8 +130,7 @@ def _proofs(evidence: Evidence) -> list[str]:
         return []  # other ranks hold other samples: item ``mock proof`` compares them as a whole
     lone = sorted(
         f"{stage}, step {step}" for stage, step, _ in sides[0] ^ sides[1]
-        if step == evidence.step.number
-        and all(stage in run.manifest.stages for run in (evidence.benchmark, evidence.target))
+        if step == evidence.step.number and stage in _on_both(evidence)
     )  # fmt: skip
     return [f"samples were digested on one side only: {listed(lone, 4)}"] if lone else []
 
@@ -143,12 +142,25 @@ def _weights(evidence: Evidence) -> list[str]:
     if any(table is None for table in tables) or runs[0].manifest.layout != runs[1].manifest.layout:
         return []
     keys = [
-        set(table.select("name", "stage", "step", "rank").iter_rows())
+        {
+            row
+            for row in table.select("name", "stage", "step", "rank").iter_rows()
+            if row[1] in _on_both(evidence)
+        }
         for table in tables
         if table is not None
     ]
     lone = sorted(f"{name} ({stage}, step {step})" for name, stage, step, _ in keys[0] ^ keys[1])
     return [f"weights digested on one side only: {listed(lone, 4)}"] if lone else []
+
+
+def _on_both(evidence: Evidence) -> set[str]:
+    """Stages that both sides ran: a replay generates nothing."""
+    runs = (evidence.benchmark, evidence.target)
+    ran = [
+        {name for name, s in run.manifest.stages.items() if s.state == "captured"} for run in runs
+    ]
+    return ran[0] & ran[1]
 
 
 def _unpaired(evidence: Evidence) -> list[str]:

@@ -32,7 +32,8 @@ def rows(**changes: Any) -> pl.DataFrame:
     return pl.DataFrame([row], schema_overrides={"reason": pl.String, **numbers})
 
 
-def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any = ()) -> Any:
+def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any = (),
+        stages: Any = None) -> Any:  # fmt: skip
     layout = [SimpleNamespace(rank=rank, role="actor") for rank in range(ranks)]
     table = pl.DataFrame(list(weights), schema={"name": pl.String, "stage": pl.String,
                          "step": pl.Int32, "rank": pl.Int32}, orient="row")  # fmt: skip
@@ -41,7 +42,10 @@ def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any 
         key_data=lambda: data,
         mock_proof=lambda: list(proof),
         weights=lambda: table,
-        manifest=SimpleNamespace(layout=layout, stages={"actor_update": 1}),
+        manifest=SimpleNamespace(
+            layout=layout,
+            stages={"actor_update": SimpleNamespace(state="captured"), **(stages or {})},
+        ),
     )
 
 
@@ -149,3 +153,14 @@ def test_a_proof_or_a_weight_of_one_side_alone_is_said() -> None:
     )
     weight = ("w", "actor_update", 0, 0)
     assert "weights digested" in found(None, run(weights=[weight]), run(weights=[]))
+
+
+def test_what_a_replay_does_not_run_is_not_missing() -> None:
+    """The benchmark generated, digested its samples and weights then; the target replays."""
+    captured = {"actor_generate_sequences": SimpleNamespace(state="captured")}
+    replayed = {"actor_generate_sequences": SimpleNamespace(state="replayed")}
+    entry = {"stage": "actor_generate_sequences", "step": 0, "rank": 0}
+    both = {"stage": "actor_update", "step": 0, "rank": 0}
+    weight = ("w", "actor_generate_sequences", 0, 0)
+    left = run(proof=[entry, both], weights=[weight], stages=captured)
+    assert found(None, left, run(proof=[both], stages=replayed)) == ""
