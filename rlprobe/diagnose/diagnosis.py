@@ -9,6 +9,7 @@ import msgspec
 
 from rlprobe import formats
 from rlprobe.causes import CAUSES, MEANINGS
+from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.errors import DumpError
 from rlprobe.judge.extent import Extents
 
@@ -136,14 +137,9 @@ def read(path: Path) -> Diagnosis:
         DumpError: there is none, it is of another format, or it is not what diagnose writes.
     """
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise DumpError(f"{path} is larger than {MAX_BYTES} bytes: no diagnosis")
-        data = path.read_bytes()
-    except OSError as error:
-        raise DumpError(
-            f"{path} cannot be read ({error.strerror or error}); `rlprobe diagnose RESULTS_DIR` "
-            "writes it"
-        ) from error
+        data = read_bytes(path, MAX_BYTES)
+    except DocumentError as error:
+        raise DumpError(f"{path} {error}; `rlprobe diagnose RESULTS_DIR` writes it") from error
     try:
         raw = msgspec.json.decode(data)
         found = raw.get("format") if isinstance(raw, dict) else None

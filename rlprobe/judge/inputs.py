@@ -24,6 +24,7 @@ import msgspec
 import polars as pl
 
 from rlprobe import formats, stages
+from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.dumps import results as tables
 from rlprobe.errors import DumpError, StoreError
 from rlprobe.files import replace_bytes
@@ -97,12 +98,10 @@ class Results:
         if not path.is_file() and (found := _compared_stages(directory)):
             return cls.of_comparison(directory, found)
         try:
-            if path.stat().st_size > _MAX_BYTES:
-                raise DumpError(f"{path} is larger than {_MAX_BYTES} bytes: no plan")
-            data = path.read_bytes()
-        except OSError as error:
+            data = read_bytes(path, _MAX_BYTES)
+        except DocumentError as error:
             raise DumpError(
-                f"{path} cannot be read ({error.strerror or error}); `rlprobe config plan CONFIG` "
+                f"{path} {error}; `rlprobe config plan CONFIG` "
                 "writes it. A comparison of two dumps needs none: there was no "
                 f"{{stage}}/{tables.SUMMARY} in {directory} either"
             ) from error

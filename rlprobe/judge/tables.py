@@ -26,6 +26,7 @@ import msgspec
 import polars as pl
 
 from rlprobe import formats, stages
+from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.dumps.results import Table, vouched
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
@@ -269,12 +270,10 @@ def read(results: Results, digest: str | None = None) -> Step:
 
 def _summary(path: Path, digest: str | None) -> Summary:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise DumpError(f"{path} is larger than {_MAX_BYTES} bytes: no summary; {_AGAIN}")
-        data = path.read_bytes()
-    except OSError as error:
+        data = read_bytes(path, _MAX_BYTES)
+    except DocumentError as error:
         raise DumpError(
-            f"{path} cannot be read ({error.strerror or error}); `rlprobe diagnose RESULTS_DIR` "
+            f"{path} {error}; `rlprobe diagnose RESULTS_DIR` "
             "writes it and the judged tables beside it"
         ) from error
     if digest is not None and hashlib.sha256(data).hexdigest() != digest:

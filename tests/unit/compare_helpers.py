@@ -73,3 +73,12 @@ def compared_data(tmp: Path, benchmark: Any, target: Any, **options: Any) -> Res
     for name, data in (("b", benchmark), ("t", target)):
         dumps.write(tmp / name, data)
     return compared(tmp / "b", tmp / "t", tmp / "out", **options)
+
+
+#: Dumps as msprobe wrote them, on which a comparison is easily wrong.
+CASES = Path(__file__).with_name("compare") / "cases"
+
+
+def case(name: str, tmp: Path, benchmark: str = "b", target: str = "t") -> Result:
+    """One of :data:`CASES` compared."""
+    return compared(CASES / name / benchmark, CASES / name / target, tmp / "out")
