@@ -1,6 +1,6 @@
 # make align    run the alignment of CONFIG on this machine and say where its page is
 # make test     the whole test suite, fast tests first
-# make test-fast  the quick part of tests/unit: two minutes
+# make test-fast  the quick part of tests/unit
 # make contract the collector's contract on real verl, as a table
 # make lint     formatting, types, workflow, what is generated
 # make cluster, soak, selftest, wheelhouse, images: see the .mk files

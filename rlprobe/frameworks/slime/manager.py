@@ -16,10 +16,10 @@ from rlprobe import stages
 from rlprobe.capture.session import ReplayOptions, Session
 from rlprobe.errors import HookError, ReplayError
 from rlprobe.frameworks import progress, proof
+from rlprobe.frameworks import recorded as recorded_rollouts
 from rlprobe.frameworks.slime import control, debug_data, metrics, plan, versions
 from rlprobe.frameworks.slime.manager_paths import RECORDED, REPLAYED, template
 from rlprobe.rollouts import Rollouts, hdf5, sample_digest
-from rlprobe.rollouts.order import ReplayOrder
 
 _generated = 0
 
@@ -111,14 +111,11 @@ def load_step(options: ReplayOptions, step: int) -> tuple[Rollouts, str]:
     Raises:
         ReplayError: the directory holds no rollouts, or not the step that is wanted.
     """
-    root = Path(options.path)
-    for directory in (root, root / "rollouts"):
-        available = hdf5.steps(directory) if directory.is_dir() else {}
-        if available:
-            order = ReplayOrder(available, options.seed, options.step_start, options.step_end)
-            path = available[order.recorded(step)]
-            return hdf5.read(path), str(path)
-    raise ReplayError(f"no recorded rollouts in {root}: neither step{{N}}.h5 files nor rollouts/")
+    if (found := recorded_rollouts.load_step(options, step)) is None:
+        raise ReplayError(
+            f"no recorded rollouts in {options.path}: neither step{{N}}.h5 files nor rollouts/"
+        )
+    return found
 
 
 def _check_prompts(recorded: Rollouts, manager: Any, source: str) -> None:

@@ -15,11 +15,11 @@ from rlprobe import stages
 from rlprobe.capture.session import ReplayOptions, Session
 from rlprobe.errors import ReplayError
 from rlprobe.frameworks import progress
+from rlprobe.frameworks import recorded as recorded_rollouts
 from rlprobe.frameworks.verl import control, driver
 from rlprobe.frameworks.verl.engine import engines
 from rlprobe.frameworks.verl.replay import queue_replay, rollouts, transfer
 from rlprobe.rollouts import Rollouts, hdf5, vendor
-from rlprobe.rollouts.order import ReplayOrder
 
 
 def around_init_workers(
@@ -152,17 +152,12 @@ def load_step(options: ReplayOptions, step: int) -> tuple[Rollouts, str]:
     Raises:
         ReplayError: the directory holds no rollouts, or not the step that is wanted.
     """
+    if (found := recorded_rollouts.load_step(options, step)) is not None:
+        return found
     root = Path(options.path)
-    for directory in (root, root / "rollouts"):
-        available = hdf5.steps(directory) if directory.is_dir() else {}
-        if available:
-            order = ReplayOrder(available, options.seed, options.step_start, options.step_end)
-            path = available[order.recorded(step)]
-            return hdf5.read(path), str(path)
     if not (root / "data").is_dir():
         raise ReplayError(
             f"no recorded rollouts in {root}: neither step{{N}}.h5 files, nor rollouts/, nor data/"
         )
-    order = ReplayOrder(vendor.steps(root), options.seed, options.step_start, options.step_end)
-    number = order.recorded(step)
+    number = recorded_rollouts.order(options, vendor.steps(root)).recorded(step)
     return vendor.read_step(root, number), f"{root}/data, step {number}"
