@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
             return directory if directory in _TOGETHER else file
 
     return Together(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment_as_found() -> Iterator[None]:
+    """What a library exports (Megatron does) never reaches the runs of the next file."""
+    found = dict(os.environ)
+    yield
+    for name in os.environ.keys() - found.keys():
+        del os.environ[name]
+    os.environ.update(found)
 
 
 @pytest.fixture(scope="session")

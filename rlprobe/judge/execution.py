@@ -2,12 +2,12 @@
 
 A dump lists a module call when it is complete, so a parent stands after its children and brings its
 inputs along, which were there before them. And gradients, changes and losses stand in a file of
-their own. Here every row gets its place in time:
+their own. Here every row gets its time:
 
-- ``passage``: which forward and backward over the model (micro-batch) it belongs to, from 0; a new
-  one begins with each call of the first module. Updates come after all of them.
+- ``micro_batch``: which forward and backward over the model it belongs to, from 0; a new one
+  begins with each call of the first module. Updates come after all of them.
 - ``phase``: forward, loss, backward, gradients, changes.
-- ``place``: within the phase; a call's inputs stand before everything that ran inside it.
+- ``sequence``: within the phase; a call's inputs stand before everything that ran inside it.
 
 ``update`` is the update of weights within the stage that a row belongs to, from 0, and
 ``before_update`` marks what ran before the first update of weights within the stage. Later, weights
@@ -37,7 +37,7 @@ class Call:
     last: int
     #: First row of everything that ran inside it.
     start: int
-    passage: int = 0
+    micro_batch: int = 0
     children: list[int] = field(default_factory=list)
     parent: int | None = None
 
@@ -49,7 +49,7 @@ def timeline(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[Call]]:
         rows: columns of compare's records.parquet, of one step and rank.
 
     Returns:
-        the rows with ``call_id`` (index into the calls), ``passage``, ``phase``, ``place``,
+        the rows with ``call_id`` (index into the calls), ``micro_batch``, ``phase``, ``sequence``,
         ``update``, ``before_update``, sorted; and the calls.
     """
     rows = rows.sort("order", maintain_order=True).with_row_index("_at")
@@ -72,13 +72,13 @@ def timeline(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[Call]]:
         {
             "call_id": range(len(calls)),
             "start": [call.start for call in calls],
-            "passage": [call.passage for call in calls],
+            "micro_batch": [call.micro_batch for call in calls],
             "depth": [(call.module or "").count(".") for call in calls],
         },
         schema={
             "call_id": pl.Int64,
             "start": pl.Int64,
-            "passage": pl.Int64,
+            "micro_batch": pl.Int64,
             "depth": pl.Int64,
         },
     )
@@ -144,7 +144,7 @@ def _passages(calls: list[Call]) -> None:
         call = calls[index]
         while position + 1 < len(starts) and starts[position + 1] <= call.start:
             position += 1
-        call.passage = max(position, 0)
+        call.micro_batch = max(position, 0)
 
 
 def _places(rows: pl.DataFrame) -> pl.DataFrame:
@@ -164,7 +164,7 @@ def _places(rows: pl.DataFrame) -> pl.DataFrame:
     rows = rows.with_columns(
         phase=phase,
         # A loss is one number a pass; gradients and changes belong to an update, after all passes.
-        passage=pl.when(slot == "loss").then(pl.col("call")).otherwise(pl.col("passage")),
+        micro_batch=pl.when(slot == "loss").then(pl.col("call")).otherwise(pl.col("micro_batch")),
         inside=pl.when(coming).then(pl.col("start")).otherwise(pl.col("_at")),
         coming=coming,
     )
@@ -178,7 +178,7 @@ def _places(rows: pl.DataFrame) -> pl.DataFrame:
         .then(pl.max_horizontal("inside", arrival))
         .otherwise(pl.col("inside"))
     )
-    passes = rows.filter(pl.col("phase").is_in([FORWARD, BACKWARD])).get_column("passage").max()
+    passes = rows.filter(pl.col("phase").is_in([FORWARD, BACKWARD])).get_column("micro_batch").max()
     passes = int(passes) + 1 if isinstance(passes, int) else 1
     updates = (
         rows.filter(slot.is_in(_UPDATED) & (direction == "update")).get_column("call").n_unique()
@@ -194,25 +194,25 @@ def _places(rows: pl.DataFrame) -> pl.DataFrame:
         .then(updates - 1)
         .when(pl.col("phase") >= GRADIENTS)
         .then(pl.col("call").fill_null(0))
-        .otherwise(pl.col("passage") // max(before, 1))
+        .otherwise(pl.col("micro_batch") // max(before, 1))
         .cast(pl.Int64)
         if updates > 1
         else pl.lit(0, pl.Int64)
     )
     rows = rows.with_columns(
-        passage=pl.when(pl.col("phase") >= GRADIENTS)
+        micro_batch=pl.when(pl.col("phase") >= GRADIENTS)
         .then(last + pl.col("call").fill_null(0))
-        .otherwise(pl.col("passage"))
+        .otherwise(pl.col("micro_batch"))
     ).with_columns(
         before_update=pl.when(pl.col("phase") >= GRADIENTS)
         .then((pl.col("call").fill_null(0) == 0) | (pl.lit(updates) <= 1))
-        .otherwise(pl.col("passage") < before),
+        .otherwise(pl.col("micro_batch") < before),
         # Inputs before what ran inside, the outermost first; results in the order of the dump.
         _order=pl.when(pl.col("coming")).then(0).otherwise(1),
         _depth=pl.when(pl.col("coming")).then(pl.col("depth")).otherwise(0),
     )
     rows = rows.sort(
-        "passage",
+        "micro_batch",
         "phase",
         "inside",
         "_order",
@@ -221,6 +221,6 @@ def _places(rows: pl.DataFrame) -> pl.DataFrame:
         maintain_order=True,
         nulls_last=True,
     )
-    return rows.with_columns(place=pl.int_range(pl.len(), dtype=pl.Int64)).drop(
+    return rows.with_columns(sequence=pl.int_range(pl.len(), dtype=pl.Int64)).drop(
         "inside", "coming", "_order", "_depth"
     )

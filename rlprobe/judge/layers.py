@@ -34,18 +34,18 @@ def elsewhere(table: pl.DataFrame, every: set[int]) -> pl.DataFrame:
     """``S`` with what the layers of other processes added before a row.
 
     Args:
-        table: rows of one process, in order, with ``_layer``, ``direction``, ``own``, ``passage``
-            and ``S`` (see :mod:`rlprobe.judge.noise`).
+        table: rows of one process, in order, with ``_layer``, ``direction``, ``own``,
+            ``micro_batch`` and ``S`` (see :mod:`rlprobe.judge.noise`).
         every: numbers of the layers on all processes of the stage.
     """
     here = distinct(table)
     if not here or here == every:
         return table
     forward = table.filter(pl.col("direction") == "forward", pl.col("_layer").is_not_null())
-    passed = forward.select("passage", "_layer").n_unique()
+    passed = forward.select("micro_batch", "_layer").n_unique()
     each = float(forward.get_column("own").sum()) / max(passed, 1)
     # behind the last layer come a norm and the head
-    at = pl.col("_layer").forward_fill().over("passage", "direction")
+    at = pl.col("_layer").forward_fill().over("micro_batch", "direction")
     ahead = pl.when(pl.col("_layer").is_null()).then(at + 1).otherwise(at).fill_null(0)
     behind = pl.lit(2 * len(every) - 1) - at.fill_null(max(every))
     depth = pl.when(pl.col("direction") == "backward").then(behind).otherwise(ahead)

@@ -272,14 +272,14 @@ def _accumulated(table: pl.DataFrame, products: float) -> pl.DataFrame:
             + pl.col("angles")
         )
         .otherwise(0.0),
-    ).with_columns(passage=pl.col("starts").cast(pl.Int32).cum_sum())
+    ).with_columns(micro_batch=pl.col("starts").cast(pl.Int32).cum_sum())
     # An input that differs may come from operations between modules, which nothing recorded: the
     # attention before its output projection, a residual sum.
     width = pl.coalesce("shape_benchmark", "shape_target").list.slice(1).list.max().fill_null(1)
     between = moving & (pl.col("own") == 0) & ~pl.col("same")
     local = pl.when(between).then(roundoff.variance(pl.col("u"), width)).otherwise(0.0)
     return table.with_columns(
-        S=pl.when(moving).then(pl.col("own").cum_sum().over("passage") + local)
+        S=pl.when(moving).then(pl.col("own").cum_sum().over("micro_batch") + local)
     )
 
 
@@ -289,12 +289,12 @@ def _given(table: pl.DataFrame, inherited: Inherited | None) -> pl.DataFrame:
         return table.with_columns(inherited=pl.lit(0.0))
     rank = table.item(0, "rank")
     own = {micro: error for (r, micro), error in inherited.gradients.items() if r == rank}
-    passes = max(table.get_column("passage").drop_nulls().to_list(), default=0)
+    passes = max(table.get_column("micro_batch").drop_nulls().to_list(), default=0)
     if passes != len(own):  # passes are not micro-batches here
         own = dict.fromkeys(range(passes + 1), max(own.values(), default=0.0))
     began = pl.DataFrame(
         {
-            "passage": pl.Series([micro + 1 for micro in own], dtype=pl.Int32),
+            "micro_batch": pl.Series([micro + 1 for micro in own], dtype=pl.Int32),
             "began": pl.Series(
                 [(_WEIGHTED * e / SAFETY) ** 2 for e in own.values()], dtype=pl.Float64
             ),
@@ -302,7 +302,7 @@ def _given(table: pl.DataFrame, inherited: Inherited | None) -> pl.DataFrame:
     )
     return (
         table.join(inherited.losses, on=["rank", "name"], how="left", maintain_order="left")
-        .join(began, on="passage", how="left", maintain_order="left")
+        .join(began, on="micro_batch", how="left", maintain_order="left")
         .with_columns(
             pl.col("inherited").fill_null(0.0),
             S=pl.when(pl.col("direction") == _BACKWARD)

@@ -47,7 +47,7 @@ def extend(table: pl.DataFrame, safety: float) -> pl.DataFrame:
     """Add ``model`` (the bound on the relative L2 error), ``norm_model`` (on the norm's) and
     ``dense_model`` (on what a change differs by besides flips; null for other records).
 
-    ``table``: one process's rows in order with ``S``, ``u``, ``same``, ``passage`` of
+    ``table``: one process's rows in order with ``S``, ``u``, ``same``, ``micro_batch`` of
     :mod:`rlprobe.judge.noise`.
     """
     table = table.with_columns(
@@ -93,7 +93,7 @@ def _gradients(table: pl.DataFrame, safety: float) -> pl.DataFrame:
     shape = pl.coalesce("shape_benchmark", "shape_target")
     outputs = table.filter((pl.col("direction") == "backward") & (pl.col("slot") == "input"))
     tokens = outputs.select((pl.col("size") / shape.list.last()).max()).item()
-    passes = max(table.get_column("passage").to_list(), default=1) or 1
+    passes = max(table.get_column("micro_batch").to_list(), default=1) or 1
     terms = pl.lit(float(tokens or 0) + passes)
     gradient = pl.col("slot").is_in(GRADIENTS)
     own = depth + roundoff.variance(pl.col("u"), terms) + passes * pl.col("u").pow(2)

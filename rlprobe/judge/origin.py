@@ -87,7 +87,7 @@ def _left_by_optimizer(row: dict[str, Any], rows: pl.DataFrame) -> Origin | None
         & pl.col("module").is_in(weighted.implode())
     )
     earlier = outputs.filter(
-        (pl.col("passage") == row["passage"]) & (pl.col("place") < row["place"])
+        (pl.col("micro_batch") == row["micro_batch"]) & (pl.col("sequence") < row["sequence"])
     )
     before = (
         outputs.filter(pl.col("update") == row["update"] - 1)
@@ -167,8 +167,8 @@ def _forward(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Orig
 
 def _is_early(row: dict[str, Any], rows: pl.DataFrame) -> bool:
     earlier = rows.filter(
-        (pl.col("passage") == row["passage"])
-        & (pl.col("place") < row["place"])
+        (pl.col("micro_batch") == row["micro_batch"])
+        & (pl.col("sequence") < row["sequence"])
         & (pl.col("slot") == "output")
         & (pl.col("phase") == execution.FORWARD)
     )
@@ -187,7 +187,7 @@ def _encloses(call_id: int, calls: list[Call]) -> int | None:
         (len(call.module), index)
         for index, call in enumerate(calls)
         if call.direction == own.direction
-        and call.passage == own.passage
+        and call.micro_batch == own.micro_batch
         and call.module
         and own.module.startswith(f"{call.module}.")
     ]
@@ -204,9 +204,9 @@ def _backward(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Ori
             "the gradient at its output agrees within noise and the one it passes on does not",
         )
     earlier = rows.filter(
-        (pl.col("passage") == row["passage"])
+        (pl.col("micro_batch") == row["micro_batch"])
         & (pl.col("phase") == execution.BACKWARD)
-        & (pl.col("place") < row["place"])
+        & (pl.col("sequence") < row["sequence"])
         & pl.col("error").is_not_null()
     )
     if earlier.filter(pl.col("call_id") != row["call_id"]).is_empty():
@@ -241,7 +241,7 @@ def _backward(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Ori
 
 def _weight_gradient(row: dict[str, Any], rows: pl.DataFrame) -> Origin:
     same_pass = rows.filter(
-        (pl.col("passage") == row["passage"]) & (pl.col("phase") == execution.BACKWARD)
+        (pl.col("micro_batch") == row["micro_batch"]) & (pl.col("phase") == execution.BACKWARD)
     )
     weights = same_pass.filter(pl.col("slot") == "grad")
     flows = same_pass.filter((pl.col("slot") != "grad") & pl.col("beyond"))
@@ -252,7 +252,7 @@ def _weight_gradient(row: dict[str, Any], rows: pl.DataFrame) -> Origin:
             None,
             "gradient accumulation",
             row,
-            f"{share:.0%} of the parameter gradients differ in micro-batch {row['passage']} "
+            f"{share:.0%} of the parameter gradients differ in micro-batch {row['micro_batch']} "
             "although all gradients of activations agree",
         )
     return Origin(
@@ -311,7 +311,7 @@ def _alone(row: dict[str, Any], rows: pl.DataFrame) -> str | None:
     same = rows.filter(
         pl.col("judged")
         & (pl.col("slot") == row["slot"])
-        & (pl.col("passage") == row["passage"])
+        & (pl.col("micro_batch") == row["micro_batch"])
         & pl.col("module").is_not_null()
     )
     wrong = same.filter(pl.col("beyond")).get_column("module").unique().to_list()

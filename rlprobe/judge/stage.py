@@ -149,5 +149,5 @@ def _before_update(rows: pl.DataFrame, misplaced: str | None) -> int | None:
     if misplaced is not None:
         return 0
     early = rows.filter(pl.col("before_update") & (pl.col("phase") < execution.GRADIENTS))
-    last = early.get_column("passage").max()
+    last = early.get_column("micro_batch").max()
     return int(last) + 1 if isinstance(last, int) else 0

@@ -125,16 +125,16 @@ def profile(
     # the same block in every micro-batch: two sequences alone say little
     tokens = tokens.with_columns(
         record=pl.col("name").str.replace(_CALL, ""),
-        passage=pl.col("name").str.extract(_CALL).cast(pl.Int64),
+        micro_batch=pl.col("name").str.extract(_CALL).cast(pl.Int64),
     )
     block = tokens.filter(
         (pl.col("record") == block.get_column("name").str.replace(_CALL, "").first())
-        & (True if passes is None else pl.col("passage") < passes)
+        & (True if passes is None else pl.col("micro_batch") < passes)
     )
     lines = [
         np.nan_to_num(np.array(errors, dtype=np.float64))
         for (errors,) in block.sort("token")
-        .group_by("passage", "sample", "occurrence", maintain_order=True)
+        .group_by("micro_batch", "sample", "occurrence", maintain_order=True)
         .agg("error")
         .select("error")
         .iter_rows()

@@ -62,8 +62,8 @@ def find(directory: Path, budget_mib: int) -> Plan:
     late = (origin.row.get("phase") or 0) >= execution.GRADIENTS
     kind = _traced(parted, late)
     modules = _nearest(parted) if late else _modules(parted) or _nearest(parted)
-    passage = origin.row.get("passage")
-    micro_steps = (int(passage),) if isinstance(passage, int) else ()
+    micro_batch = origin.row.get("micro_batch")
+    micro_steps = (int(micro_batch),) if isinstance(micro_batch, int) else ()
     return Plan(
         Suspects(
             stage=parted.stage.name,

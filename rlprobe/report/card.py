@@ -96,7 +96,7 @@ def _inputs(finding: Finding) -> list[Input]:
     if finding.origin is None:
         return []
     row = finding.origin.row
-    known = ("rank", "module", "op", "call", "direction", "passage")
+    known = ("rank", "module", "op", "call", "direction", "micro_batch")
     same = [pl.col(name).eq_missing(pl.lit(row[name])) for name in known if name in row]
     if len(same) < len(known) or row.get("call") is None:
         return []

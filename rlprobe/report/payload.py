@@ -29,7 +29,7 @@ _TEXTS = (
     "dtype_benchmark", "dtype_target", "shape_benchmark", "shape_target", "error_kind",
     "excused_by", "unjudged_because",
 )  # fmt: skip
-_WHOLE = ("step", "rank", "order", "passage", "place", "call")
+_WHOLE = ("step", "rank", "order", "micro_batch", "sequence", "call")
 _NUMBERS = ("error", "floor", "excess", "R", "norm_benchmark", "norm_target")
 _FLAGS = ("judged", "beyond")
 _IDENTITY = ("stage", "step", "name", "slot", "index")
@@ -77,7 +77,7 @@ def _worst_of_ranks(table: pl.DataFrame) -> pl.DataFrame:
     """Of each record the rank that is worst; what is beyond its floor comes before any ratio."""
     ranked = table.sort("beyond", "excess", descending=True, nulls_last=True, maintain_order=True)
     worst = ranked.unique(list(_IDENTITY), keep="first", maintain_order=True)
-    return worst.sort("step", "place", "order", nulls_last=True, maintain_order=True)
+    return worst.sort("step", "sequence", "order", nulls_last=True, maintain_order=True)
 
 
 def _telling(rows: pl.DataFrame, most: int) -> pl.DataFrame:

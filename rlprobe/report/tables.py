@@ -91,7 +91,7 @@ def _rows(rows: pl.DataFrame) -> list[dict[str, Any]]:
     )
     first = known.filter(pl.col("beyond")).head(FIRST)
     worst = known.sort("excess", descending=True, nulls_last=True).head(WORST)
-    shown = pl.concat([first, worst]).unique("name", maintain_order=True).sort("place")
+    shown = pl.concat([first, worst]).unique("name", maintain_order=True).sort("sequence")
     return [
         {
             "name": row["name"],

@@ -21,7 +21,7 @@ def _pass(
         {
             "module": module,
             "direction": direction,
-            "passage": micro,
+            "micro_batch": micro,
             "own": OWN if "layers" in module else 0.0,
         }
         for module in [*outer, *inner, *outer_last]
@@ -30,7 +30,7 @@ def _pass(
 
 def _table(rows: list[dict[str, object]]) -> pl.DataFrame:
     table = pl.DataFrame(rows).with_columns(_layer=layers.number())
-    return table.with_columns(S=pl.col("own").cum_sum().over("passage"))
+    return table.with_columns(S=pl.col("own").cum_sum().over("micro_batch"))
 
 
 def _depths(rows: list[dict[str, object]], every: set[int]) -> dict[tuple[str, str], float]:

@@ -96,7 +96,7 @@ def _chances(finding: Finding, origin: Origin) -> dict[str, Any] | None:
     """Attention probabilities of the same call, where an eager kernel gave them out."""
     rows = finding.stage.rows.filter(
         (pl.col("module") == origin.module)
-        & (pl.col("passage") == origin.row["passage"])
+        & (pl.col("micro_batch") == origin.row["micro_batch"])
         & (pl.col("phase") == origin.row["phase"])
         & (pl.col("slot") == "output")
         & (pl.col("shape_benchmark").list.len() == 4)

@@ -41,7 +41,7 @@ def accumulated(finding: Finding, origin: Origin, shape: Shape, world_size: int)
         pl.col("judged")
         & (pl.col("slot") == origin.row["slot"])
         & pl.col("beyond")
-        & (pl.col("passage") == origin.row["passage"])
+        & (pl.col("micro_batch") == origin.row["micro_batch"])
     )
     common = common_factor(rows)
     if origin.kind == kinds.CLIPPING:
@@ -107,7 +107,7 @@ _WHOLE = 1e-3
 def _before(finding: Finding) -> bool:
     """Whether parameters' gradients were judged in the first micro-batch, and agree there."""
     first = finding.stage.rows.filter(
-        pl.col("judged") & (pl.col("slot") == "grad") & (pl.col("passage") == 0)
+        pl.col("judged") & (pl.col("slot") == "grad") & (pl.col("micro_batch") == 0)
         & (pl.col("phase") == execution.BACKWARD)
     )  # fmt: skip
     return first.height > 0 and not first.get_column("beyond").any()
@@ -115,11 +115,11 @@ def _before(finding: Finding) -> bool:
 
 def _later(finding: Finding, origin: Origin) -> bool:
     """Whether gradients part after the first micro-batch, and before they are clipped."""
-    passage = origin.row.get("passage")
+    micro_batch = origin.row.get("micro_batch")
     if origin.kind == kinds.ACCUMULATION:
-        return bool(passage)
+        return bool(micro_batch)
     passes = finding.stage.rows.filter(pl.col("phase") == execution.BACKWARD)
-    return origin.kind == kinds.REDUCTION and passes.get_column("passage").n_unique() > 1
+    return origin.kind == kinds.REDUCTION and passes.get_column("micro_batch").n_unique() > 1
 
 
 def _rank_factors(finding: Finding, origin: Origin) -> tuple[float, float] | None:
@@ -127,7 +127,7 @@ def _rank_factors(finding: Finding, origin: Origin) -> tuple[float, float] | Non
     rows = finding.stage.rows.filter(
         pl.col("judged")
         & (pl.col("slot") == origin.row["slot"])
-        & (pl.col("passage") == origin.row["passage"])
+        & (pl.col("micro_batch") == origin.row["micro_batch"])
         & (pl.col("norm_benchmark") > 0)
     )
     factors = []
@@ -220,10 +220,10 @@ def _growth(finding: Finding) -> float | None:
         & pl.col("judged")
         & (pl.col("error") > 0)
     )
-    means = rows.group_by("passage").agg(pl.col("error").median()).sort("passage").rows()
+    means = rows.group_by("micro_batch").agg(pl.col("error").median()).sort("micro_batch").rows()
     if len(means) < 3:
         return None
-    x = [math.log(passage + 1) for passage, _ in means]
+    x = [math.log(micro_batch + 1) for micro_batch, _ in means]
     y = [math.log(error) for _, error in means]
     slope, _ = statistics.linear_regression(x, y)
     return slope

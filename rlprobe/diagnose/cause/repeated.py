@@ -24,7 +24,7 @@ def rows(finding: Finding, row: dict[str, Any]) -> list[dict[str, Any]]:
     same = pl.col("judged") & pl.col("beyond")
     for name in _SAME:
         same &= pl.col(name).eq_missing(pl.lit(row.get(name), table.schema[name]))
-    found = table.filter(same).sort("passage").to_dicts()
+    found = table.filter(same).sort("micro_batch").to_dicts()
     return found or [row]
 
 

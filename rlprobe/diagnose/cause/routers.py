@@ -92,11 +92,11 @@ def _inputs_whole(finding: Finding, origin: Origin) -> bool:
     """Whether the module was given a choice of experts, which agrees as its inputs do."""
     row = origin.row
     table = finding.stage.rows
-    if "passage" not in row or table.is_empty():
+    if "micro_batch" not in row or table.is_empty():
         return False
     given = table.filter(
         (pl.col("module") == origin.module)
-        & (pl.col("passage") == row["passage"])
+        & (pl.col("micro_batch") == row["micro_batch"])
         & (pl.col("phase") == execution.FORWARD)
         & (pl.col("slot") == "input")
     ).get_column("dtype_benchmark")
@@ -108,7 +108,7 @@ def _agrees(finding: Finding, origin: Origin) -> bool:
     row = origin.row
     own = finding.stage.rows.filter(
         (pl.col("module") == origin.module)
-        & (pl.col("passage") == row["passage"])
+        & (pl.col("micro_batch") == row["micro_batch"])
         & (pl.col("rank") == row.get("rank"))
         & (pl.col("phase") == execution.FORWARD)
         & (pl.col("slot") == "output")

@@ -103,14 +103,14 @@ def excuses(rows: pl.DataFrame, inherited: dict[int, float]) -> list[Excuse]:
         inherited: of :func:`inherited`.
     """
     late = rows.filter(~pl.col("before_update") & (pl.col("phase") < execution.GRADIENTS))
-    first = late.get_column("passage").min()
+    first = late.get_column("micro_batch").min()
     if not inherited or not isinstance(first, int):
         return []
     # What they differ by is judged where it was made: as changes.
     given = [Excuse(AS_CHANGES, ~pl.col("before_update") & (pl.col("slot") == "parameters"))]
     for call, moved in inherited.items():
         wide = SAFETY * moved
-        passes = pl.col("passage").is_between(first * call, first * (call + 1) - 1)
+        passes = pl.col("micro_batch").is_between(first * call, first * (call + 1) - 1)
         floats = pl.col("dtype_benchmark").is_in(list(UNIT))
         moving = passes & (pl.col("phase") < execution.GRADIENTS) & floats
         own = rows.filter(moving & (pl.col("phase") == execution.BACKWARD) & (pl.col("floor") > 0))

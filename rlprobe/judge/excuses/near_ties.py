@@ -61,7 +61,7 @@ def excuses(rows: pl.DataFrame) -> tuple[list[Excuse], int]:
     )
     given: list[Excuse] = []
     total = 0
-    for row in differing.sort("passage", "place").iter_rows(named=True):
+    for row in differing.sort("micro_batch", "sequence").iter_rows(named=True):
         found = _flips(row, rows)
         if found is not None:
             more = _behind(row, found)
@@ -105,12 +105,12 @@ def _behind(row: dict[str, Any], flips: int) -> list[Excuse]:
     added = min(_REACH * math.sqrt(2.0 * flips / max(tokens, 1)), 2.0)
     updates = pl.col("phase") == execution.GRADIENTS
     backward = pl.col("phase") == execution.BACKWARD
-    same_pass = pl.col("passage") == row["passage"]
-    later = same_pass & (backward | (pl.col("place") >= row["place"]))
+    same_pass = pl.col("micro_batch") == row["micro_batch"]
+    later = same_pass & (backward | (pl.col("sequence") >= row["sequence"]))
     behind = later | updates
     block = row["module"].rpartition(".")[0]
     inside = pl.col("module").str.starts_with(f"{block}.") if block else pl.lit(False)
-    itself = (pl.col("call_id") == row["call_id"]) & (pl.col("place") == row["place"])
+    itself = (pl.col("call_id") == row["call_id"]) & (pl.col("sequence") == row["sequence"])
     return [
         Excuse(NEAR_TIES, (behind & inside) | itself),
         Excuse(NEAR_TIES, behind, added),

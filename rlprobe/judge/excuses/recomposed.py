@@ -50,11 +50,11 @@ def excuses(rows: pl.DataFrame, calls: list[Call]) -> tuple[list[Excuse], list[s
     moving = rows.filter(_MOVING & pl.col("judged"))
     recorded = set(moving.get_column("path"))
     given, blocks = [], set()
-    for (passage, phase, path), found in moving.filter(pl.col("beyond") & _other_rows()).group_by(
-        "passage", "phase", "path", maintain_order=True
-    ):
+    for (micro_batch, phase, path), found in moving.filter(
+        pl.col("beyond") & _other_rows()
+    ).group_by("micro_batch", "phase", "path", maintain_order=True):
         block = _around(str(path), recorded)
-        here = (pl.col("passage") == passage) & (pl.col("phase") == phase)
+        here = (pl.col("micro_batch") == micro_batch) & (pl.col("phase") == phase)
         if block is not None and _agrees(moving.filter(here & (pl.col("path") == block)), found):
             blocks.add(block)
             below = [i for i, p in enumerate(paths) if p == path or p.startswith(f"{path}.")]

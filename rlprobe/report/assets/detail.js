@@ -2,7 +2,7 @@
 
 const DETAIL = [
   ["stage", "stage"], ["step", "step"], ["rank", "rank"], ["record", "name"], ["module", "module"],
-  ["slot", "slot"], ["micro_batch", "passage"], ["order", "at"],
+  ["slot", "slot"], ["micro_batch", "micro_batch"], ["order", "at"],
 ];
 
 function choose(row, { scroll = true } = {}) {

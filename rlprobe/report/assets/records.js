@@ -25,7 +25,7 @@ class Records {
       : row.excused_by ? "excused" : row.judged ? "within" : "unjudged";
     row.ratio = size(row.excess);
     row.distance = size(row.error);
-    row.at = row.place ?? row.order ?? id;
+    row.at = row.sequence ?? row.order ?? id;
     return row;
   }
 

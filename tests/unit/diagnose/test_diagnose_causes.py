@@ -66,7 +66,7 @@ def clipped(wrong: list[str], names: list[str]) -> pl.DataFrame:
             "module": names,
             "slot": "grad_reduced",
             "phase": execution.GRADIENTS,
-            "passage": 4,
+            "micro_batch": 4,
             "judged": True,
             "beyond": [name in wrong for name in names],
         }
@@ -145,13 +145,13 @@ class _Finding:
 
     class stage:
         rows = pl.DataFrame(
-            {"module": "attn", "passage": 0, "phase": 0, "slot": "output", "error": 0.0,
+            {"module": "attn", "micro_batch": 0, "phase": 0, "slot": "output", "error": 0.0,
              "shape_benchmark": [[2, 4, 9, 9]], "beyond": False, "max_benchmark": 1.0,
              "max_target": 1.0, "min_benchmark": 0.0, "min_target": 0.0}
         )  # fmt: skip
 
 
-HERE = {"passage": 0, "phase": 0, "slot": "input"}
+HERE = {"micro_batch": 0, "phase": 0, "slot": "input"}
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ def _with_rows(rows: list[dict[str, Any]]) -> Any:
 
 def of_module(measured: dict[str, Any], module: str, operator: str) -> Found:
     measured |= {
-        "slot": "output", "index": "0", "op": operator, "module": module, "rank": 0, "passage": 0,
-        "phase": execution.FORWARD, "call_id": 3, "judged": True, "beyond": True,
+        "slot": "output", "index": "0", "op": operator, "module": module, "rank": 0,
+        "micro_batch": 0, "phase": execution.FORWARD, "call_id": 3, "judged": True, "beyond": True,
     }  # fmt: skip
     for name in ("max", "min", "norm"):
         measured[f"{name}_diff"] = measured[f"{name}_target"] - measured[f"{name}_benchmark"]
@@ -241,7 +241,7 @@ def test_a_rotary_table_rounded_to_bfloat16_is_one_of_other_positions_no_more() 
 def test_ranks_that_clip_each_by_its_own_norm(factors: tuple[float, ...], found: str) -> None:
     rows = [
         {
-            **row(factor * GRADIENT), "rank": rank, "slot": "grad_clipped", "passage": 0,
+            **row(factor * GRADIENT), "rank": rank, "slot": "grad_clipped", "micro_batch": 0,
             "judged": True, "beyond": factor != 1.0, "phase": execution.GRADIENTS,
         }
         for rank, factor in enumerate(factors)

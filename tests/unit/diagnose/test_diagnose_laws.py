@@ -26,7 +26,7 @@ def record(b: np.ndarray, t: np.ndarray, **fields: Any) -> dict[str, Any]:
         "error": float(np.linalg.norm(t - b) / np.linalg.norm(b)), "error_kind": "sketch",
         "error_uncertainty": 0.09, "dtype_benchmark": "torch.float32", "floor": 1e-5,
         "shape_benchmark": list(b.shape), "mean_diff": float(t.mean() - b.mean()), "rank": 0,
-        "passage": 0, "phase": execution.FORWARD, "slot": "output", "index": "0", "op": "Op",
+        "micro_batch": 0, "phase": execution.FORWARD, "slot": "output", "index": "0", "op": "Op",
         "module": "m", "name": "m.output", "call_id": 7, "judged": True, "beyond": True,
         "status": "matched", "value_benchmark": None, "value_target": None,
     }  # fmt: skip
@@ -121,7 +121,8 @@ def test_sketches_tell_a_factor_from_what_is_nearly_one() -> None:
 def micro_batches(*factors: float) -> list[dict[str, Any]]:
     return [
         record(
-            INPUT, f * INPUT, passage=i, phase=execution.BACKWARD, slot="input", module="lm_head"
+            INPUT, f * INPUT,
+            micro_batch=i, phase=execution.BACKWARD, slot="input", module="lm_head",
         )
         for i, f in enumerate(factors)
     ]  # fmt: skip
@@ -150,7 +151,7 @@ def test_a_rounding_of_the_loss_rounds_in_all_micro_batches() -> None:
     rounded = kept.view(np.float32).astype(float)
     same = {"phase": execution.BACKWARD, "slot": "input", "module": "lm_head", "floor": 1e-6}
     loss = record(INPUT, rounded, phase=execution.LOSS, slot="loss", index="pg_loss")
-    rows = [record(INPUT, rounded, **same), record(INPUT, INPUT * 1.0008, passage=1, **same)]
+    rows = [record(INPUT, rounded, **same), record(INPUT, INPUT * 1.0008, micro_batch=1, **same)]
     step: Any = SimpleNamespace(key_data={})
     assert results.loss(step, finding([loss, rows[0]]), of(rows[0]), loss)[0] == "rounding_order"
     assert results.loss(step, finding([loss, *rows]), of(rows[0]), loss)[0] == "unknown"

@@ -24,7 +24,7 @@ def record(module: str, slot: str, **given: Any) -> dict[str, Any]:
     size = error or 0.0
     return {
         "call_id": {EXPERTS: 0, INSIDE: 1, "norm": 2, "layers.0.mlp": 3}[module],
-        "module": module, "slot": slot, "passage": 0, "phase": execution.FORWARD,
+        "module": module, "slot": slot, "micro_batch": 0, "phase": execution.FORWARD,
         "status": "matched", "reason": None, "judged": True, "shape_benchmark": shape,
         "shape_target": shape, "error": error, "floor": FLOOR, "excess": size / FLOOR,
         "beyond": size > FLOOR, "norm_benchmark": 100.0, "norm_diff": 1e-5,

@@ -22,7 +22,7 @@ def record(place: int, module: str, **given: Any) -> dict[str, Any]:
     floor = given.get("floor", FLOOR)
     error = given.get("error", 0.1 * floor)
     return {
-        "place": place, "passage": 0, "module": module, "call_id": 1, "slot": "output",
+        "sequence": place, "micro_batch": 0, "module": module, "call_id": 1, "slot": "output",
         "phase": execution.FORWARD, "status": "matched", "reason": None, "judged": True,
         "dtype_benchmark": "torch.bfloat16", "shape_benchmark": [TOKENS, EXPERTS],
         "norm_benchmark": None, "error": error, "floor": floor, "excess": error / floor,
@@ -41,8 +41,8 @@ def table(differ: float, floor: float = FLOOR, scores: float = 0.1) -> pl.DataFr
             record(2, "l.mlp.experts.act_fn", call_id=2, floor=floor, error=1.0),
             record(3, "l.mlp", call_id=3, floor=floor, error=behind),
             record(4, "l.mlp", call_id=4, floor=floor, error=behind, phase=execution.BACKWARD),
-            record(5, "norm", call_id=5, floor=floor, error=behind, passage=1),
-            record(6, "norm", call_id=6, floor=floor, error=behind, passage=9,
+            record(5, "norm", call_id=5, floor=floor, error=behind, micro_batch=1),
+            record(6, "norm", call_id=6, floor=floor, error=behind, micro_batch=9,
                    phase=execution.GRADIENTS),
         ],
         schema_overrides={"excused_by": pl.String, "unjudged_because": pl.String},
@@ -83,16 +83,16 @@ def test_other_choices_are_a_fault(differ: float, floor: float, scores: float) -
 
 def test_what_follows_may_not_differ_by_more_than_tokens_do() -> None:
     rows = table(1.0).with_columns(
-        error=pl.when(pl.col("place") == 3).then(0.9).otherwise("error"),
-        excess=pl.when(pl.col("place") == 3).then(0.9 / FLOOR).otherwise("excess"),
-        beyond=pl.when(pl.col("place") == 3).then(True).otherwise("beyond"),
+        error=pl.when(pl.col("sequence") == 3).then(0.9).otherwise("error"),
+        excess=pl.when(pl.col("sequence") == 3).then(0.9 / FLOOR).otherwise("excess"),
+        beyond=pl.when(pl.col("sequence") == 3).then(True).otherwise("beyond"),
     )
     assert first_beyond(allowed(rows)[0]) == ["l.mlp"]
 
 
 def test_what_is_not_finite_is_beyond_all_the_same() -> None:
     rows = table(1.0).with_columns(
-        status=pl.when(pl.col("place") == 2).then(pl.lit("nonfinite")).otherwise("status"),
-        reason=pl.when(pl.col("place") == 2).then(pl.lit("target")).otherwise("reason"),
+        status=pl.when(pl.col("sequence") == 2).then(pl.lit("nonfinite")).otherwise("status"),
+        reason=pl.when(pl.col("sequence") == 2).then(pl.lit("target")).otherwise("reason"),
     )
     assert first_beyond(allowed(rows)[0]) == ["l.mlp.experts.act_fn"]

@@ -19,6 +19,11 @@ MODELS = ("actor_rollout_ref.actor", "actor_rollout_ref.ref", "critic")
 CPU_ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",
     "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    # what `attention_backend=local` stands for; Megatron stops where the caller's shell, or a model
+    # that was made before in the same process, says otherwise
+    "NVTE_FLASH_ATTN": "0",
+    "NVTE_FUSED_ATTN": "0",
+    "NVTE_UNFUSED_ATTN": "0",
 }
 #: Of Transformer Engine's alone, or fused for GPUs.
 _PLAIN = (
