@@ -118,30 +118,30 @@ def text(value: str, secrets: Iterable[str] = (), *, names: bool = True) -> str:
     return _without_assigned(value) if names else value
 
 
-def _without_assigned(told: str) -> str:
+def _without_assigned(line: str) -> str:
     parts, at = [], 0
-    while found := _ASSIGNED.search(told, at):
+    while found := _ASSIGNED.search(line, at):
         divided = "=" in found["between"] or ":" in found["between"] or found["flag"]
         hidden = found["value"].strip("'\"")
         if divided and is_secret(found["name"], hidden):
-            parts.append(told[at : found.start("value")] + found["value"].replace(hidden, REDACTED))
+            parts.append(line[at : found.start("value")] + found["value"].replace(hidden, REDACTED))
             at = found.end()
         else:
             # the value may be an assignment itself: --env=HF_TOKEN=…
-            parts.append(told[at : found.start("value")])
+            parts.append(line[at : found.start("value")])
             at = found.start("value")
-    return "".join(parts) + told[at:]
+    return "".join(parts) + line[at:]
 
 
 def command(words: Iterable[str], secrets: Iterable[str] = ()) -> list[str]:
     """The words of a command line, also where a flag and its value are two."""
-    told, secrets = [], tuple(secrets)
+    redacted, secrets = [], tuple(secrets)
     flag = ""
     for word in words:
         hidden = flag and not word.startswith("--") and is_secret(flag, word)
-        told.append(REDACTED if hidden else text(word, secrets))
+        redacted.append(REDACTED if hidden else text(word, secrets))
         flag = word.lstrip("-") if word.startswith("--") and "=" not in word else ""
-    return told
+    return redacted
 
 
 def value(found: Any, name: str = "", secrets: Iterable[str] = ()) -> Any:

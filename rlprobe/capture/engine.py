@@ -10,8 +10,8 @@ from torch import nn
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where one stage of one step on one rank goes."""
+class StageContext:
+    """Which stage of which step and rank is captured, and where its files go."""
 
     #: Canonical stage name.
     stage: str
@@ -21,7 +21,7 @@ class Place:
     #: ``{dump}/{stage}/step{step}/rank{rank}``.
     directory: Path
     #: Of generation: the caller picks the forwards, so no tokens are counted here.
-    whole: bool = False
+    chosen_forwards: bool = False
 
     @property
     def key(self) -> tuple[str, int]:
@@ -57,7 +57,7 @@ class Engine(Protocol):
     #: ``light`` or ``msprobe``.
     name: str
 
-    def watch(self, place: Place, models: list[nn.Module]) -> Watch:
+    def watch(self, context: StageContext, models: list[nn.Module]) -> Watch:
         """Begin to capture; a stage entered again in the same step goes on where it stopped."""
 
 

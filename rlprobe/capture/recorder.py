@@ -22,7 +22,7 @@ from rlprobe import stages
 from rlprobe.capture import key_data, memory, provenance, updates, weights
 from rlprobe.capture.budget import Budget
 from rlprobe.capture.dumpfile import DebugFile, mark_partial
-from rlprobe.capture.engine import Engine, Place, Tally, Watch
+from rlprobe.capture.engine import Engine, StageContext, Tally, Watch
 from rlprobe.capture.parts import Parts
 from rlprobe.capture.session import CaptureOptions, Session
 from rlprobe.capture.trace.watch import Tracing, unwatched
@@ -104,7 +104,7 @@ class Recorder:
         *,
         optimizer: Any = None,
         adapter: bool | None = None,
-        whole: bool = False,
+        chosen_forwards: bool = False,
     ) -> Iterator[StageScope]:
         """Capture the body of the ``with`` as one entry of a stage.
 
@@ -115,7 +115,8 @@ class Recorder:
             model: the module whose layers are captured, or its chunks.
             optimizer: of an update stage, where there is one.
             adapter: whether LoRA adapters are on; None where there are none.
-            whole: of generation: the body is forwards of the token range only, and all of them.
+            chosen_forwards: of generation: the body is forwards of the token range only, and all
+                of them.
 
         Raises:
             RunError: the disk budget is spent; everything captured so far is complete.
@@ -129,13 +130,13 @@ class Recorder:
         self._budget.require(stage, step)
         self._introduce(step, trainer_step)
         started = time.monotonic()
-        directory = self.place(stage, step)
+        directory = self.directory(stage, step)
         scope = StageScope(self, stage, step, models, self._debug_file(stage, step, directory))
         before = self._digest(stage, step, models)
-        place = Place(stage, step, self.rank, directory, whole)
-        watch = self._engine.watch(place, models)
+        context = StageContext(stage, step, self.rank, directory, chosen_forwards)
+        watch = self._engine.watch(context, models)
         scope._watch = watch
-        scope._trace = self._tracing(place, models)
+        scope._trace = self._tracing(context, models)
         try:
             with memory.recording(self.session, stage, step, self.rank), scope._traced():
                 yield scope
@@ -166,15 +167,15 @@ class Recorder:
             },
         )
 
-    def _tracing(self, place: Place, models: list[nn.Module]) -> Tracing | None:
+    def _tracing(self, context: StageContext, models: list[nn.Module]) -> Tracing | None:
         """The operators' trace of a stage and step, over all its entries."""
         if self.session.capture.trace is None:
             return None
-        if place.key not in self._traces:
-            self._traces = {place.key: Tracing(place, models, self.session.capture)}
-        return self._traces[place.key]
+        if context.key not in self._traces:
+            self._traces = {context.key: Tracing(context, models, self.session.capture)}
+        return self._traces[context.key]
 
-    def place(self, stage: str, step: int) -> Path:
+    def directory(self, stage: str, step: int) -> Path:
         """``{dump}/{stage}/step{step}/rank{rank}``."""
         return Path(self.session.dump) / stage / f"step{step}" / f"rank{self.rank}"
 

@@ -146,11 +146,11 @@ def run(args: argparse.Namespace) -> int:
         # whatever ends this command leaves no earlier result
         args.json.unlink(missing_ok=True)
     try:
-        lack, told = (_two_sides if args.train_infer is None else _train_infer)(args)
+        lack, summaries = (_two_sides if args.train_infer is None else _train_infer)(args)
     except RlprobeError as error:
         _write_result(args, error, [])
         raise
-    _write_result(args, lack, told)
+    _write_result(args, lack, summaries)
     if lack is not None:
         if not args.no_fail:
             raise lack
@@ -171,19 +171,19 @@ def _options(args: argparse.Namespace) -> Options:
     )
 
 
-_Told = tuple[NotComparableError | None, list[dict[str, Any]]]
+_Outcome = tuple[NotComparableError | None, list[dict[str, Any]]]
 
 
 def _write_result(
-    args: argparse.Namespace, lack: RlprobeError | None, told: list[dict[str, Any]]
+    args: argparse.Namespace, lack: RlprobeError | None, summaries: list[dict[str, Any]]
 ) -> None:
     if args.json is None:
         return
     message = None if lack is None else str(lack)
-    write_json(args.json, {"comparable": lack is None, "message": message, "stages": told})
+    write_json(args.json, {"comparable": lack is None, "message": message, "stages": summaries})
 
 
-def _two_sides(args: argparse.Namespace) -> _Told:
+def _two_sides(args: argparse.Namespace) -> _Outcome:
     """Why the comparison is none, and what each stage's summary says."""
     if args.benchmark is None or args.target is None or args.engine_dump is not None:
         raise UsageError("give BENCHMARK and TARGET, or --train-infer RUN [--engine-dump DIR]")
@@ -268,7 +268,7 @@ def _bounds() -> Callable[[pl.DataFrame], pl.DataFrame]:
     return noise.annotate
 
 
-def _train_infer(args: argparse.Namespace) -> _Told:
+def _train_infer(args: argparse.Namespace) -> _Outcome:
     """The same of training against inference."""
     if args.benchmark is not None:
         raise UsageError("--train-infer takes one run, and no BENCHMARK and TARGET")

@@ -83,7 +83,7 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
         if samples is not None:
             found = samples.compare(stage.stage)
             if found is not None:
-                summary.samples = found.told
+                summary.samples = found.summary
                 for name, table in found.tables.items():
                     writer.write_table(out / stage.stage, name, table, summary)
         writer.write_stage(out / stage.stage, tables, summary)

@@ -197,7 +197,7 @@ def _by_content(
 
     tables = [[side.table(process) for process in own] for side, own in zip(sides, at, strict=True)]
     found: list[Pairing] = []
-    told: dict[bool, list[str]] = {True: [], False: []}
+    labels: dict[bool, list[str]] = {True: [], False: []}
     for number, pair in enumerate(processes.pair(*tables)):
         one = None if pair.benchmark is None else at[0][pair.benchmark]
         other = None if pair.target is None else at[1][pair.target]
@@ -205,16 +205,16 @@ def _by_content(
             "none" if process is None else side.label(process)
             for side, process in zip(sides, (one, other), strict=True)
         ]
-        told[pair.guessed].append(" with ".join(named))
+        labels[pair.guessed].append(" with ".join(named))
         found.append(Pairing(step, number if one is None else one.rank, one, other))
     for guessed, how in (
         (False, "are paired by what they were given"),
         (True, "are paired in order, which is a guess: nothing they were given tells them apart"),
     ):
-        if told[guessed]:
+        if labels[guessed]:
             notes.append(
-                f"step {step}: processes without ranks {how} ({_listed(told[guessed])}, benchmark "
-                "first)"
+                f"step {step}: processes without ranks {how} ({_listed(labels[guessed])}, "
+                "benchmark first)"
             )
     return found
 

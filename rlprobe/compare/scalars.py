@@ -98,9 +98,9 @@ def _with_differing(table: pl.DataFrame, rows: pl.Series) -> pl.DataFrame:
     for row in chosen.select(*columns, "max_diff", "min_diff").iter_rows():
         tensors, dtypes, values = row[0:2], row[2:4], row[4:6]
         if all(tensors):
-            for key, at, told in (("Max", 6, largest), ("Min", 8, least)):
+            for key, at, differences in (("Max", 6, largest), ("Min", 8, least)):
                 b, t = (_extreme(values[n], key, row[at + n]) for n in (0, 1))
-                told.append(row[at // 2 + 7] if b is None or t is None else _float(t - b))
+                differences.append(row[at // 2 + 7] if b is None or t is None else _float(t - b))
             errors.append(None)
             continue
         least.append(row[11])

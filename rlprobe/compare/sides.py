@@ -136,11 +136,11 @@ class RunStage(StageSource):
         if self.tree is None:
             return None
         from rlprobe.dumps.tensors import source
-        from rlprobe.dumps.tensors.places import places
+        from rlprobe.dumps.tensors.spans import spans
 
         run = self.path.parents[1]
         listing.found(run, "tensors.parquet")
-        found = places(run, f"{self.tree.name}/step{process.step}/rank{process.rank}")
+        found = spans(run, f"{self.tree.name}/step{process.step}/rank{process.rank}")
         return source.in_store(found, check_crc) if found else None
 
     def stacks(self, process: Process) -> dict[str, str]:

@@ -49,7 +49,7 @@ def both(plan: Iterable[StagePlan], rows: Iterable[Mapping[str, Any]]) -> dict[s
                     if place not in known:
                         known[place] = source.stacks(process)
                     name = row.get(f"name_{side}") or row.get("name")
-                    said += _told(side, known[place].get(call_of(str(name))))
+                    said += _frames(side, known[place].get(call_of(str(name))))
             if said:
                 found[str(row["name"])] = said
     return found
@@ -61,7 +61,7 @@ def call_of(name: str) -> str:
     return match[1] if match else name
 
 
-def _told(side: str, stack: str | None) -> list[str]:
+def _frames(side: str, stack: str | None) -> list[str]:
     if not stack:
         return [f"{side}: no stack was recorded"]
     # a frame is two lines: where, and the code there
@@ -83,13 +83,13 @@ def column(records: pl.DataFrame, stage: StagePlan) -> pl.Series:
     for pairing in stage.pairings:
         if source is not None and pairing.target is not None:
             stacks[pairing.step, pairing.rank] = source.stacks(pairing.target)
-    told: set[tuple[int, int, str]] = set()
+    seen: set[tuple[int, int, str]] = set()
     cells: list[str | None] = []
     for step, rank, name in records.select("step", "rank", "name_target").iter_rows():
         call = None if name is None else call_of(name)
-        if call is None or (step, rank, call) in told:
+        if call is None or (step, rank, call) in seen:
             cells.append(None)
             continue
-        told.add((step, rank, call))
+        seen.add((step, rank, call))
         cells.append(stacks.get((step, rank), {}).get(call))
     return pl.Series("stack", cells, dtype=pl.String)

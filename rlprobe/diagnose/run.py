@@ -87,14 +87,14 @@ def diagnose(directory: Path) -> Diagnosis:
         gate = check(Evidence(results, benchmark, target, controls, step, how_much.extents))
     for item in gate.items:
         _log.debug("gate: %s %s: %s", item.item, item.state, item.evidence)
-    parted = None if gate.is_shut else analysis.first_of(step)
-    strip = _strip(results, target, step, parted, gate)
+    diverged = None if gate.is_shut else analysis.first_of(step)
+    strip = _strip(results, target, step, diverged, gate)
     if gate.is_shut:
         return _not_comparable(results, gate, step, strip, benchmark, how_much)
-    if parted is None:
+    if diverged is None:
         later = len([s for s in target.manifest.steps if s > number])
         return _aligned(results, gate, step, strip, later, how_much)
-    return _diverged(results, gate, step, strip, parted, benchmark, target, how_much)
+    return _diverged(results, gate, step, strip, diverged, benchmark, target, how_much)
 
 
 def _extents(results: Results, judged: dict[str, pl.DataFrame]) -> Extents:
@@ -111,7 +111,7 @@ def first_step(benchmark: Run, target: Run) -> int:
 
 
 def _strip(
-    results: Results, target: Run, step: Step, parted: Finding | None, gate: Gate
+    results: Results, target: Run, step: Step, diverged: Finding | None, gate: Gate
 ) -> list[StageResult]:
     """Every stage of the benchmark's step, in order, and what was found of it."""
     planned = results.stages()
@@ -126,7 +126,7 @@ def _strip(
             if name in planned or finding is not None:
                 counts = (finding.records, finding.beyond) if finding is not None else (0, 0)
                 strip.append(StageResult(name, "not_compared", *counts))
-        elif parted is not None and finding is parted:
+        elif diverged is not None and finding is diverged:
             strip.append(StageResult(name, "diverged", finding.records, finding.beyond))
             after = True
         elif finding.origin is not None and after:
@@ -167,17 +167,17 @@ def _diverged(
     gate: Gate,
     step: Step,
     strip: list[StageResult],
-    parted: Finding,
+    diverged: Finding,
     benchmark: Run,
     target: Run,
     judged: Judged,
 ) -> Diagnosis:
-    parted = multiples.measured(results, step.number, parted)
-    cause = classify(step, parted, _world_size(target), _profile(results, step, parted))
-    cause = _with_block(results, step, parted, cause)
-    first = _first(results, step, parted, benchmark)
-    assert parted.origin is not None
-    row = parted.origin.row
+    diverged = multiples.measured(results, step.number, diverged)
+    cause = classify(step, diverged, _world_size(target), _profile(results, step, diverged))
+    cause = _with_block(results, step, diverged, cause)
+    first = _first(results, step, diverged, benchmark)
+    assert diverged.origin is not None
+    row = diverged.origin.row
     begin = target.manifest.first_step
     return Diagnosis(
         verdict="diverged",
@@ -194,7 +194,7 @@ def _diverged(
         first=first,
         cause=cause,
         coverage=coverage(results),
-        noise=_noise(results, step, parted),
+        noise=_noise(results, step, diverged),
         stages=strip,
         extent=judged.extents,
         judged=judged.summary,
@@ -252,18 +252,18 @@ def _sample_id(benchmark: Run, step: int, digest: str | None) -> str | None:
     return next((s.id for s in samples if s.sample_digest == digest), digest)
 
 
-def _profile(results: Results, step: Step, parted: Finding) -> tokens.Profile | None:
-    row = parted.origin.row if parted.origin is not None else {}
+def _profile(results: Results, step: Step, diverged: Finding) -> tokens.Profile | None:
+    row = diverged.origin.row if diverged.origin is not None else {}
     if row.get("direction") != "forward" or not isinstance(row.get("order"), int):
         return None
-    passes = parted.stage.before_update
-    rank = parted.rank or 0
-    return tokens.profile(results, parted.stage.name, step.number, rank, row["order"], passes)
+    passes = diverged.stage.before_update
+    rank = diverged.rank or 0
+    return tokens.profile(results, diverged.stage.name, step.number, rank, row["order"], passes)
 
 
-def _with_block(results: Results, step: Step, parted: Finding, cause: Cause) -> Cause:
+def _with_block(results: Results, step: Step, diverged: Finding, cause: Cause) -> Cause:
     """The cause with the block that sketches of tokens point at, where no record could."""
-    stage = parted.stage
+    stage = diverged.stage
     if stage.misplaced is None:
         return cause
     floors = stage.rows.filter(pl.col("floor").is_not_null()).select("name", "floor")
@@ -278,21 +278,21 @@ def _with_block(results: Results, step: Step, parted: Finding, cause: Cause) -> 
     return msgspec.structs.replace(cause, evidence=[*cause.evidence, said])
 
 
-def _first(results: Results, step: Step, parted: Finding, benchmark: Run) -> First:
-    origin = parted.origin
+def _first(results: Results, step: Step, diverged: Finding, benchmark: Run) -> First:
+    origin = diverged.origin
     assert origin is not None
     row = origin.row
-    sample, token = _place(parted)
+    sample, token = _place(diverged)
     if sample is None and isinstance(row.get("order"), int):
         # a stage without key data of its own: token sketches, where they were captured
-        rank = parted.rank or 0
-        found = tokens.place(results, parted.stage.name, step.number, rank, row["order"])
+        rank = diverged.rank or 0
+        found = tokens.place(results, diverged.stage.name, step.number, rank, row["order"])
         sample, token = found or (None, None)
     sample = _sample_id(benchmark, step.number, sample)
     return First(
-        stage=parted.stage.name,
+        stage=diverged.stage.name,
         step=step.number,
-        rank=parted.rank or 0,
+        rank=diverged.rank or 0,
         module=origin.module,
         call=row.get("call"),
         operator=origin.operator,
@@ -303,9 +303,9 @@ def _first(results: Results, step: Step, parted: Finding, benchmark: Run) -> Fir
     )
 
 
-def _place(parted: Finding) -> tuple[str | None, int | None]:
+def _place(diverged: Finding) -> tuple[str | None, int | None]:
     """Sample and position where the stage's own key data parts most."""
-    found = [d for d in parted.key_data if (d.error or any(d.lopsided)) and d.sample is not None]
+    found = [d for d in diverged.key_data if (d.error or any(d.lopsided)) and d.sample is not None]
     if not found:
         return None, None
     worst = max(found, key=lambda d: (max(d.lopsided), d.error or 0.0))
@@ -338,7 +338,7 @@ def _largest(step: Step) -> float:
     return nearest
 
 
-def _noise(results: Results, step: Step, parted: Finding | None) -> Values:
+def _noise(results: Results, step: Step, diverged: Finding | None) -> Values:
     controls = {
         pair: _control(results, pair)
         for pair in (REPEAT, REPEAT_TARGET, HIGH_PRECISION)
@@ -354,8 +354,8 @@ def _noise(results: Results, step: Step, parted: Finding | None) -> Values:
     }
     if HIGH_PRECISION in controls:
         found["r_limit"] = R_LIMIT
-    if parted is not None and parted.origin is not None:
-        row = parted.origin.row
+    if diverged is not None and diverged.origin is not None:
+        row = diverged.origin.row
         measure = decisive.of(row)
         found["first"] = {
             "record": row.get("name"), "slot": row.get("slot"), "measure": measure.name,

@@ -64,8 +64,8 @@ _ONE_SCHEDULE = "loss_mask"
 _NOT_OF_SAMPLES = "_grad_norm"
 #: Larger arrays of one micro-batch are refused.
 MAX_BYTES = 4 << 30
-#: Rank and micro-step.
-Place = tuple[int, int]
+#: Of which rank and micro-step a micro-batch is.
+BatchKey = tuple[int, int]
 
 
 def stage_of(key: str) -> str:
@@ -140,14 +140,14 @@ class KeyData:
     def __init__(self, data: Path, proof: Iterable[Mapping[str, Any]] = ()) -> None:
         self.data = data
         self.proof = list(proof)
-        self._batches: dict[int, dict[Place, MicroBatch]] = {}
-        self._files: dict[tuple[str, int], dict[Place, Saved]] = {}
+        self._batches: dict[int, dict[BatchKey, MicroBatch]] = {}
+        self._files: dict[tuple[str, int], dict[BatchKey, Saved]] = {}
 
     def keys(self) -> list[str]:
         """Names of what was recorded of samples (gradient norms are of parameter groups)."""
         return [name for name in self._names if not name.endswith(_NOT_OF_SAMPLES)]
 
-    def _saved(self, key: str, step: int) -> dict[Place, Saved]:
+    def _saved(self, key: str, step: int) -> dict[BatchKey, Saved]:
         if (key, step) not in self._files:
             self._files[key, step] = singlesave.saved(self.data, key, step)
         return self._files[key, step]
@@ -171,7 +171,7 @@ class KeyData:
         places |= {self.data / key for key in self.keys()}
         return sorted({n for place in places for n, _ in singlesave.numbered(place, "step")})
 
-    def micro_batches(self, step: int) -> dict[Place, MicroBatch]:
+    def micro_batches(self, step: int) -> dict[BatchKey, MicroBatch]:
         """The micro-batches whose tokens were recorded.
 
         Raises:
@@ -189,7 +189,7 @@ class KeyData:
         """
         batches = self.micro_batches(step)
         own = stage_of(key) == stages.LOG_PROB or (self.data / _ONE_SCHEDULE).is_dir()
-        known = _places(batches)
+        known = _rows_of_samples(batches)
         found: list[Row] = []
         for (rank, micro), values in sorted(self.arrays(key, step).items()):
             batch = batches.get((rank, micro), MicroBatch())
@@ -218,26 +218,26 @@ class KeyData:
                 found.setdefault(int(entry["rank"]), []).extend(entry["samples"])
         return found
 
-    def arrays(self, key: str, step: int) -> dict[Place, list[Array]]:
+    def arrays(self, key: str, step: int) -> dict[BatchKey, list[Array]]:
         """Rows of every micro-batch, untrimmed.
 
         Raises:
             DumpError: a file is damaged.
         """
-        return {place: _rows(files, key) for place, files in self._saved(key, step).items()}
+        return {at: _rows(files, key) for at, files in self._saved(key, step).items()}
 
-    def _read_batches(self, step: int) -> dict[Place, MicroBatch]:
+    def _read_batches(self, step: int) -> dict[BatchKey, MicroBatch]:
         prompts, responses, masks, inputs = (
             self.arrays(key, step) for key in (PROMPTS, RESPONSES, MASK, INPUT_IDS)
         )
         found = {}
-        for place in prompts.keys() & responses.keys():
-            batch = self._batch(prompts[place], responses[place], masks.get(place))
+        for at in prompts.keys() & responses.keys():
+            batch = self._batch(prompts[at], responses[at], masks.get(at))
             if batch is None:
                 continue
             lengths = [p + r for p, r in zip(batch.prompts, batch.responses, strict=True)]
-            ragged = [len(row) for row in inputs.get(place, ())] == lengths
-            found[place] = replace(batch, ragged=ragged)
+            ragged = [len(row) for row in inputs.get(at, ())] == lengths
+            found[at] = replace(batch, ragged=ragged)
         return found
 
     def _batch(
@@ -264,7 +264,7 @@ class KeyData:
 
     def _named_by_proof(self, found: list[Row], key: str, step: int) -> list[Row]:
         order = self.order(stage_of(key), step)
-        known = _places(self.micro_batches(step))
+        known = _rows_of_samples(self.micro_batches(step))
         named = []
         for rank, own in itertools.groupby(found, key=lambda row: row.rank):
             rows = list(own)
@@ -279,7 +279,7 @@ class KeyData:
         return named
 
     @staticmethod
-    def _of_sample(row: Row, sample: str, key: str, known: Mapping[str, _Place]) -> Row:
+    def _of_sample(row: Row, sample: str, key: str, known: Mapping[str, _BatchRow]) -> Row:
         """A row whose sample is known, without its padding where the sample's tokens are."""
         batch, index = known.get(sample, (None, 0))
         if batch is None:
@@ -301,10 +301,10 @@ class KeyData:
 
 
 #: A micro-batch and a row of it.
-_Place = tuple[MicroBatch, int]
+_BatchRow = tuple[MicroBatch, int]
 
 
-def _places(batches: Mapping[Place, MicroBatch]) -> dict[str, _Place]:
+def _rows_of_samples(batches: Mapping[BatchKey, MicroBatch]) -> dict[str, _BatchRow]:
     """Where each sample's tokens are."""
     return {
         sample: (batch, index)

@@ -95,10 +95,10 @@ def compare_dumps(
         names = [summary.stage for summary in summaries]
         results = Results.of_comparison(directory, names)
         step = judge(results, outline.first_step(results))
-        parted = analysis.first_of(step)
+        diverged = analysis.first_of(step)
         first = None
-        if parted is not None and parted.origin is not None:
-            first = {"stage": parted.stage.name, **parted.origin.row}
+        if diverged is not None and diverged.origin is not None:
+            first = {"stage": diverged.stage.name, **diverged.origin.row}
         held = [
             finding.held.with_columns(stage=pl.lit(name)) for name, finding in step.findings.items()
         ]

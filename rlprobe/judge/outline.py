@@ -55,13 +55,13 @@ def lines(
         out: the results directory, as the user named it.
         stacks: lines about who called a record, by its name; empty where none are wanted.
     """
-    parted = analysis.first_of(step)
-    yield from _first(step, parted, stacks)
+    diverged = analysis.first_of(step)
+    yield from _first(step, diverged, stacks)
     yield from _key_data(step)
     yield from _worst(step, stacks)
     yield from _counts(summaries)
     yield from _not_compared(step, summaries)
-    yield from _next(parted, summaries, out)
+    yield from _next(diverged, summaries, out)
 
 
 def unjudged(summaries: Sequence[Summary], out: str) -> Iterator[str]:
@@ -75,24 +75,24 @@ def unjudged(summaries: Sequence[Summary], out: str) -> Iterator[str]:
 
 def listed(step: Step) -> list[dict[str, Any]]:
     """The first record that parts, and the worst: whoever looks for their stacks."""
-    parted = analysis.first_of(step)
-    own = [] if parted is None or parted.origin is None else [parted.origin.row]
+    diverged = analysis.first_of(step)
+    own = [] if diverged is None or diverged.origin is None else [diverged.origin.row]
     return own + _beyond(step).head(WORST).to_dicts()
 
 
 def _first(
-    step: Step, parted: Finding | None, stacks: Mapping[str, Sequence[str]]
+    step: Step, diverged: Finding | None, stacks: Mapping[str, Sequence[str]]
 ) -> Iterator[str]:
-    if parted is None or parted.origin is None:
+    if diverged is None or diverged.origin is None:
         held = sum(finding.held.height for finding in step.findings.values())
         if held:
             yield f"Nothing parts by more than round-off allows: {held:,} records judged."
         else:
             yield "Nothing could be judged."
         return
-    origin, row = parted.origin, parted.origin.row
+    origin, row = diverged.origin, diverged.origin.row
     what = f"{origin.module} ({origin.operator})" if origin.module else str(origin.operator)
-    where = f"{parted.stage.name}, step {step.number}, rank {parted.rank or 0}"
+    where = f"{diverged.stage.name}, step {step.number}, rank {diverged.rank or 0}"
     yield f"First to part: {what}, in {where}"
     yield f"  {_names(row)}"
     yield f"  {_size(row)}"
@@ -245,12 +245,12 @@ def _ambiguous(summary: Summary) -> list[str]:
     ]
 
 
-def _next(parted: Finding | None, summaries: Sequence[Summary], out: str) -> Iterator[str]:
+def _next(diverged: Finding | None, summaries: Sequence[Summary], out: str) -> Iterator[str]:
     yield ""
     yield "Next:"
     kinds = {kind for s in summaries for kind in s.tables}
-    if parted is not None and parted.origin is not None:
-        row = parted.origin.row
+    if diverged is not None and diverged.origin is not None:
+        row = diverged.origin.row
         call = str(row.get("name_benchmark") or row.get("name")).rsplit(".", 2)[0]
         if row.get("error_kind") == _BOUND:
             yield (

@@ -1,9 +1,9 @@
-"""Gradients and changes of parameters as wholes, where the sides are sharded differently.
+"""Gradients and changes of parameters unsharded, where the sides are sharded differently.
 
 One side's rank holds half of a parameter, the other's all of it: record against record, nothing can
-be compared. Sketches of shards whose places are known add up to the whole tensor's
-(:mod:`rlprobe.sketch`), squared norms likewise, so the wholes can. Where a place or a shard is not
-known, nothing is said of the parameter.
+be compared. Sketches of shards whose offsets are known add up to the whole tensor's
+(:mod:`rlprobe.sketch`), squared norms likewise, so whole tensors can. Where an offset or a shard is
+not known, nothing is said of the parameter.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 UPDATES = ("grad_reduced", "grad_clipped", "change")
 _SIDES = ("benchmark", "target")
-#: Parameter -> rank -> its shard's shape, place, and the shape of the whole.
-_Places = dict[str, dict[int, dict[str, Any]]]
+#: Parameter -> rank -> its shard's shape, offset, and the shape of the whole.
+_Shards = dict[str, dict[int, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Joined:
 
 
 @dataclass(frozen=True)
-class _Whole:
+class _Unsharded:
     shape: list[int]
     norm: float
     largest: float
@@ -60,7 +60,7 @@ def joined(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joine
 
     Returns:
         the rows, of which those of differently sharded parameters are replaced: a matched row on
-        the benchmark's first rank, or one that was not measured where wholes are not known.
+        the benchmark's first rank, or one that was not measured where not all shards are known.
 
     Raises:
         StoreError: a record table is damaged.
@@ -69,16 +69,18 @@ def joined(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joine
     update = rows.filter(pl.col("slot").is_in(UPDATES) & pl.col("module").is_not_null())
     if update.is_empty() or runs[0] is None or runs[1] is None:
         return Joined(rows)
-    places = [_places(run, stage, step) for run in runs if run is not None]
+    layouts = [_layout(run, stage, step) for run in runs if run is not None]
     other = sorted(
-        name for name in set(places[0]) & set(places[1]) if not _alike(*(p[name] for p in places))
+        name
+        for name in set(layouts[0]) & set(layouts[1])
+        if not _alike(*(p[name] for p in layouts))
     )
     parameter = pl.concat_str("module", "index", separator=".")
     affected = rows.filter(pl.col("slot").is_in(UPDATES) & parameter.is_in(other))
     if affected.is_empty():
         return Joined(rows)
     sketches = [_sketches(run, stage, step) for run in runs if run is not None]
-    kept, whole_sketches = [], {}
+    kept, unsharded_sketches = [], {}
     for _, part in affected.group_by("name", maintain_order=True):
         first = part.filter(pl.col("name_benchmark").is_not_null()).sort("rank")
         if first.is_empty():
@@ -86,27 +88,27 @@ def joined(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joine
         row = first.row(0, named=True)
         name = f"{row['module']}.{row['index']}"
         both = [
-            _whole(_shards(part, side), places[i][name], sketches[i])
+            _unsharded(_shards(part, side), layouts[i][name], sketches[i])
             for i, side in enumerate(_SIDES)
         ]
         kept.append(_row(row, *both))
         if both[0] is not None and both[1] is not None:
             pair = both[0].sketch, both[1].sketch
             if pair[0] is not None and pair[1] is not None:
-                whole_sketches[row["rank"], row["name"]] = pair[0], pair[1]
+                unsharded_sketches[row["rank"], row["name"]] = pair[0], pair[1]
     rest = rows.join(affected.select("rank", "name"), on=["rank", "name"], how="anti")
     table = pl.concat([rest, pl.DataFrame(kept, schema=rows.schema)]).sort(
         "rank", "order", maintain_order=True
     )
-    return Joined(table, whole_sketches)
+    return Joined(table, unsharded_sketches)
 
 
-def _places(run: Run, stage: str, step: int) -> _Places:
+def _layout(run: Run, stage: str, step: int) -> _Shards:
     table = run.weights()
     if table is None:
         return {}
     here = table.filter((pl.col("stage") == stage) & (pl.col("step") == step))
-    found: _Places = {}
+    found: _Shards = {}
     for row in here.select("rank", "name", "shape", "local_shape", "offset", "complete").iter_rows(
         named=True
     ):
@@ -116,11 +118,11 @@ def _places(run: Run, stage: str, step: int) -> _Places:
 
 def _alike(benchmark: dict[int, dict[str, Any]], target: dict[int, dict[str, Any]]) -> bool:
     """Whether every rank of both sides holds the same part."""
-    layouts = [
+    held = [
         {rank: (tuple(row["local_shape"]), row["offset"]) for rank, row in side.items()}
         for side in (benchmark, target)
     ]
-    return layouts[0] == layouts[1]
+    return held[0] == held[1]
 
 
 def _shards(part: pl.DataFrame, side: str) -> Iterable[dict[str, Any]]:
@@ -137,15 +139,15 @@ def _shards(part: pl.DataFrame, side: str) -> Iterable[dict[str, Any]]:
     )
 
 
-def _whole(
+def _unsharded(
     shards: Iterable[dict[str, Any]],
-    places: dict[int, dict[str, Any]],
+    layout: dict[int, dict[str, Any]],
     sketches: dict[tuple[int, str], sketched.Vector],
-) -> _Whole | None:
-    """The whole that shards make up; None where one is missing or its place is unknown."""
+) -> _Unsharded | None:
+    """The tensor that shards make up; None where one is missing or its offset is unknown."""
     held: list[unshard.Shard] = []
     for shard in shards:
-        place = places.get(shard["rank"])
+        place = layout.get(shard["rank"])
         if place is None or not unshard.is_placed(place):
             return None
         # a distributed optimizer has a stretch of the gradient where the weight is whole
@@ -162,7 +164,7 @@ def _whole(
     count = sum(sizes)
     if norm is None or not count or count != math.prod(shape):
         return None
-    return _Whole(
+    return _Unsharded(
         shape,
         norm,
         max(part["max"] for part in parts),
@@ -172,8 +174,10 @@ def _whole(
     )
 
 
-def _row(row: dict[str, Any], benchmark: _Whole | None, target: _Whole | None) -> dict[str, Any]:
-    """``row`` with the numbers of two wholes; without an error where one is unknown."""
+def _row(
+    row: dict[str, Any], benchmark: _Unsharded | None, target: _Unsharded | None
+) -> dict[str, Any]:
+    """``row`` with the numbers of two unsharded tensors; without an error where one is unknown."""
     row = row | {"error": None, "error_kind": None, "error_uncertainty": None}
     row |= {f"digest_{side}": None for side in _SIDES}
     if benchmark is None or target is None:

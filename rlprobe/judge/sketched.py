@@ -59,13 +59,13 @@ def both(
     left, right = (of(run, stage, step, slots) for run in runs if run is not None)
     if left is None or right is None:
         return None
-    wholes = _known(joined, left.schema["sketch"])
+    known = _known(joined, left.schema["sketch"])
     found = (
-        rows.join(wholes, on=["rank", "name"], how="anti")
+        rows.join(known, on=["rank", "name"], how="anti")
         .join(left, left_on=["rank", "name_benchmark"], right_on=["rank", "name"])
         .join(right, left_on=["rank", "name_target"], right_on=["rank", "name"], suffix="_target")
     )
-    found = pl.concat([found, rows.join(wholes, on=["rank", "name"])])
+    found = pl.concat([found, rows.join(known, on=["rank", "name"])])
     width = pl.col("sketch").list.len()
     found = found.filter((width == pl.col("sketch_target").list.len()) & (width == width.first()))
     if found.is_empty():

@@ -14,7 +14,7 @@ from rlprobe.diagnose import sentence
 from rlprobe.diagnose.diagnosis import OBSERVED, REPRODUCED, Cause, Diagnosis
 from rlprobe.dumps.tensors import source
 from rlprobe.dumps.tensors.dtypes import numbers
-from rlprobe.dumps.tensors.places import places
+from rlprobe.dumps.tensors.spans import spans
 from rlprobe.dumps.tensors.tensorfile import TensorFileError
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
@@ -212,8 +212,8 @@ class _Side:
             name: (data, shape)
             for name, data, shape in kept.select("name", "data_name", "shape").iter_rows()
         }
-        found = places(run.path, f"{suspects.stage}/step{suspects.step}/rank{suspects.rank}")
-        self.bytes = sum(place.size for place in found.values())
+        found = spans(run.path, f"{suspects.stage}/step{suspects.step}/rank{suspects.rank}")
+        self.bytes = sum(span.size for span in found.values())
         self._source = source.in_store(found)
         directory = run.path / "dump" / suspects.stage
         directory = directory / f"step{suspects.step}" / f"rank{suspects.rank}"

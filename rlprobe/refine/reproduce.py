@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from rlprobe.diagnose import diagnosis
-from rlprobe.dumps.tensors.places import Place, places
+from rlprobe.dumps.tensors.spans import Span, spans
 from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError, map_file, read_tensor
 from rlprobe.errors import DumpError, UsageError
 from rlprobe.files import replace_bytes
@@ -39,7 +39,7 @@ _DTYPES = {
 class _Side:
     name: str
     trace: Trace
-    found: dict[str, Place]
+    found: dict[str, Span]
 
     def operators(self, backward: bool) -> list[Operator]:
         """The operators to be run: those of the forward, and of the backward where it parts."""
@@ -135,7 +135,7 @@ def _side(name: str, run: Run, wanted: Suspects) -> _Side:
     found = trace.read(path)
     if found is None or not found.operators:
         raise DumpError(f"{path}: no operators of {wanted.trace_module} were traced; refine again")
-    return _Side(name, found, places(run.path, directory))
+    return _Side(name, found, spans(run.path, directory))
 
 
 def _write_side(out: Path, side: _Side, backward: bool, data: bool) -> None:
@@ -155,12 +155,12 @@ def _write_side(out: Path, side: _Side, backward: bool, data: bool) -> None:
     for name, file in kept.items():
         if file not in side.found:
             continue
-        place = side.found[file]
+        span = side.found[file]
         try:
-            raw = map_file(place.file)[place.offset : place.offset + place.size]
+            raw = map_file(span.file)[span.offset : span.offset + span.size]
             tensors[name] = read_tensor(raw, file)
         except (OSError, TensorFileError) as error:
-            raise DumpError(f"{place.file}: {file}: {error}") from error
+            raise DumpError(f"{span.file}: {file}: {error}") from error
     save(out / f"{side.name}.safetensors", tensors)
 
 

@@ -49,30 +49,30 @@ def find(directory: Path, budget_mib: int) -> Plan:
     found = diagnosis.read(directory / diagnosis.NAME)
     benchmark, target = require(results, BENCHMARK), require(results, TARGET)
     step = tables.read(results)
-    parted = analysis.first_of(step)
+    diverged = analysis.first_of(step)
 
     def nothing(reason: str) -> Plan:
         return Plan(None, benchmark.key, target.key, reason)
 
     if found.verdict != diagnosis.DIVERGED:
         return nothing(f"the verdict is {found.verdict}: there is nothing to look at again")
-    if parted is None or parted.origin is None:
+    if diverged is None or diverged.origin is None:
         return nothing("no stage parts: there is nothing to look at again")
-    origin = parted.origin
+    origin = diverged.origin
     late = (origin.row.get("phase") or 0) >= execution.GRADIENTS
-    kind = _traced(parted, late)
-    modules = _nearest(parted) if late else _modules(parted) or _nearest(parted)
+    kind = _traced(diverged, late)
+    modules = _nearest(diverged) if late else _modules(diverged) or _nearest(diverged)
     micro_batch = origin.row.get("micro_batch")
     micro_steps = (int(micro_batch),) if isinstance(micro_batch, int) else ()
     return Plan(
         Suspects(
-            stage=parted.stage.name,
+            stage=diverged.stage.name,
             step=step.number,
-            rank=parted.rank or 0,
+            rank=diverged.rank or 0,
             modules=tuple(modules),
             micro_steps=micro_steps,
-            record=_watched(parted),
-            samples=_samples(benchmark, parted, step.number, micro_steps),
+            record=_watched(diverged),
+            samples=_samples(benchmark, diverged, step.number, micro_steps),
             budget_mib=budget_mib,
             trace=kind,
             trace_module=origin.module if kind == "module" else None,
@@ -130,72 +130,72 @@ def read(directory: Path) -> Plan:
     return plan
 
 
-def _nearest(parted: Finding) -> list[str]:
+def _nearest(diverged: Finding) -> list[str]:
     """Where no module is suspect: the one whose record parts, or the last that ran.
 
     Its records tell whether the refining runs repeat the diagnosed ones.
     """
-    assert parted.origin is not None
-    shown = parted.origin.row.get("module")
-    known = parted.stage.rows.get_column("module").drop_nulls()
+    assert diverged.origin is not None
+    shown = diverged.origin.row.get("module")
+    known = diverged.stage.rows.get_column("module").drop_nulls()
     if shown not in known:
         shown = known[-1] if len(known) else None
     return [] if shown is None else [str(shown)]
 
 
-def _traced(parted: Finding, late: bool) -> str:
+def _traced(diverged: Finding, late: bool) -> str:
     """Whose operators are to be traced: the suspect module's, or what surrounds the model."""
-    assert parted.origin is not None
+    assert diverged.origin is not None
     if late:
         return "update"
-    return "module" if parted.origin.module is not None else "outputs"
+    return "module" if diverged.origin.module is not None else "outputs"
 
 
-def _watched(parted: Finding) -> str:
+def _watched(diverged: Finding) -> str:
     """The record to look at: where the sides part, or what the loss is made of and sends back."""
-    assert parted.origin is not None
-    row = parted.origin.row
-    if parted.origin.kind in (kinds.LOSS, OUTCOME):
-        back = _first_gradient(parted)
+    assert diverged.origin is not None
+    row = diverged.origin.row
+    if diverged.origin.kind in (kinds.LOSS, OUTCOME):
+        back = _first_gradient(diverged)
         return str(back["name"]) if back is not None else str(row["name"])
     return str(row["name"])
 
 
-def _first_gradient(parted: Finding) -> dict[str, object] | None:
-    rows = parted.stage.rows.filter(
+def _first_gradient(diverged: Finding) -> dict[str, object] | None:
+    rows = diverged.stage.rows.filter(
         pl.col("judged") & (pl.col("phase") == execution.BACKWARD) & pl.col("beyond")
     )
     return rows.row(0, named=True) if rows.height else None
 
 
-def _modules(parted: Finding) -> list[str]:
+def _modules(diverged: Finding) -> list[str]:
     """The suspect, what encloses it, its children, and the module whose record shows it."""
-    assert parted.origin is not None
-    known = set(parted.stage.rows.get_column("module").drop_nulls().unique())
-    shown = parted.origin.row.get("module")
-    if parted.origin.kind == kinds.LOSS:
-        back = _first_gradient(parted)
+    assert diverged.origin is not None
+    known = set(diverged.stage.rows.get_column("module").drop_nulls().unique())
+    shown = diverged.origin.row.get("module")
+    if diverged.origin.kind == kinds.LOSS:
+        back = _first_gradient(diverged)
         shown = None if back is None else back["module"]
-    chosen = {parted.origin.module, shown}
-    if parted.origin.module is not None:
-        below = [m for m in known if m.rpartition(".")[0] == parted.origin.module]
+    chosen = {diverged.origin.module, shown}
+    if diverged.origin.module is not None:
+        below = [m for m in known if m.rpartition(".")[0] == diverged.origin.module]
         chosen |= set(below if len(below) <= _CHILDREN else ())
-        parent = parted.origin.module.rpartition(".")[0]
+        parent = diverged.origin.module.rpartition(".")[0]
         chosen |= {parent} if parent.count(".") > 1 else set()
     return sorted(m for m in chosen if isinstance(m, str) and m in known)
 
 
 def _samples(
-    benchmark: Run, parted: Finding, step: int, micro_steps: tuple[int, ...]
+    benchmark: Run, diverged: Finding, step: int, micro_steps: tuple[int, ...]
 ) -> tuple[str, ...]:
     """The samples that those micro-batches hold, where key data of the stage tell."""
-    for difference in parted.key_data:
+    for difference in diverged.key_data:
         rows = keydata.load(benchmark, difference.name, step)
         found = [
             row.sample
             for row in rows
             if row.sample is not None
-            and row.rank == (parted.rank or 0)
+            and row.rank == (diverged.rank or 0)
             and (not micro_steps or row.micro_step in micro_steps)
         ]
         if found:

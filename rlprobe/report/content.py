@@ -300,13 +300,13 @@ def _charts(step: Step, marked: str | None) -> list[Chart]:
 
 def _heat(results: Results, step: Step, benchmark: Run, *, texts: bool) -> heat.Heat | None:
     """Tokens by layers of the stage that parts first, in the sample that differs most."""
-    parted = analysis.first_of(step)
-    if parted is None:
+    diverged = analysis.first_of(step)
+    if diverged is None:
         return None
-    differ = [d for d in parted.key_data if d.error and d.sample is not None]
+    differ = [d for d in diverged.key_data if d.error and d.sample is not None]
     worst = max(differ, key=lambda d: d.error or 0.0, default=None)
     sample = worst.sample if worst is not None else None
-    return heat.build(results, parted, benchmark, sample, texts=texts)
+    return heat.build(results, diverged, benchmark, sample, texts=texts)
 
 
 def _key_row(found: Difference) -> KeyRow:

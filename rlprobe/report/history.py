@@ -16,7 +16,7 @@ _PREFIX = "rlprobe-"
 
 
 @dataclass(frozen=True)
-class Told:
+class Page:
     """What a page says of itself."""
 
     path: Path
@@ -40,7 +40,7 @@ class _Head(HTMLParser):
             self.found[name.removeprefix(_PREFIX)] = given.get("content") or ""
 
 
-def told(path: Path) -> Told | None:
+def read_page(path: Path) -> Page | None:
     """What a page says of itself; None where it is no page of this or a later version."""
     try:
         with path.open(encoding="utf-8", errors="replace") as stream:
@@ -53,7 +53,7 @@ def told(path: Path) -> Told | None:
     known = head.found
     if "runs" not in known:
         return None
-    return Told(
+    return Page(
         path,
         known.get("name", ""),
         known.get("verdict", ""),
@@ -70,7 +70,7 @@ def keep(path: Path, runs: str) -> None:
         path: ``report.html``, which may not be there.
         runs: keys of the runs of the page to come.
     """
-    old = told(path)
+    old = read_page(path)
     if old is None or old.runs == runs:
         return
     target = re.sub(r"[^0-9a-f]", "", old.runs.rpartition("-")[2])[:12]
@@ -79,8 +79,8 @@ def keep(path: Path, runs: str) -> None:
     path.replace(aside)
 
 
-def pages(directory: Path) -> list[Told]:
+def pages(directory: Path) -> list[Page]:
     """A results directory's page and those before it, newest first."""
     files = [directory / "report.html", *sorted((directory / DIRECTORY).glob("*.html"))]
-    found = [page for file in files if (page := told(file)) is not None]
+    found = [page for file in files if (page := read_page(file)) is not None]
     return sorted(found, key=lambda page: page.written, reverse=True)

@@ -47,7 +47,7 @@ def write(directories: Sequence[Path], out: Path) -> Path:
     Raises:
         UsageError: there is no page in any of them.
     """
-    found: dict[str, list[history.Told]] = {}
+    found: dict[str, list[history.Page]] = {}
     for directory in directories:
         places = [directory, *sorted(p.parent for p in directory.glob("*/report.html"))]
         for place in places:
@@ -78,6 +78,6 @@ def write(directories: Sequence[Path], out: Path) -> Path:
     return out
 
 
-def _line(page: history.Told, out: Path) -> Line:
+def _line(page: history.Page, out: Path) -> Line:
     link = os.path.relpath(page.path.resolve(), out.resolve().parent)
     return Line(page.verdict, page.sentence, f"{page.written:%Y-%m-%d %H:%M} UTC", quote(link))

@@ -54,10 +54,10 @@ def markdown(found: Diagnosis) -> str:
         f"| {stage.stage} | {_STATES[stage.state]} | {stage.records:,} | {stage.beyond:,} |"
         for stage in found.stages
     ]
-    told = [item for item in found.gate if item.state in (CAVEAT, SHUT)]
-    if told:
+    limits = [item for item in found.gate if item.state in (CAVEAT, SHUT)]
+    if limits:
         lines += ["", "| gate | state | found |", "|---|---|---|"]
-        lines += [f"| {item.item} | {item.state} | {_plain(item.evidence)} |" for item in told]
+        lines += [f"| {item.item} | {item.state} | {_plain(item.evidence)} |" for item in limits]
     whole = extent.total(found.extent)
     if whole.recorded:
         lines += ["", f"Judged: {whole.judged:,} of {whole.recorded:,} recorded quantities."]

@@ -57,7 +57,7 @@ class WeightRow:
 def weights(benchmark: Run, target: Run, step: int) -> list[WeightRow]:
     """How many parameters have the same digest on both sides, by model role.
 
-    Shards of another layout have other names or digests: the gate says whether wholes agree.
+    Shards of another layout have other names or digests: the gate says whether whole tensors agree.
     """
     sides = [_digests(run, step) for run in (benchmark, target)]
     rows = []

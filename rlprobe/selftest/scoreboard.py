@@ -198,7 +198,7 @@ def _miss(result: Result, found: Found) -> str:
     declared = result.case.declared
     return (
         f"declared {declared.verdict}, {declared.stage}, {declared.module}, "
-        f"{' or '.join(declared.cause)}; found {_told(found)}"
+        f"{' or '.join(declared.cause)}; found {_described(found)}"
     )
 
 
@@ -207,10 +207,10 @@ def _alarm(result: Result, found: Found) -> str:
     if found.verdict == ALIGNED:
         return ""
     declared, ratio = result.case.declared.verdict, _number(found.ratio)
-    return f"declared {declared}; found {_told(found)}, ratio {ratio}"
+    return f"declared {declared}; found {_described(found)}, ratio {ratio}"
 
 
-def _told(found: Found) -> str:
+def _described(found: Found) -> str:
     said = f"{found.verdict}, {found.stage}, {found.module}, {found.cause}"
     return said if found.known is None else f"{said} ({found.known})"
 

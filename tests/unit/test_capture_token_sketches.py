@@ -10,14 +10,14 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from rlprobe.capture.engine import Place
+from rlprobe.capture.engine import StageContext
 from rlprobe.capture.light.token_sketches import K, TokenSketches, token_sketch
 from rlprobe.frameworks.verl.wide import Wide
 
 
 def test_a_control_in_fp64_writes_what_the_store_reads(tmp_path: Path) -> None:
-    place = Place("actor_compute_log_prob", 0, 0, tmp_path)
-    written = TokenSketches(tmp_path, place, 1 << 20)
+    context = StageContext("actor_compute_log_prob", 0, 0, tmp_path)
+    written = TokenSketches(tmp_path, context, 1 << 20)
     output = torch.randn(2, 5, 24, dtype=torch.float64)
     with Wide():
         written.add("Module.model.layers.0.Block.forward.0.output.0", 0, output)

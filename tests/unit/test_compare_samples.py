@@ -83,7 +83,7 @@ def both(tmp: Path, stage: str = stages.LOG_PROB) -> Compared:
 
 
 def compared(tmp: Path, stage: str = stages.LOG_PROB) -> dict[str, Any]:
-    return both(tmp, stage).told
+    return both(tmp, stage).summary
 
 
 def joined(tmp: Path, stage: str = stages.LOG_PROB) -> pl.DataFrame:
@@ -144,7 +144,7 @@ def test_key_data_of_mapped_steps_meet(tmp_path: Path) -> None:
     mapped = Samples(tmp_path / "b", tmp_path / "t", {0: 5})
     found = mapped.compare(stages.LOG_PROB)
     assert found is not None
-    assert found.told["keys"]["old_log_probs"]["identical"] == 2
+    assert found.summary["keys"]["old_log_probs"]["identical"] == 2
     assert found.tables[KEY_DATA]["step"].unique().to_list() == [0]
 
 
@@ -187,7 +187,7 @@ def test_rows_that_nothing_names_are_not_joined_by_position(tmp_path: Path) -> N
         padded(tmp_path / side / "data", (0, 0), [0, 1])
         save(tmp_path / side / "data", "values", (0, 0), [[1.0], [2.0]])
     found = both(tmp_path, stages.VALUES)
-    assert any("nothing names" in note for note in found.told["notes"])
+    assert any("nothing names" in note for note in found.summary["notes"])
     table = found.tables[KEY_DATA].filter(key="values")
     assert sorted(table["status"].to_list()) == ["benchmark_only"] * 2 + ["target_only"] * 2
 
@@ -280,8 +280,8 @@ def test_token_sketches_meet_across_padding_packing_and_batches(tmp_path: Path) 
     token_sketches(tmp_path / "t", rows)
 
     found = both(tmp_path, stages.ACTOR_UPDATE)
-    told, table = found.told, found.tables[TOKEN_SKETCHES]
-    assert told["token_sketches"]["tokens"] == sum(lengths) and told["notes"] == []
+    summary, table = found.summary, found.tables[TOKEN_SKETCHES]
+    assert summary["token_sketches"]["tokens"] == sum(lengths) and summary["notes"] == []
     assert table.schema == sketches.SCHEMA
     differing = table.filter(pl.col("error") > 1e-6)
     assert differing.select("sample", "token").rows() == [(DIGESTS[0], 4)]
@@ -327,8 +327,8 @@ def test_a_stage_with_other_micro_batches_is_joined_by_its_proof(tmp_path: Path)
         proof = {"format": 1, "samples": [{**entry, "samples": samples}]}
         (tmp_path / side / "mock_proof.json").write_text(json.dumps(proof))
     found = both(tmp_path, stages.ACTOR_UPDATE)
-    told, table = found.told, found.tables[TOKEN_SKETCHES]
-    assert told["token_sketches"]["tokens"] == sum(len(p) + len(r) for p, r in SAMPLES)
+    summary, table = found.summary, found.tables[TOKEN_SKETCHES]
+    assert summary["token_sketches"]["tokens"] == sum(len(p) + len(r) for p, r in SAMPLES)
     assert table.filter(sample=DIGESTS[3])["token"].to_list() == list(range(7))
 
 

@@ -113,19 +113,19 @@ def test_packed_files_are_read_in_place(tmp_path: Path) -> None:
     torch.save(torch.arange(5.0), tmp_path / "x.pt")
     blob = (tmp_path / "x.pt").read_bytes()
     (tmp_path / "packed.zip").write_bytes(bytes(64) + blob + bytes(9))
-    place = _Place(tmp_path / "packed.zip", 64, len(blob))
+    place = _Span(tmp_path / "packed.zip", 64, len(blob))
     tensors = source.in_store({"x.pt": place})
     assert np.array_equal(values(tensors.open("x.pt", [5])), np.arange(5.0))
     with pytest.raises(TensorFileError, match="no such file"):
         tensors.open("y.pt", [5])
     with pytest.raises(TensorFileError, match="the record says"):
         tensors.open("x.pt", [6])
-    short = source.in_store({"x.pt": _Place(tmp_path / "packed.zip", 64, 10**6)})
+    short = source.in_store({"x.pt": _Span(tmp_path / "packed.zip", 64, 10**6)})
     with pytest.raises(TensorFileError, match="cut short"):
         short.open("x.pt", [5])
 
 
-class _Place:
+class _Span:
     def __init__(self, file: Path, offset: int, size: int) -> None:
         self.file, self.offset, self.size = file, offset, size
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from rlprobe import stages
 from rlprobe.capture.dumpfile import DumpFiles, mark_partial
-from rlprobe.capture.engine import Place, Tally
+from rlprobe.capture.engine import StageContext, Tally
 from rlprobe.capture.light.hooks import Tape, attach
 from rlprobe.capture.light.statistics import Statistics
 from rlprobe.capture.light.tensors import Tensors
@@ -46,13 +46,15 @@ def check(options: CaptureOptions) -> None:
 class _StageState:
     """What a stage keeps between two entries of one step."""
 
-    def __init__(self, place: Place, session: Session) -> None:
+    def __init__(self, context: StageContext, session: Session) -> None:
         options = session.capture
-        self.files = DumpFiles(place.directory, "tensor" if options.tensors else "statistics", "L0")
+        self.files = DumpFiles(
+            context.directory, "tensor" if options.tensors else "statistics", "L0"
+        )
         self.tokens: TokenSketches | None = None
         if options.token_sketch:
             budget = options.token_sketch_mib << 20
-            self.tokens = TokenSketches(Path(session.side), place, budget)
+            self.tokens = TokenSketches(Path(session.side), context, budget)
         self.counts: dict[str, int] = {}
         self.failed = False
         self.micro_step = 0
@@ -60,7 +62,7 @@ class _StageState:
         if options.tensors:
             self.numbers = Tensors(
                 options.sketch,
-                place.directory,
+                context.directory,
                 lambda: not options.micro_steps or self.micro_step in options.micro_steps,
                 options.tensor_budget,
             )
@@ -80,32 +82,36 @@ class LightEngine:
         self._session = session
         self._states: dict[str, tuple[int, _StageState]] = {}
 
-    def watch(self, place: Place, models: list[nn.Module]) -> LightWatch:
-        known = self._states.get(place.stage)
-        if known is None or known[0] != place.step:
-            known = (place.step, _StageState(place, self._session))
-            self._states[place.stage] = known
-        return LightWatch(place, known[1], models, self._session.capture)
+    def watch(self, context: StageContext, models: list[nn.Module]) -> LightWatch:
+        known = self._states.get(context.stage)
+        if known is None or known[0] != context.step:
+            known = (context.step, _StageState(context, self._session))
+            self._states[context.stage] = known
+        return LightWatch(context, known[1], models, self._session.capture)
 
 
 class LightWatch:
     """See :class:`rlprobe.capture.engine.Watch`."""
 
     def __init__(
-        self, place: Place, state: _StageState, models: list[nn.Module], options: CaptureOptions
+        self,
+        context: StageContext,
+        state: _StageState,
+        models: list[nn.Module],
+        options: CaptureOptions,
     ) -> None:
-        self._place = place
+        self._context = context
         self._state = state
         files = state.files
         numbers = state.numbers
-        trains = place.stage in stages.UPDATE_STAGES
+        trains = context.stage in stages.UPDATE_STAGES
         self._tape = Tape(
             state.counts, files.construct, files.stacks, numbers, state.tokens, trains
         )
         wanted = set(options.modules)
         attach(self._tape, named_modules(models), lambda path: not wanted or path in wanted)
         self._tokens = None
-        counted = place.stage == stages.GENERATE and not place.whole
+        counted = context.stage == stages.GENERATE and not context.chosen_forwards
         if counted and options.token_range is not None:
             self._tokens = TokenRange(options.token_range, self._switch)
             self._tape.handles.append(self._tokens.attach(models[0]))
@@ -128,7 +134,7 @@ class LightWatch:
             if tape.statistics.left_out:
                 _log.warning(
                     "%s: the budget of %s bytes is spent: %d tensors kept, %d left out",
-                    self._place.stage, tape.statistics.budget, tape.statistics.kept,
+                    self._context.stage, tape.statistics.budget, tape.statistics.kept,
                     tape.statistics.left_out,
                 )  # fmt: skip
         if not self._state.failed:
@@ -140,4 +146,4 @@ class LightWatch:
     def abort(self) -> None:
         self._tape.close()
         self._state.failed = True
-        mark_partial(self._place.directory)
+        mark_partial(self._context.directory)

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlprobe.capture.engine import Place
+from rlprobe.capture.engine import StageContext
 from rlprobe.capture.light.sketches import device_signs
 from rlprobe.capture.light.statistics import has_values
 from rlprobe.files import written
@@ -56,12 +56,12 @@ class TokenSketches:
 
     Args:
         side: the session's side directory.
-        place: stage, step and rank.
+        context: stage, step and rank.
         budget: bytes that this file may take.
     """
 
-    def __init__(self, side: Path, place: Place, budget: int) -> None:
-        name = f"{place.stage}-step{place.step}-rank{place.rank}.npz"
+    def __init__(self, side: Path, context: StageContext, budget: int) -> None:
+        name = f"{context.stage}-step{context.step}-rank{context.rank}.npz"
         self.path = side / "token_sketches" / name
         self._budget = budget
         self._names: list[str] = []

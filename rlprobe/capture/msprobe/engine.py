@@ -16,7 +16,7 @@ from torch import nn
 
 from rlprobe import stages
 from rlprobe.capture.dumpfile import mark_partial
-from rlprobe.capture.engine import Place, Tally
+from rlprobe.capture.engine import StageContext, Tally
 from rlprobe.capture.light.token_range import TokenRange
 from rlprobe.capture.msprobe import options
 from rlprobe.capture.msprobe.debugger import Debugger, configuration, debugger
@@ -50,15 +50,15 @@ class MsprobeEngine:
         self._as_list = bool(session.settings.get("model_list"))
         self._files: dict[str, tuple[int, StageFiles]] = {}
 
-    def watch(self, place: Place, models: list[nn.Module]) -> MsprobeWatch:
-        known = self._files.get(place.stage)
-        if known is None or known[0] != place.step:
-            known = (place.step, StageFiles(place.directory))
-            self._files[place.stage] = known
-        aside = place.directory.with_name(f".{place.directory.name}.msprobe")
+    def watch(self, context: StageContext, models: list[nn.Module]) -> MsprobeWatch:
+        known = self._files.get(context.stage)
+        if known is None or known[0] != context.step:
+            known = (context.step, StageFiles(context.directory))
+            self._files[context.stage] = known
+        aside = context.directory.with_name(f".{context.directory.name}.msprobe")
         wanted = configuration(self._options, aside, self._more)
         made = debugger(wanted)
-        return MsprobeWatch(place, known[1], models, self._options, made, self._as_list)
+        return MsprobeWatch(context, known[1], models, self._options, made, self._as_list)
 
 
 def renamed(models: list[nn.Module]) -> dict[str, str]:
@@ -84,30 +84,30 @@ class MsprobeWatch:
 
     def __init__(
         self,
-        place: Place,
+        context: StageContext,
         files: StageFiles,
         models: list[nn.Module],
         options: CaptureOptions,
         session: Debugger,
         as_list: bool = False,
     ) -> None:
-        self._place = place
+        self._context = context
         self._files = files
         self._debugger = session
         # a list's modules have the names that the vendor's own procedure gives them
         self._heads = {} if as_list else renamed(models)
-        self._aside = place.directory.with_name(f".{place.directory.name}.msprobe")
+        self._aside = context.directory.with_name(f".{context.directory.name}.msprobe")
         shutil.rmtree(self._aside, ignore_errors=True)
         self._open = contextlib.ExitStack()
         self._open.enter_context(sketched(options.sketch))
         try:
-            session.start(self._aside, models, place.rank, options.modules, as_list)
+            session.start(self._aside, models, context.rank, options.modules, as_list)
         except BaseException:
             session.stop()
             self._open.close()
             raise
         self._tokens: TokenRange | None = None
-        counted = place.stage == stages.GENERATE and not place.whole
+        counted = context.stage == stages.GENERATE and not context.chosen_forwards
         if counted and options.token_range is not None:
             self._tokens = TokenRange(options.token_range, session.switch)
             handle = self._tokens.attach(models[0])
@@ -133,4 +133,4 @@ class MsprobeWatch:
             self._open.close()
             shutil.rmtree(self._aside, ignore_errors=True)
             self._files.failed = True
-            mark_partial(self._place.directory)
+            mark_partial(self._context.directory)

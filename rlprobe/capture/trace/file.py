@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlprobe.capture.engine import Place
+from rlprobe.capture.engine import StageContext
 from rlprobe.capture.files import append_line, append_lines
 
 NAME = "trace.jsonl"
@@ -24,19 +24,19 @@ class TraceFile:
     """Lines on their way to the file.
 
     Args:
-        place: of the stage on this rank.
+        context: of the stage on this rank.
         kind: what is traced: ``module``, ``outputs`` or ``update``.
         module: the path of the module, where it is one.
     """
 
-    def __init__(self, place: Place, kind: str, module: str | None, device: str) -> None:
-        self._path = place.directory / NAME
+    def __init__(self, context: StageContext, kind: str, module: str | None, device: str) -> None:
+        self._path = context.directory / NAME
         self._lines: list[dict[str, Any]] = []
         self.count = 0
         self.left_out = 0
         append_line(self._path, {
-            "record": "trace", "format": FORMAT, "stage": place.stage, "step": place.step,
-            "rank": place.rank, "kind": kind, "module": module, "device": device,
+            "record": "trace", "format": FORMAT, "stage": context.stage, "step": context.step,
+            "rank": context.rank, "kind": kind, "module": module, "device": device,
             "versions": _versions(),
         })  # fmt: skip
 

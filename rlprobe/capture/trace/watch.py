@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from rlprobe.capture.engine import Place
+from rlprobe.capture.engine import StageContext
 from rlprobe.capture.light.backward import LEAF
 from rlprobe.capture.light.recompute import in_backward
 from rlprobe.capture.names import named_modules
@@ -48,20 +48,22 @@ class Tracing:
     """The trace of one stage and step, over all its entries.
 
     Args:
-        place: of the stage on this rank.
+        context: of the stage on this rank.
         models: the module whose stage it is, or its chunks.
         options: :attr:`CaptureOptions.trace` says what, ``trace_module`` which module.
     """
 
-    def __init__(self, place: Place, models: list[nn.Module], options: CaptureOptions) -> None:
+    def __init__(
+        self, context: StageContext, models: list[nn.Module], options: CaptureOptions
+    ) -> None:
         self._options = options
-        self._place = place
+        self._context = context
         self.kind = str(options.trace)
         device = next((p.device for m in models for p in m.parameters()), torch.device("cpu"))
         self._device = device
-        self._file = TraceFile(place, self.kind, options.trace_module, device.type)
+        self._file = TraceFile(context, self.kind, options.trace_module, device.type)
         self._spent = 0
-        self._values = Values(place.directory, "trace", self._allow, keep=self.kind != UPDATE)
+        self._values = Values(context.directory, "trace", self._allow, keep=self.kind != UPDATE)
         self._mode = Operators(self._values, self._wanted, self._file.operator)
         self._handles: list[Any] = []
         self._inside = 0
@@ -110,7 +112,7 @@ class Tracing:
         self._values.forget()
         if self._values.left_out:
             _log.warning("%s: %d values of the operators' trace did not fit into the budget",
-                         self._place.stage, self._values.left_out)  # fmt: skip
+                         self._context.stage, self._values.left_out)  # fmt: skip
         return self._file.count
 
     def micro_step(self, index: int) -> None:

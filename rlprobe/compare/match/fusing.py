@@ -45,9 +45,9 @@ def _one_way(state: State, rule: Fuse, frame: pl.DataFrame, parts_side: str) -> 
     other = "right" if parts_side == "left" else "left"
     rows: pl.DataFrame = getattr(state, parts_side)
     last = pl.col("path").str.extract(r"([^.]*)$")
-    wholes: pl.DataFrame = getattr(state, other).filter(last == rule.whole)
+    fused: pl.DataFrame = getattr(state, other).filter(last == rule.whole)
     parts = rows.filter(last.is_in(rule.parts))
-    if wholes.is_empty() or parts.is_empty():
+    if fused.is_empty() or parts.is_empty():
         return frame
     stem = pl.col("path").str.replace(r"[^.]*$", rule.whole)
     number = last.replace_strict({name: n for n, name in enumerate(rule.parts)}, default=None)
@@ -61,7 +61,7 @@ def _one_way(state: State, rule: Fuse, frame: pl.DataFrame, parts_side: str) -> 
         .filter((pl.col("parts") == len(rule.parts)) & (pl.col("leaves") == len(rule.parts)))
         .filter(pl.col("usable"))
     )
-    keys = wholes.select("row", "op", stem="path", **{name: name for name in _GROUP[1:]})
+    keys = fused.select("row", "op", stem="path", **{name: name for name in _GROUP[1:]})
     both = groups.join(keys, on=list(_GROUP), nulls_equal=True, suffix="_whole").unique(
         _GROUP, keep="first", maintain_order=True
     )

@@ -19,8 +19,8 @@ Floats = npt.NDArray[np.float64]
 
 #: Inputs of a process that are looked at, of whole numbers (token ids) and of any.
 _FIRST = 64
-#: A pair is told from all others if its distance is below this share of theirs.
-_TELLING = 0.25
+#: A pair is distinct from all others if its distance is below this share of theirs.
+_DISTINCT = 0.25
 _NUMBERS = ("max", "min", "mean", "norm", "said")
 
 
@@ -44,7 +44,7 @@ def pair(benchmark: Sequence[Table], target: Sequence[Table]) -> list[Pair]:
         *np.unravel_index(np.argsort(apart, axis=None), apart.shape), strict=True
     ):
         free = row not in found and column not in found.values()
-        if free and _told(apart, int(row), int(column)):
+        if free and _distinct(apart, int(row), int(column)):
             found[int(row)] = int(column)
     left = [row for row in range(len(benchmark)) if row not in found]
     right = [column for column in range(len(target)) if column not in found.values()]
@@ -57,10 +57,10 @@ def pair(benchmark: Sequence[Table], target: Sequence[Table]) -> list[Pair]:
     return pairs + [Pair(None, column, bool(left)) for column in right[len(left) :]]
 
 
-def _told(apart: Floats, row: int, column: int) -> bool:
+def _distinct(apart: Floats, row: int, column: int) -> bool:
     others = np.concatenate([np.delete(apart[row], column), np.delete(apart[:, column], row)])
     here = float(apart[row, column])
-    return bool(np.isfinite(here) and (here < _TELLING * others).all())
+    return bool(np.isfinite(here) and (here < _DISTINCT * others).all())
 
 
 def _given(table: Table) -> pl.DataFrame:

@@ -14,7 +14,7 @@ from rlprobe.compare import planner
 from rlprobe.compare.samples import joining, sketches
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError, read_bytes
-from rlprobe.dumps.key_data import KeyData, MicroBatch, Place, stage_of
+from rlprobe.dumps.key_data import BatchKey, KeyData, MicroBatch, stage_of
 from rlprobe.dumps.results import KEY_DATA, TOKEN_SKETCHES
 from rlprobe.errors import DumpError, StoreError
 from rlprobe.store import listing
@@ -49,7 +49,7 @@ class Compared:
     """What was found of one stage's samples."""
 
     #: For summary.json.
-    told: dict[str, Any]
+    summary: dict[str, Any]
     #: Tables to be written, by file name; none of them is empty.
     tables: dict[str, pl.DataFrame]
 
@@ -112,8 +112,8 @@ class Samples:
             errors = tokens.get_column("error")
             largest = errors.filter(errors.is_finite()).max()
             sketched = {"tokens": tokens.height, "max_error": largest}
-        told = {"keys": joining.described(table), "token_sketches": sketched, "notes": notes}
-        return Compared(told, {name: t for name, t in found.items() if not t.is_empty()})
+        summary = {"keys": joining.described(table), "token_sketches": sketched, "notes": notes}
+        return Compared(summary, {name: t for name, t in found.items() if not t.is_empty()})
 
     def _tokens(
         self,
@@ -165,7 +165,7 @@ def _lacking(sides: tuple[KeyData, KeyData], keys: Sequence[str]) -> list[str]:
 
 def _stage_batches(
     side: KeyData, stage: str, step: int, sketched: pl.DataFrame
-) -> dict[Place, MicroBatch]:
+) -> dict[BatchKey, MicroBatch]:
     """Micro-batches of a stage; empty where nothing tells what they held.
 
     Tokens are recorded in the log-prob stage's micro-batches. Another stage's are the same where it
@@ -181,7 +181,7 @@ def _stage_batches(
         known.setdefault(rank, []).extend(rows)
     lengths = {sample: (p, r) for rows in known.values() for sample, p, r in rows}
     shapes = sketches.shapes(sketched.filter(pl.col("step") == step))
-    found: dict[Place, MicroBatch] = {}
+    found: dict[BatchKey, MicroBatch] = {}
     for rank, order in side.order(stage, step).items():
         own = shapes.filter(pl.col("rank") == rank).sort("micro_step")
         same = order == [sample for sample, _, _ in known.get(rank, [])]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rlprobe.dumps.key_data import MicroBatch, Place
+from rlprobe.dumps.key_data import BatchKey, MicroBatch
 
 #: Columns of {stage}/token_sketches.parquet, a row per token and record of both sides.
 SCHEMA: dict[str, Any] = {
@@ -54,7 +54,7 @@ POSITIONS: dict[str, Any] = {
 
 MASKED, RAGGED, PACKED = "masked", "ragged", "packed"
 
-Batches = Mapping[int, Mapping[Place, MicroBatch]]
+Batches = Mapping[int, Mapping[BatchKey, MicroBatch]]
 
 
 @dataclass(frozen=True)

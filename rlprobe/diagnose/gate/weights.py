@@ -1,6 +1,6 @@
 """Weights at the start: every parameter is the same on both sides.
 
-Equal layouts compare digests. Shards of other layouts are compared as wholes: by the sum of their
+Equal layouts compare digests. Shards of other layouts are compared unsharded: by the sum of their
 sketches where their places are known, else by norms, which cannot see everything and are said to.
 """
 

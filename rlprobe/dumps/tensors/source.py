@@ -18,8 +18,8 @@ from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError, map_fi
 _ODD = re.compile(r"[/\\\x00]")
 
 
-class Place(Protocol):
-    """Bytes ``offset`` to ``offset + size`` of a file (:class:`.places.Place`)."""
+class Span(Protocol):
+    """Bytes ``offset`` to ``offset + size`` of a file (:class:`.spans.Span`)."""
 
     @property
     def file(self) -> Path: ...
@@ -110,17 +110,17 @@ def in_directory(directory: Path, check_crc: bool = False) -> TensorSource:
     return TensorSource(find)
 
 
-def in_store(places: Mapping[str, Place], check_crc: bool = False) -> TensorSource:
+def in_store(spans: Mapping[str, Span], check_crc: bool = False) -> TensorSource:
     """Files of a stored run, small ones packed many to a file."""
     mapped = functools.lru_cache(maxsize=8)(map_file)
 
     def find(name: str) -> TensorFile:
-        place = places.get(name)
-        if place is None:
+        span = spans.get(name)
+        if span is None:
             raise TensorFileError("the run holds no such file")
-        data = mapped(place.file)
-        if place.offset + place.size > len(data):
+        data = mapped(span.file)
+        if span.offset + span.size > len(data):
             raise TensorFileError("the file it is packed in is cut short")
-        return read_tensor(data[place.offset : place.offset + place.size], name, check_crc)
+        return read_tensor(data[span.offset : span.offset + span.size], name, check_crc)
 
     return TensorSource(find)

@@ -89,7 +89,7 @@ class Forwards:
             )
         recorder = self._recorder = self._recorder or self._make()
         with recorder.stage(
-            stages.GENERATE, mark.step, mark.trainer_step, model, whole=True
+            stages.GENERATE, mark.step, mark.trainer_step, model, chosen_forwards=True
         ) as scope:
             scope.micro_step(mark.number)
             scope.request = mark.request

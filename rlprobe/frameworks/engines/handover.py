@@ -39,8 +39,8 @@ def give(session: Session, replica: Replica) -> Path:
     settings = {**session.settings, _KEY: dataclasses.asdict(replica)}
     path = Path(session.side) / "engines" / f"replica{replica.number}-{os.getpid()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    told = dataclasses.replace(session, settings=settings)
-    path.write_text(told.to_json(), encoding="utf-8")
+    handed = dataclasses.replace(session, settings=settings)
+    path.write_text(handed.to_json(), encoding="utf-8")
     os.environ[ENV] = str(path)
     return path
 

@@ -12,7 +12,7 @@ import pytest
 
 from rlprobe import files
 from rlprobe.dumps import token_sketches
-from rlprobe.dumps.tensors.places import places
+from rlprobe.dumps.tensors.spans import spans
 from rlprobe.errors import DumpError, StoreError
 from rlprobe.store import parts
 from rlprobe.store.commit import commit
@@ -163,17 +163,17 @@ def test_another_error_of_the_file_system_is_not_taken_for_a_refusal(committed, 
 def test_records_name_the_objects_of_their_tensors_packed_or_not(committed):
     run = committed()
     table = pl.read_parquet(run.records("actor_update"))
-    found = places(run.path, "actor_update/step0/rank0")
+    found = spans(run.path, "actor_update/step0/rank0")
     assert len(found) == 2
     for name, digest in table.select("data_name", "data").rows():
-        place = found[name]
-        assert place.digest == digest
-        content = place.file.read_bytes()[place.offset : place.offset + place.size]
+        span = found[name]
+        assert span.digest == digest
+        content = span.file.read_bytes()[span.offset : span.offset + span.size]
         assert content.startswith(b"PK\x03\x04")
         scratch_name = name.rpartition("/")[2]
         assert scratch_name == name
-    assert {place.file.suffix for place in found.values()} == {".zip", ".pt"}
-    assert all(place.offset % 64 == 0 for place in found.values())
+    assert {span.file.suffix for span in found.values()} == {".zip", ".pt"}
+    assert all(span.offset % 64 == 0 for span in found.values())
 
 
 def test_a_place_outside_its_file_is_refused(committed, tmp_path):
@@ -183,10 +183,10 @@ def test_a_place_outside_its_file_is_refused(committed, tmp_path):
     shutil.copytree(run.path / "dump", fake / "dump")
     table.with_columns(size=pl.lit(1 << 40, pl.Int64)).write_parquet(fake / "tensors.parquet")
     with pytest.raises(StoreError, match="said to lie outside"):
-        places(fake, "actor_update/step0/rank0")
+        spans(fake, "actor_update/step0/rank0")
     table.with_columns(container=pl.lit("../../x")).write_parquet(fake / "tensors.parquet")
     with pytest.raises(StoreError, match="not a plain relative path"):
-        places(fake, "actor_update/step0/rank0")
+        spans(fake, "actor_update/step0/rank0")
 
 
 def test_stacks_in_records_are_the_canonical_ones(committed):

@@ -11,7 +11,7 @@ from rlprobe.dumps.paths import check_path
 from rlprobe.errors import StoreError
 
 
-class Place(NamedTuple):
+class Span(NamedTuple):
     """A ``.pt`` file's content: bytes ``offset`` to ``offset + size`` of ``file``."""
 
     file: Path
@@ -21,7 +21,7 @@ class Place(NamedTuple):
     digest: str
 
 
-def places(run: Path, directory: str) -> dict[str, Place]:
+def spans(run: Path, directory: str) -> dict[str, Span]:
     """The tensor files of one rank directory by file name; empty when it has none.
 
     Args:
@@ -44,19 +44,17 @@ def places(run: Path, directory: str) -> dict[str, Place]:
             .rows()
         )
         return {
-            path[len(prefix) :]: _place(run, path, digest, size, container, offset)
+            path[len(prefix) :]: _span(run, path, digest, size, container, offset)
             for path, digest, size, container, offset in rows
         }
     except (OSError, ValueError, TypeError, pl.exceptions.PolarsError) as error:
         raise StoreError(f"{table} is damaged: {error}") from error
 
 
-def _place(
-    run: Path, path: str, digest: str, size: int, container: str | None, offset: int
-) -> Place:
+def _span(run: Path, path: str, digest: str, size: int, container: str | None, offset: int) -> Span:
     inside = path if container is None else f"dump/{container}"
     check_path(inside)
     file = run / inside
     if offset < 0 or size < 0 or offset + size > file.stat().st_size:
         raise ValueError(f"{path} is said to lie outside {inside}")
-    return Place(file, offset, size, digest)
+    return Span(file, offset, size, digest)
