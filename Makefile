@@ -9,7 +9,8 @@
 
 CONFIG ?= config/config.yaml
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
-VENV   := .venv
+# Another one for each architecture that shares this directory: VENV=.venv-$(uname -m)
+VENV   ?= .venv
 LOCK   := requirements/lock.txt
 # Another lock or another pyproject is another file, so that what is installed is never stale.
 STAMP  := $(VENV)/installed-$(shell cat $(LOCK) pyproject.toml hatch_build.py rlprobe.pth | sha256sum | cut -c1-16)

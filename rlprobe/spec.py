@@ -12,6 +12,7 @@ from rlprobe.config import (
     CaptureSection,
     ContainerSection,
     DataSection,
+    EntryPointSection,
     ModelSection,
     ResourcesSection,
     StepsSection,
@@ -29,6 +30,8 @@ class Identities:
     environment: str | None = None
     #: The fault file's digest and the fault's name.
     fault: str | None = None
+    #: Where training starts; None for the framework's own entry point.
+    entry_point: dict[str, str | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,7 @@ class RunSpec:
     container: ContainerSection
     resources: ResourcesSection
     identities: Identities
+    entry_point: EntryPointSection | None = None
     #: Canonical stages that the framework executes under these settings, in order.
     executed: tuple[str, ...] = ()
     #: ``FILE:NAME`` of a planted fault.
@@ -129,6 +133,8 @@ class RunSpec:
             "fault": self.identities.fault,
             "replay_of": self.replay_of,
         }
+        if self.identities.entry_point is not None:
+            declared["entry_point"] = self.identities.entry_point
         if self.fault_strength != 1.0:
             declared["fault_strength"] = self.fault_strength
         if self.suspects is not None:

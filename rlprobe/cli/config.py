@@ -1,4 +1,5 @@
-"""``rlprobe config check|plan|results|schema|reference``: alignment files before anything runs."""
+"""``rlprobe config check|plan|results|from-command|schema|reference``: alignment files before
+anything runs."""
 
 from __future__ import annotations
 
@@ -24,6 +25,20 @@ def add_parser(subparsers: Any) -> None:
     plan.add_argument("file", type=given_path, metavar="FILE")
     results = actions.add_parser("results", help="print the directory that results go to")
     results.add_argument("file", type=given_path, metavar="FILE")
+    made = actions.add_parser(
+        "from-command",
+        help="write an alignment from a training command, or from the shell script that holds it",
+        description="Read a framework's command line, or a shell script, and print the alignment "
+        "that trains the same: each option kept, moved or left out with its reason, and everything "
+        "that runs set or overrule themselves. A script is read by bash without running any of "
+        "its commands.",
+    )
+    made.add_argument("-o", "--output", type=given_path, metavar="FILE", help="instead of stdout")
+    made.add_argument("--name", help="of the alignment (default: the script's)")
+    made.add_argument("--framework-version", metavar="V", help="(default: the one installed here)")
+    made.add_argument("--benchmark", choices=("cpu", "cuda", "npu"), metavar="DEVICE")
+    made.add_argument("--target", choices=("cpu", "cuda", "npu"), metavar="DEVICE")
+    made.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT [ARGUMENTS] | -- CMD")
     actions.add_parser("schema", help="print the JSON schema of alignment files")
     actions.add_parser("reference", help="print the page that describes every key (Markdown)")
 
@@ -35,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
         return _plan(args.file)
     if args.action == "results":
         return _results(args.file)
+    if args.action == "from-command":
+        return _from_command(args)
     return _check(args.file, args.json)
 
 
@@ -63,6 +80,49 @@ def _results(path: Path) -> int:
 
     alignment = load(path)
     print(f"{alignment.results}/{alignment.name}")
+    return 0
+
+
+def _from_command(args: argparse.Namespace) -> int:
+    from rlprobe.errors import UsageError
+    from rlprobe.files import replace_text
+    from rlprobe.runs.scripts import read
+
+    words = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not words:
+        raise UsageError("no command given; write: rlprobe config from-command SCRIPT, or -- CMD…")
+    if args.output is not None and args.output.exists():
+        raise UsageError(f"{args.output} is there already; remove it, or give another --output")
+    draft = read.draft_of(
+        words,
+        name=args.name,
+        version=args.framework_version,
+        benchmark=args.benchmark,
+        target=args.target,
+    )
+    if args.output is None:
+        print(draft.text, end="")
+    else:
+        replace_text(args.output, draft.text)
+        print(
+            f"{args.output}: {counted(len(draft.moved), 'option')} became keys, "
+            f"{len(draft.dropped)} left out, {len(draft.overruled)} overruled, "
+            f"{len(draft.added)} set by runs; each is named at the file's head"
+        )
+        for note in draft.notes:
+            print(f"note: {note}")
+    if args.json:
+        write_json(
+            args.json,
+            {
+                "alignment": draft.raw,
+                "moved": draft.moved,
+                "left_out": draft.dropped,
+                "overruled": {k: list(v) for k, v in draft.overruled.items()},
+                "added": list(draft.added),
+                "notes": list(draft.notes),
+            },
+        )
     return 0
 
 

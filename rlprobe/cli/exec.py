@@ -3,52 +3,108 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlprobe.cli.common import given_path
+from rlprobe.cli.common import given_path, write_json
+from rlprobe.terminal import counted
 
 if TYPE_CHECKING:
     from rlprobe.frameworks.switch import Switch
+
+_log = logging.getLogger("rlprobe")
+#: Where a recording without a collector's file goes.
+_DUMP = Path("rlprobe_dump")
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "exec",
         help="run any framework command line with the hooks on",
-        description="Run a framework's own command line with rlprobe's hooks switched on in every "
-        "process, as setting the environment by hand does.",
+        description="Run a framework's own command line, or a script that holds one, with "
+        "rlprobe's hooks switched on in every process. Without --collector the light engine "
+        "records every training stage of the first step; a command in which nothing was recorded "
+        "fails.",
     )
     parser.add_argument(
         "--collector",
         type=given_path,
-        required=True,
         metavar="FILE",
-        help="precision_collector.yaml (verl) or msprobe's config.json (slime)",
+        help="precision_collector.yaml (verl) or msprobe's config.json (slime), which says what is "
+        "recorded and where",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=given_path,
+        metavar="DIR",
+        help=f"without --collector: where the recording goes (./{_DUMP})",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD")
 
 
 def run(args: argparse.Namespace) -> int:
-    from rlprobe.capture.session import ENV
     from rlprobe.errors import UsageError
     from rlprobe.frameworks import switch
 
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        raise UsageError("no command given; write: rlprobe exec --collector FILE -- CMD…")
-    found = switch.read(args.collector)
-    _check(found)
+        raise UsageError("no command given; write: rlprobe exec -- CMD…")
     if shutil.which(command[0]) is None:
         raise UsageError(f"{command[0]} is not an executable on PATH")
-    environment = {**os.environ, ENV: str(found.path.absolute())}
-    hooks = f"rlprobe.frameworks.{found.framework}"
-    if found.framework == "verl":
+    if args.collector is not None:
+        if args.output is not None:
+            raise UsageError("--output: the file of --collector says where its dump goes")
+        found = switch.read(args.collector)
+        _check(found)
+        os.execvpe(command[0], command, _environment(found.path, found.frameworks))
+    return _recorded(args, command)
+
+
+def _recorded(args: argparse.Namespace, command: list[str]) -> int:
+    """Run the command to its end, and say what was recorded."""
+    from rlprobe.errors import RunError, UsageError
+    from rlprobe.frameworks import plain
+    from rlprobe.runs import process
+
+    output: Path = args.output or _DUMP
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UsageError(
+            f"{output} is there already: recordings are not mixed; move it away, or give another "
+            "directory with --output"
+        )
+    file = plain.write(output)
+    status = process.attached(command, _environment(file, ("verl", "slime")))
+    found = plain.recorded(output)
+    if args.json:
+        write_json(args.json, {"status": status, "directory": str(output), "stages": found})
+    for stage, dumps in found.items():
+        _log.info("recorded %s: %s", stage, counted(dumps, "dump"))
+    if found:
+        _log.info("the recording is in %s; compare two with `rlprobe compare A B -o OUT`", output)
+    elif status == 0:
+        raise RunError(
+            f"the command ended well, and nothing was recorded into {output}: no trainer of verl "
+            "or slime was built in a process that has rlprobe. Is rlprobe installed in the "
+            "environment that trains (`python -c 'import rlprobe'` there, or inside the container "
+            "that the script starts), and does the script keep RLPROBE_CONFIG?"
+        )
+    return status
+
+
+def _environment(file: Path, frameworks: tuple[str, ...]) -> dict[str, str]:
+    from rlprobe.capture.session import ENV
+
+    environment = {**os.environ, ENV: str(file.absolute())}
+    if "verl" in frameworks:
+        hooks = "rlprobe.frameworks.verl"
         modules = [m for m in environment.get("VERL_USE_EXTERNAL_MODULES", "").split(",") if m]
         if hooks not in modules:
             environment["VERL_USE_EXTERNAL_MODULES"] = ",".join([*modules, hooks])
-    os.execvpe(command[0], command, environment)
+    return environment
 
 
 def _check(found: Switch) -> None:

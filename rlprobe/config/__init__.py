@@ -12,6 +12,7 @@ from rlprobe.config.device import (
     DeviceSection,
     TargetSection,
 )
+from rlprobe.config.entrypoint import EntryPointSection
 from rlprobe.config.inputs import BUILTIN, DataSection, ModelSection, StepsSection
 from rlprobe.config.loading import load, parse, read_yaml
 from rlprobe.config.reference import reference_text
@@ -28,6 +29,7 @@ __all__ = [
     "ControlsSection",
     "DataSection",
     "DeviceSection",
+    "EntryPointSection",
     "ModelSection",
     "ResourcesSection",
     "StepsSection",

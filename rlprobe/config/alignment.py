@@ -15,6 +15,7 @@ from rlprobe.config.device import (
     DeviceSection,
     TargetSection,
 )
+from rlprobe.config.entrypoint import EntryPointSection
 from rlprobe.config.inputs import DataSection, ModelSection, StepsSection
 from rlprobe.config.section import Section
 
@@ -55,6 +56,10 @@ class Alignment(Section):
         description="The framework's own options, on both sides (verl: Hydra overrides; slime: "
         "command-line flags).",
         examples=[["algorithm.adv_estimator=gae"]],
+    )
+    entry_point: EntryPointSection | None = Field(
+        default=None,
+        description="Where training starts (verl); null: python -m verl.trainer.main_ppo.",
     )
     capture: CaptureSection = Field(default_factory=CaptureSection, description="What is recorded.")
     benchmark: BenchmarkSection = Field(
@@ -100,6 +105,14 @@ class Alignment(Section):
         places = secrets.found(self.model_dump(mode="json"))
         if places:
             raise ValueError(secrets.sentence(places))
+        return self
+
+    @model_validator(mode="after")
+    def _entry_point_of_verl(self) -> Alignment:
+        if self.entry_point is not None and self.framework != "verl":
+            raise ValueError(
+                f"entry_point: {self.framework} is started by its own train.py; accepted: null"
+            )
         return self
 
     @model_validator(mode="after")

@@ -50,6 +50,7 @@ _SECTIONS = {
     "model": "",
     "data": "",
     "steps": "",
+    "entrypoint": "In `entry_point`.",
     "capture": "",
     "benchmark": "",
     "target": "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import subprocess
 import sys
@@ -75,7 +76,9 @@ def _one_job(
     config: Path, key: str, section: ResourcesSection, token: Path, wait_s: int
 ) -> Iterator[Item]:
     command = ["srun", *cluster.requested(section), f"--immediate={wait_s}", "--time=10"]
-    command += ["--job-name=rlprobe-doctor", sys.executable, "-m", "rlprobe.doctor.node"]
+    # where nodes are of another architecture, they have another Python (workflow/bin)
+    python = os.environ.get("RLPROBE_PYTHON") or sys.executable
+    command += ["--job-name=rlprobe-doctor", python, "-m", "rlprobe.doctor.node"]
     command += ["--config", str(config), "--side", key, "--token", str(token)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -8,12 +8,13 @@ so that a machine without the framework can schedule and report.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from rlprobe.errors import ConfigError
+from rlprobe.frameworks.adopted import Adopted, Training
 from rlprobe.frameworks.layout import Layout
 from rlprobe.spec import RunSpec
 
@@ -66,6 +67,16 @@ class Framework(Protocol):
 
     def environment(self, spec: RunSpec, places: Places) -> dict[str, str]:
         """Environment of every process of the run, hooks switched on."""
+
+    def adopt(self, training: Training) -> Adopted:
+        """A command line of a user's own as an alignment.
+
+        Raises:
+            UsageError: it cannot be one.
+        """
+
+    def options(self, words: Sequence[str]) -> dict[str, str]:
+        """The options among a command's words, with their values."""
 
 
 def get(name: str) -> Framework:

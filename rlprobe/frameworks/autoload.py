@@ -13,14 +13,16 @@ import sys
 
 from rlprobe.capture.session import ENV
 from rlprobe.errors import RlprobeError
-from rlprobe.frameworks import switch
+from rlprobe.frameworks import forward, switch
 
 
 def main() -> None:
-    """Activate the hooks of the framework that the configuration is for."""
+    """Activate the hooks of the frameworks that the configuration is for."""
     try:
         found = switch.read(os.environ[ENV])
-        importlib.import_module(f"rlprobe.frameworks.{found.framework}").activate()
+        for framework in found.frameworks:
+            importlib.import_module(f"rlprobe.frameworks.{framework}").activate()
+        forward.register()
     except RlprobeError as error:
         # site.py would print a traceback and carry on; a clear line and an exit is what is wanted
         sys.stderr.write(f"rlprobe: error: {error}\n")

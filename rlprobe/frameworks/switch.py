@@ -1,6 +1,7 @@
-"""What ``RLPROBE_CONFIG`` names: a session, the vendor's collector YAML, or msprobe's config.json.
+"""What ``RLPROBE_CONFIG`` names: a session, the vendor's collector YAML, msprobe's config.json, or
+the directory of a recording without a configuration.
 
-Standard library only for the first and the last, because it is read at interpreter start.
+Standard library only except for YAML, because it is read at interpreter start.
 """
 
 from __future__ import annotations
@@ -12,26 +13,30 @@ from rlprobe.capture.session import ENV, Session
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError, decoded, read_bytes
 from rlprobe.errors import ConfigError
+from rlprobe.frameworks import plain
 
 _LIMIT = 4 << 20
 
 
 @dataclass(frozen=True)
 class Switch:
-    """What was found at the path, and the framework whose hooks it needs."""
+    """What was found at the path, and the frameworks whose hooks it needs."""
 
     path: Path
-    #: session, collector (``precision_collector.yaml``) or msprobe (``config.json``, for slime).
+    #: session, collector (``precision_collector.yaml``), msprobe (``config.json``, for slime) or
+    #: plain (:mod:`.plain`, for whichever framework is started).
     kind: str
-    framework: str
+    frameworks: tuple[str, ...]
     session: Session | None = None
+    #: Where a plain recording goes.
+    directory: str | None = None
 
 
 def read(path: str | Path) -> Switch:
     """Tell what the file at ``path`` is.
 
     Raises:
-        ConfigError: the file is missing, too large, or none of the three.
+        ConfigError: the file is missing, too large, or none of these.
     """
     path = Path(path).expanduser()
     try:
@@ -47,7 +52,7 @@ def read(path: str | Path) -> Switch:
     except DocumentError as error:
         raise ConfigError(f"{ENV} names {path}: {error}") from error
     if isinstance(raw, dict) and "precision_collector" in raw:
-        return Switch(path, "collector", "verl")
+        return Switch(path, "collector", ("verl",))
     raise _unknown(path)
 
 
@@ -58,11 +63,14 @@ def _json(path: Path, text: str) -> Switch:
         raise ConfigError(f"{ENV} names {path}: {error}") from error
     if "role" in raw and "dump" in raw:
         session = Session.from_json(text, str(path))
-        return Switch(path, "session", session.framework, session)
+        return Switch(path, "session", (session.framework,), session)
     if "precision_collector" in raw:
-        return Switch(path, "collector", "verl")
+        return Switch(path, "collector", ("verl",))
     if "dump_path" in raw:
-        return Switch(path, "msprobe", "slime")
+        return Switch(path, "msprobe", ("slime",))
+    directory = raw.get(plain.KEY)
+    if isinstance(directory, str) and set(raw) == {plain.KEY} and Path(directory).is_absolute():
+        return Switch(path, "plain", ("verl", "slime"), directory=directory)
     raise _unknown(path)
 
 

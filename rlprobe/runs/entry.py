@@ -12,8 +12,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rlprobe.config import BUILTIN
-from rlprobe.runs import containers, devices, nodelocal, raycluster, resources
+from rlprobe.runs import bindings, containers, devices, nodelocal, raycluster, resources
 from rlprobe.runs.process import MARK
 from rlprobe.spec import RunSpec
 
@@ -101,7 +100,7 @@ def enter(
     local.own()
     network = devices.communication(spec.device, spec.resources.interface, None)
     variables = {**network, **resources.visible(spec.device, spec.resources), **environment}
-    binds = (str(store), *_paths(spec))
+    binds = (str(store), *bindings.paths(spec))
     place = Place(spec, scratch, binds, job, variables)
     try:
         if spec.resources.nodes == 1:
@@ -137,12 +136,3 @@ def _plan(place: Place) -> raycluster.Plan:
         resources=ray,
         interface=spec.resources.interface,
     )
-
-
-def _paths(spec: RunSpec) -> Iterator[str]:
-    """What the run reads beside the store and the working directory."""
-    given = [*spec.model.paths().values(), *spec.data.train_files, *(spec.data.val_files or ())]
-    yield from (path for path in given if not path.startswith(BUILTIN))
-    for reference in (spec.data.reward_function, spec.fault):
-        if reference is not None:
-            yield str(Path(reference.rpartition(":")[0]).expanduser().absolute().parent)

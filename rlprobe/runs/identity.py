@@ -7,7 +7,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlprobe import files, frameworks
-from rlprobe.config import BUILTIN, ContainerSection, DataSection, ModelSection
+from rlprobe.config import (
+    BUILTIN,
+    ContainerSection,
+    DataSection,
+    EntryPointSection,
+    ModelSection,
+)
 from rlprobe.errors import ConfigError
 from rlprobe.store import keys
 
@@ -59,6 +65,29 @@ def function(reference: str, key: str) -> str:
     if not separator or not name.isidentifier():
         raise ConfigError(f"{key}: found {reference!r}; accepted: FILE.py:NAME")
     return f"{_digest(_existing(path, key))}:{name}"
+
+
+def entry_point(section: EntryPointSection | None) -> dict[str, str | None] | None:
+    """Identity of an entry point of the user's own: names, and the content of its files.
+
+    Raises:
+        ConfigError: the script, or the directory of its configuration, does not exist.
+    """
+    if section is None:
+        return None
+    found: dict[str, str | None] = {"module": section.module, "config_name": section.config_name}
+    if section.script is not None:
+        found["script"] = _digest(_existing(section.script, "entry_point.script"))
+    if section.config_path is not None:
+        directory = _existing(section.config_path, "entry_point.config_path")
+        configurations = sorted(directory.rglob("*.yaml"))
+        if not configurations:
+            raise ConfigError(
+                f"entry_point.config_path: {directory} holds no YAML file; accepted: the directory "
+                "of a Hydra configuration"
+            )
+        found["config_path"] = keys.data_digest(configurations)
+    return found
 
 
 def environment(container: ContainerSection, lock: str | None, key: str) -> str | None:

@@ -20,7 +20,7 @@ from rlprobe.capture.session import ENV, CaptureOptions, ReplayOptions, Session
 from rlprobe.claims import claimed
 from rlprobe.errors import RlprobeError, RunError, StoreError
 from rlprobe.files import replace_text
-from rlprobe.frameworks import proof
+from rlprobe.frameworks import forward, proof
 from rlprobe.roles import BENCHMARK
 from rlprobe.runs import entry, process, script
 from rlprobe.runs.follow import Progress
@@ -239,6 +239,8 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
         # the plan has given it to the target; the benchmark must not inherit it from the caller
         FAULT_ENV: "",
     }
+    # processes of a cluster that was there before inherit none of them
+    environment[forward.NAMES] = ",".join(sorted(environment))
     commands = [*framework.prepare(spec, places), framework.command(spec, places)]
     _log.info("%s: %s on %s, log %s", spec.role, spec.framework, spec.device, log)
     progress = Progress(spec.role, scratch / "side", spec.steps.total)

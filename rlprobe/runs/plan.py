@@ -16,20 +16,25 @@ from rlprobe.spec import Identities, RunSpec
 FAULT_ENV = "RLPROBE_FAULT"
 
 
-def plan(alignment: Alignment, environ: Mapping[str, str] = os.environ) -> dict[str, RunSpec]:
+def plan(
+    alignment: Alignment, environ: Mapping[str, str] = os.environ, *, located: bool = True
+) -> dict[str, RunSpec]:
     """The runs of an alignment by role: benchmark, target and the enabled controls.
 
     Args:
         alignment: the validated file.
         environ: where RLPROBE_FAULT is looked up.
+        located: False where models, data and images need not be on this machine; keys then mean
+            nothing.
 
     Raises:
         ConfigError: a model, data, lock, image or fault file does not exist, or the framework
             would refuse a run once its job has its devices.
     """
-    models = identity.model(alignment.model, alignment.framework)
-    data = identity.data(alignment.data, alignment.framework)
+    models = identity.model(alignment.model, alignment.framework) if located else {}
+    data = identity.data(alignment.data, alignment.framework) if located else {}
     fault = environ.get(FAULT_ENV) or alignment.target.fault
+    start = identity.entry_point(alignment.entry_point) if located else None
 
     def spec(
         role: str,
@@ -63,10 +68,14 @@ def plan(alignment: Alignment, environ: Mapping[str, str] = os.environ) -> dict[
                 model=models,
                 data=data,
                 environment=None
-                if imported
+                if imported or not located
                 else identity.environment(side.container, side.lock, where),
-                fault=None if fault is None else identity.function(fault, "target.fault"),
+                fault=None
+                if fault is None or not located
+                else identity.function(fault, "target.fault"),
+                entry_point=start,
             ),
+            entry_point=alignment.entry_point,
             fault=fault,
             replay_of=replay_of,
             imported=imported,

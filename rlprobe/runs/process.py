@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rlprobe.runs import logs
@@ -59,6 +59,28 @@ def run(
                 end_marked(run_id)
                 child.wait()
     return child.returncode
+
+
+def attached(argv: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run ``argv`` on this terminal, as if it had been called itself.
+
+    What the terminal sends (ctrl-C) reaches both, and the command alone decides what comes of it;
+    a SIGTERM to this process is passed on.
+
+    Returns:
+        The exit status as a shell has it: 128 + n where signal n ended the command.
+    """
+    child = subprocess.Popen(argv, env=dict(environment), preexec_fn=end_with_parent)
+    previous = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, frame: child.terminate()),
+    }
+    try:
+        status = child.wait()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
 
 
 def end_with_parent() -> None:

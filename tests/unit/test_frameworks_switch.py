@@ -31,7 +31,7 @@ def test_a_session_survives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "session.json"
     path.write_text(session.to_json())
     found = switch.read(path)
-    assert (found.kind, found.framework) == ("session", "verl")
+    assert (found.kind, found.frameworks) == ("session", ("verl",))
     assert found.session == session
 
 
@@ -45,7 +45,7 @@ def test_msprobes_config_is_for_slime(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{"task": "statistics", "dump_path": "/d", "level": "mix"}')
     found = switch.read(path)
-    assert (found.kind, found.framework) == ("msprobe", "slime")
+    assert (found.kind, found.frameworks) == ("msprobe", ("slime",))
 
 
 @pytest.mark.parametrize(

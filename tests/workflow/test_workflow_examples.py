@@ -21,6 +21,7 @@ EXAMPLES = [
     *sorted((_ROOT / "config/examples").glob("*_gpu_to_npu.yaml")),
     _ROOT / "config/examples/two_sites/gpu_site.yaml",
     _ROOT / "config/examples/two_sites/npu_site.yaml",
+    _ROOT / "config/examples/npu_box.yaml",
 ]
 #: Where the sites of the examples keep models, data, images and stores.
 _SITES = ("/shared", "/data", "/nfs")
@@ -85,7 +86,8 @@ def test_it_is_planned_on_its_cluster(
     stand_in.write_text("#!/bin/sh\necho apptainer version 1.4.5\n", encoding="utf-8")
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{stand_in.parent}:{os.environ['PATH']}")
-    planned = project.planned(config=example.name, profile="profiles/ascend_cluster")
+    profile = "npu_box" if example.stem == "npu_box" else "ascend_cluster"
+    planned = project.planned(config=example.name, profile=f"profiles/{profile}")
     imported = load(example).benchmark.run is not None
     assert ("run_benchmark" in planned) is not imported
     assert planned["run_target"] == 1

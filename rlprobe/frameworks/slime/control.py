@@ -13,9 +13,10 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlprobe import stages
 from rlprobe.capture.files import write_json
 from rlprobe.capture.session import ENV, Session
-from rlprobe.frameworks import switch
+from rlprobe.frameworks import plain, switch
 from rlprobe.frameworks.slime import user_config
 
 _session: Session | None = None
@@ -49,6 +50,9 @@ def _read(environ: Mapping[str, str]) -> Session | None:
     found = switch.read(environ[ENV])
     if found.session is not None:
         return found.session
+    if found.directory is not None:
+        # rollouts are slime's own debug files, which the user's script may not ask for
+        return plain.session(found.directory, "slime", stages.TRAINING_STAGES, rollouts=False)
     return user_config.session(found.path)
 
 

@@ -8,16 +8,17 @@ slime has no index package and its ``train.py`` is no module: ``RLPROBE_SLIME`` 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlprobe import stages
 from rlprobe.errors import ConfigError
 from rlprobe.frameworks import Places
+from rlprobe.frameworks.adopted import Adopted, Training
 from rlprobe.frameworks.layout import Layout
+from rlprobe.frameworks.slime import adopt, manager_paths, plan, precision, versions
 from rlprobe.frameworks.slime import flags as command
-from rlprobe.frameworks.slime import manager_paths, plan, precision, versions
 from rlprobe.frameworks.slime.flags import Flags
 
 if TYPE_CHECKING:
@@ -83,6 +84,15 @@ class SlimeFramework:
             expert=size("expert-model-parallel-size"),
             sequence_parallel="sequence-parallel" in flags,
         )
+
+    def adopt(self, training: Training) -> Adopted:
+        """A slime command line as an alignment (see :mod:`.adopt`)."""
+        return adopt.adopt(training)
+
+    def options(self, words: Sequence[str]) -> dict[str, str]:
+        """Flags by name; several values of one in one text."""
+        given = command.parse(word for word in words if word)
+        return {f"--{name}": " ".join(values) for name, values in given.items()}
 
     def prepare(self, spec: RunSpec, places: Places) -> list[list[str]]:
         """Nothing: models and data are the user's."""

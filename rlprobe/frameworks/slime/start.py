@@ -20,16 +20,14 @@ from typing import Any
 
 from rlprobe.capture.session import ENV, Session
 from rlprobe.errors import ConfigError, RlprobeError
+from rlprobe.frameworks import forward
 from rlprobe.frameworks.slime import prompts_only, user_config, versions
-from rlprobe.frameworks.slime.precision import ENV as PRECISION
-from rlprobe.frameworks.slime.sglang import CONFIG as INFERENCE
 
 #: Names the checkout of slime that holds ``train.py``.
 CHECKOUT = "RLPROBE_SLIME"
-#: What a job on a running cluster would not inherit.
-FORWARDED = (
-    ENV, CHECKOUT, PRECISION, INFERENCE, prompts_only.ENV, user_config.DUMP_ON, "RLPROBE_FAULT",
-    "RLPROBE_RUN_ID", "PYTHONPATH", "PYTHONHASHSEED", "TORCHDYNAMO_DISABLE",
+#: What slime needs besides the variables that the run was given.
+_OF_SLIME = (
+    prompts_only.ENV, user_config.DUMP_ON, "PYTHONPATH", "PYTHONHASHSEED", "TORCHDYNAMO_DISABLE",
     "CUDA_DEVICE_MAX_CONNECTIONS",
 )  # fmt: skip
 
@@ -75,8 +73,9 @@ def checkout(environ: Mapping[str, str]) -> Path:
 
 
 def runtime_env(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The Ray runtime environment that carries the hooks' variables to every process."""
-    return {"env_vars": {name: environ[name] for name in FORWARDED if environ.get(name)}}
+    """The Ray runtime environment that carries a side's variables to every process."""
+    slimes = {name: environ[name] for name in _OF_SLIME if environ.get(name)}
+    return {"env_vars": {**forward.variables(environ), **slimes}}
 
 
 def submission(

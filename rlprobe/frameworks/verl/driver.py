@@ -11,7 +11,7 @@ from typing import Any
 
 from rlprobe.capture.session import ENV, Session
 from rlprobe.errors import HookError
-from rlprobe.frameworks import proof
+from rlprobe.frameworks import forward, plain, proof, switch
 from rlprobe.frameworks.verl import control, installed, versions
 from rlprobe.frameworks.verl.control import DRIVER_DIRECTORY
 from rlprobe.frameworks.verl.engine import inference
@@ -20,12 +20,15 @@ from rlprobe.frameworks.verl.host import plan
 _FIELD = "ascend_precision_collector"
 
 
-def with_driver_directory(runtime_env: dict[str, Any]) -> dict[str, Any]:
-    """Let Ray's workers know where the command was started, also on other nodes."""
+def with_variables(runtime_env: dict[str, Any]) -> dict[str, Any]:
+    """Let Ray's workers know where the command was started, and what is asked of them.
+
+    Those of a cluster that was there before inherit nothing of the driver's.
+    """
     directory = os.environ.get(DRIVER_DIRECTORY)
     if directory:
         runtime_env.setdefault("env_vars", {}).setdefault(DRIVER_DIRECTORY, directory)
-    return runtime_env
+    return forward.added_to(runtime_env)
 
 
 def around_trainer_init(
@@ -73,12 +76,14 @@ def _collector_session(config: Any) -> Session | None:
     if not path:
         return None
     directory = Path(os.environ.get(DRIVER_DIRECTORY) or Path.cwd())
+    file = directory / Path(str(path)).expanduser()
+    available = plan.stages_of(OmegaConf.to_container(config, resolve=True))
+    device = str(OmegaConf.select(config, "trainer.device", default="cpu"))
+    found = switch.read(file)
+    if found.directory is not None:
+        return plain.session(found.directory, "verl", available, device=device, expected=available)
     session: Session | None = collector.load(
-        directory / Path(str(path)).expanduser(),
-        directory=directory,
-        framework="verl",
-        available=plan.stages_of(OmegaConf.to_container(config, resolve=True)),
-        device=str(OmegaConf.select(config, "trainer.device", default="cpu")),
+        file, directory=directory, framework="verl", available=available, device=device
     )
     return session
 

@@ -72,7 +72,7 @@ def _runtime_env(module: ModuleType) -> None:
     def get_ppo_ray_runtime_env(*args: Any, **kwargs: Any) -> dict[str, Any]:
         from rlprobe.frameworks.verl import driver
 
-        return driver.with_driver_directory(original(*args, **kwargs))
+        return driver.with_variables(original(*args, **kwargs))
 
     module.get_ppo_ray_runtime_env = get_ppo_ray_runtime_env  # type: ignore[attr-defined]
 

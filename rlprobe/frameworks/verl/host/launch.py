@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlprobe import stages
 from rlprobe.errors import ConfigError
 from rlprobe.frameworks import Places
+from rlprobe.frameworks.adopted import Adopted, Training
 from rlprobe.frameworks.layout import Layout
 from rlprobe.frameworks.verl.engine import engines
-from rlprobe.frameworks.verl.host import assets, megatron, plan
+from rlprobe.frameworks.verl.host import adopt, assets, entrypoint, megatron, plan
 
 if TYPE_CHECKING:
     from rlprobe.spec import RunSpec
@@ -45,9 +46,9 @@ class VerlFramework:
         Raises:
             ConfigError: verl would refuse the run once its job has waited for its devices.
         """
-        if megatron.chosen(spec.overrides):
+        if megatron.chosen(_given(spec)):
             megatron.require_precision(spec)
-        config = plan.from_overrides([*_base(spec), *spec.overrides])
+        config = plan.from_overrides([*_base(spec), *_given(spec)])
         found = plan.stages_of(config)
         if spec.role != "benchmark":
             return tuple(stage for stage in found if stage != stages.GENERATE)
@@ -57,26 +58,32 @@ class VerlFramework:
 
     def layout(self, spec: RunSpec) -> Layout:
         """How the run spreads its actor: FSDP over all ranks, or Megatron's groups."""
-        config = plan.from_overrides([*_base(spec), *spec.overrides])
+        config = plan.from_overrides([*_base(spec), *_given(spec)])
         actor = config["actor_rollout_ref"].get("actor") or {}
-        if megatron.chosen(spec.overrides):
+        if megatron.chosen(_given(spec)):
             return megatron.layout(actor, spec.world_size)
         sequences = actor.get("ulysses_sequence_parallel_size") or 1
         return Layout(str(actor.get("strategy", "fsdp")), spec.world_size, context=int(sequences))
 
     def command(self, spec: RunSpec, places: Places) -> list[str]:
-        """``python -m verl.trainer.main_ppo`` with every override this run needs.
+        """``python -m verl.trainer.main_ppo``, or the user's own entry point, with every override
+        this run needs.
 
         Later overrides win: verl's defaults for an alignment, the user's, and last what a run
         cannot do without (paths, steps, and in a replay the absence of an engine).
         """
+        own = {key_of(override) for override in entrypoint.overrides(spec)}
+        base = [override for override in _base(spec) if key_of(override) not in own]
+        ours = [*base, *spec.overrides, *_enforced(spec, places)]
+        if spec.entry_point is not None:
+            # its configuration may have what verl's lacks, where Hydra takes no "+key"
+            ours = [f"+{o}" if o.startswith("+") and not o.startswith("++") else o for o in ours]
         # Hydra refuses a repeated "+key", so a key set twice keeps its last value only
         merged: dict[str, str] = {}
-        for override in [*_base(spec), *spec.overrides, *_enforced(spec, places)]:
-            plain = override.partition("=")[0].lstrip("+~")
-            merged.pop(plain, None)
-            merged[plain] = override
-        return ["python", "-m", "verl.trainer.main_ppo", *merged.values()]
+        for override in ours:
+            merged.pop(key_of(override), None)
+            merged[key_of(override)] = override
+        return [*entrypoint.words(spec), *merged.values()]
 
     def environment(self, spec: RunSpec, places: Places) -> dict[str, str]:
         """Hooks on in every verl process; offline; Ray apart from any other on the machine."""
@@ -97,7 +104,7 @@ class VerlFramework:
         }
         if spec.device == "cpu":
             modules.append(f"{_HOOKS}.cpu")
-            if megatron.chosen(spec.overrides):
+            if megatron.chosen(_given(spec)):
                 modules.append(f"{_HOOKS}.cpu.megatron")
                 env |= megatron.CPU_ENVIRONMENT
             env |= {
@@ -109,6 +116,19 @@ class VerlFramework:
             }
         env["VERL_USE_EXTERNAL_MODULES"] = ",".join(modules)
         return env
+
+    def adopt(self, training: Training) -> Adopted:
+        """A verl command line as an alignment (see :mod:`.adopt`)."""
+        return adopt.adopt(training)
+
+    def options(self, words: Sequence[str]) -> dict[str, str]:
+        """Hydra overrides by key."""
+        found = {}
+        for word in words:
+            key, equals, value = word.partition("=")
+            if equals and not word.startswith("-"):
+                found[key.lstrip("+~")] = value
+        return found
 
     def prepare(self, spec: RunSpec, places: Places) -> list[list[str]]:
         """Commands to run before training, in the same image: builtin models and data."""
@@ -127,6 +147,16 @@ class VerlFramework:
 FRAMEWORK = VerlFramework()
 
 
+def key_of(override: str) -> str:
+    """The key that a Hydra override is about."""
+    return override.partition("=")[0].lstrip("+~")
+
+
+def _given(spec: RunSpec) -> list[str]:
+    """What the user sets: the entry point's own configuration, then the overrides."""
+    return [*entrypoint.overrides(spec), *spec.overrides]
+
+
 def _path(value: str, places: Places) -> str:
     if value.startswith(assets.BUILTIN):
         return str(assets.path_of(value, places.assets))
@@ -138,7 +168,7 @@ def _files(values: tuple[str, ...], places: Places) -> str:
 
 
 def _engine_name(spec: RunSpec) -> str:
-    config = plan.from_overrides([*_base(spec), *spec.overrides])
+    config = plan.from_overrides([*_base(spec), *_given(spec)])
     return str(config["actor_rollout_ref"]["rollout"].get("name", ""))
 
 
@@ -190,7 +220,7 @@ def _cpu(spec: RunSpec) -> list[str]:
         "+critic.model.override_config.attn_implementation=eager",
         "reward.num_workers=1",
         f"reward.reward_model.rollout.name={engines.CPU}",
-        *(megatron.CPU_OVERRIDES if megatron.chosen(spec.overrides) else _FSDP_ON_CPU),
+        *(megatron.CPU_OVERRIDES if megatron.chosen(_given(spec)) else _FSDP_ON_CPU),
     ]
 
 
@@ -251,7 +281,7 @@ def _reward(spec: RunSpec, places: Places) -> list[str]:
 def _precision(spec: RunSpec) -> list[str]:
     """Compute precision of every model; parameters are kept and updated in fp32 (fp64 in fp64)."""
     rollout = [f"actor_rollout_ref.rollout.dtype={_DTYPES[spec.precision]}"]
-    if megatron.chosen(spec.overrides):
+    if megatron.chosen(_given(spec)):
         return [
             *rollout,
             *(f"{section}.megatron.dtype={_DTYPES[spec.precision]}" for section in megatron.MODELS),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rlprobe import stages
+from rlprobe import roles, stages
 from rlprobe.capture.session import ReplayOptions, Session
 from rlprobe.errors import ReplayError
 from rlprobe.frameworks import progress
@@ -91,11 +91,11 @@ def around_step(
 
 
 def _records(session: Session) -> bool:
-    """An alignment's replay needs every step; the collector writes the captured range."""
+    """An alignment's replay needs every step; everything else writes the captured range."""
     if not session.collect_rollouts or session.replay is not None:
         return False
     step, _ = control.step()
-    return session.role != "collector" or session.capture.wants_step(step)
+    return session.role in roles.ROLES or session.capture.wants_step(step)
 
 
 async def _record_later(session: Session, manager: Any, prompts: Any, output: Any) -> Any:

@@ -1,0 +1,65 @@
+"""A framework's own command line, read as an alignment: what goes under which key."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlprobe.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training command, found on a command line or in a script."""
+
+    framework: str
+    #: What follows ``python``: ``("-m", MODULE)`` or ``(FILE,)``.
+    entry: tuple[str, ...]
+    arguments: tuple[str, ...]
+    #: Directory that relative paths mean.
+    cwd: Path
+    #: Variables that the script sets for it.
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def absolute(self, path: str) -> str:
+        """A path as it is found from anywhere; one that is none (an URL, a model's name on a hub)
+        stays."""
+        if "://" in path or path.startswith(("~", "/", "$")):
+            return path
+        there = self.cwd / path
+        # a name with a slash may be a model on a hub; a file or directory that exists is one
+        if there.exists() or path.startswith((".", "..")) or path.endswith((".parquet", ".jsonl")):
+            return str(Path(there).absolute())
+        return path
+
+
+@dataclass
+class Adopted:
+    """What a command line says, in an alignment's terms."""
+
+    #: Keys of the alignment file, without names of sides.
+    keys: dict[str, Any] = dataclasses.field(default_factory=dict)
+    device: str = "cuda"
+    precision: str = "bf16"
+    world_size: int = 1
+    nodes: int = 1
+    #: Option -> key that it became.
+    moved: dict[str, str] = dataclasses.field(default_factory=dict)
+    #: Option -> why it is not taken over.
+    dropped: dict[str, str] = dataclasses.field(default_factory=dict)
+    #: What the user has to look at.
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+
+def whole(option: str, value: str) -> int:
+    """A number of processes or nodes.
+
+    Raises:
+        UsageError: the value is none.
+    """
+    if not value.isdecimal() or int(value) < 1:
+        raise UsageError(f"{option}: found {value!r}; accepted: a whole number from 1")
+    return int(value)

@@ -1,0 +1,1 @@
+"""Which commands a shell script would run, found out without running them."""

@@ -1,0 +1,67 @@
+"""From what a user types to an alignment: a script or a command."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+from rlprobe.runs.scripts import trace, training
+from rlprobe.runs.scripts.draft import Draft, draft
+from rlprobe.runs.scripts.trace import Command
+
+
+def draft_of(
+    words: Sequence[str],
+    *,
+    name: str | None = None,
+    version: str | None = None,
+    benchmark: str | None = None,
+    target: str | None = None,
+) -> Draft:
+    """The alignment of a command, or of a script and its arguments.
+
+    Raises:
+        UsageError: no training is found in it, or it cannot be read.
+        ConfigError: what it says makes no alignment.
+    """
+    script = _script(words)
+    if script is None:
+        commands = [Command(tuple(words), str(Path.cwd()), {})]
+    else:
+        commands = trace.commands(script)
+    found = training.find(commands)
+    if name is None:
+        source = script[0] if script is not None else found.entry[-1].rpartition(".")[2]
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-._") or "alignment"
+    if version is None:
+        version = _installed(found.framework)
+    return draft(found, name=name, version=version, benchmark=benchmark, target=target)
+
+
+def _script(words: Sequence[str]) -> list[str] | None:
+    """A shell script and its arguments, if the words are one; ``bash run.sh`` is."""
+    rest = list(words)
+    if Path(rest[0]).name in ("bash", "sh") and len(rest) > 1 and not rest[1].startswith("-"):
+        return rest[1:]
+    path = Path(rest[0])
+    if path.suffix in (".sh", ".bash"):
+        return rest
+    if path.is_file() and os.sep in rest[0]:
+        with path.open("rb") as file:
+            first = file.readline(200)
+        if first.startswith(b"#!") and (b"bash" in first or b"/sh" in first):
+            return rest
+    return None
+
+
+def _installed(framework: str) -> str | None:
+    """slime is not on the index, and what is called so there is another project."""
+    if framework == "slime":
+        return None
+    try:
+        return metadata.version(framework)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,126 @@
+"""The commands that a shell script would run, with their words expanded, and none of them run.
+
+bash itself reads the script, so that variables, arrays, functions and loops mean what they mean; a
+``DEBUG`` trap under ``extdebug`` leaves every command out that is not bash's own
+(:file:`prelude.sh`). What such a command would have said is empty, and its status 0: a script that
+decides by them is read as if all went well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlprobe.errors import UsageError
+from rlprobe.runs.scripts import note
+
+_HERE = Path(__file__).parent
+#: Programs that are run: they tell something and change nothing.
+HARMLESS = (
+    "basename", "cat", "cut", "date", "dirname", "expr", "grep", "head", "hostname", "id", "nproc",
+    "readlink", "realpath", "seq", "sort", "tail", "tr", "uname", "uniq", "wc", "whoami",
+)  # fmt: skip
+#: A loop that waits for something that is not run would wait for ever.
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command as it would have been started."""
+
+    argv: tuple[str, ...]
+    cwd: str
+    #: Variables that the script set: what differs from the caller's environment.
+    environment: Mapping[str, str]
+
+
+def commands(
+    script: Sequence[str],
+    environ: Mapping[str, str] = os.environ,
+    *,
+    timeout_s: float = _TIMEOUT_S,
+) -> list[Command]:
+    """What a script would run, in order.
+
+    Args:
+        script: the script's path and its arguments.
+        environ: the environment it is called with.
+        timeout_s: what was found until then is taken.
+
+    Raises:
+        UsageError: there is no bash, or no such script, or it is no shell script.
+    """
+    bash = shutil.which("bash")
+    if bash is None:
+        raise UsageError("bash is needed to read a shell script, and is not on PATH")
+    _require_shell(Path(script[0]))
+    with tempfile.TemporaryDirectory(prefix="rlprobe-script-") as temporary:
+        programs = Path(temporary, "bin")
+        programs.mkdir()
+        for name in HARMLESS:
+            found = shutil.which(name)
+            if found is not None:
+                (programs / name).symlink_to(found)
+        out = Path(temporary, "commands.jsonl")
+        out.touch()
+        ours = {
+            "BASH_ENV": str(_HERE / "prelude.sh"),
+            f"{note.OWN}PATH": str(programs),
+            f"{note.OWN}PYTHON": sys.executable,
+            f"{note.OWN}BASH": bash,
+            f"{note.OWN}WORDS": str(_HERE / "words.py"),
+            f"{note.OWN}NOTE": str(_HERE / "note.py"),
+            f"{note.OWN}HARMLESS": " ".join(HARMLESS),
+            f"{note.OWN}OUT": str(out),
+        }
+        child = subprocess.Popen(
+            [bash, *script],
+            env={**environ, **ours},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            child.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, 9)
+            child.wait()
+        lines = out.read_text(encoding="utf-8").splitlines()
+    return [_command(json.loads(line), environ) for line in lines]
+
+
+def _require_shell(script: Path) -> None:
+    try:
+        with script.open("rb") as file:
+            first = file.readline(200)
+    except OSError as error:
+        raise UsageError(f"{script}: {error.strerror}; give a shell script, or -- CMD…") from error
+    if first.startswith(b"#!") and not any(name in first for name in (b"bash", b"/sh", b" sh")):
+        raise UsageError(
+            f"{script} begins with {first.decode(errors='replace').strip()}; accepted: a script "
+            "for bash or sh"
+        )
+
+
+#: Set by every bash, or by the tracing.
+_NOT_THE_SCRIPTS = {"BASH_ENV", "PATH", "PWD", "OLDPWD", "SHLVL", "_"}
+
+
+def _command(raw: dict[str, object], environ: Mapping[str, str]) -> Command:
+    argv, env = raw["argv"], raw["env"]
+    assert isinstance(argv, list)
+    assert isinstance(env, dict)
+    own = {
+        str(name): str(value)
+        for name, value in env.items()
+        if name not in _NOT_THE_SCRIPTS and environ.get(name) != value
+    }
+    return Command(tuple(map(str, argv)), str(raw["cwd"]), own)

@@ -1,0 +1,123 @@
+"""Which of a script's commands trains, whatever it is wrapped in."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rlprobe.documents import jsonfile, yamlfile
+from rlprobe.documents.limits import DocumentError
+from rlprobe.errors import UsageError
+from rlprobe.frameworks.adopted import Training
+from rlprobe.runs.scripts.trace import Command
+
+_PYTHON = re.compile(r"python(3(\.\d+)?)?$")
+_VERL = "verl.trainer.main_ppo"
+#: Options of python's that take a value.
+_WITH_VALUE = ("-W", "-X")
+
+
+def find(commands: Sequence[Command]) -> Training:
+    """The one command that starts verl or slime.
+
+    Raises:
+        UsageError: there is none, or several; they are listed.
+    """
+    found = [training for command in commands for training in _of(command)]
+    distinct = list({(t.entry, t.arguments): t for t in found}.values())
+    if not distinct:
+        seen = "; ".join(shlex.join(command.argv[:3]) for command in commands[:8])
+        raise UsageError(
+            "no training of verl or slime was found: neither a module verl.trainer…, nor options "
+            "actor_rollout_ref.…, nor slime's train.py with --hf-checkpoint. Commands seen: "
+            + (seen or "none")
+        )
+    if len(distinct) > 1:
+        listed = "; ".join(shlex.join([*t.entry, *t.arguments[:2]]) + " …" for t in distinct)
+        raise UsageError(
+            f"{len(distinct)} trainings were found: {listed}. Give the one you mean: "
+            "rlprobe config from-command -- python …"
+        )
+    return distinct[0]
+
+
+def _of(command: Command) -> Iterator[Training]:
+    argv = list(command.argv)
+    environment = dict(command.environment)
+    cwd = Path(command.cwd)
+    for index, word in enumerate(argv):
+        if not _PYTHON.match(Path(word).name):
+            continue
+        before, rest = argv[:index], argv[index + 1 :]
+        while rest and rest[0].startswith("-") and rest[0] != "-m":
+            option = rest.pop(0)
+            if option in _WITH_VALUE and rest:
+                rest.pop(0)
+        if len(rest) < 2:
+            continue
+        entry = tuple(rest[:2]) if rest[0] == "-m" else (rest[0],)
+        arguments = tuple(rest[len(entry) :])
+        framework = _framework(entry, arguments)
+        if framework is None:
+            continue
+        environment |= _assigned(before)
+        submitted, directory = _submitted(before, cwd)
+        environment |= submitted
+        yield Training(framework, entry, arguments, directory, environment)
+        return
+
+
+def _framework(entry: tuple[str, ...], arguments: tuple[str, ...]) -> str | None:
+    if entry[-1] == _VERL or any(
+        word.lstrip("+~").startswith("actor_rollout_ref.") for word in arguments
+    ):
+        return "verl"
+    if Path(entry[-1]).name.startswith("train") and any(
+        word.split("=")[0] == "--hf-checkpoint" for word in arguments
+    ):
+        return "slime"
+    return None
+
+
+def _assigned(before: Sequence[str]) -> dict[str, str]:
+    """``env A=1 …`` and ``docker exec -e A=1 …``."""
+    found = {}
+    for word in before:
+        match = re.fullmatch(r"(?:--env=|-e)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", word, re.DOTALL)
+        if match:
+            found[match[1]] = match[2]
+    return found
+
+
+def _submitted(before: Sequence[str], cwd: Path) -> tuple[dict[str, str], Path]:
+    """Variables and working directory of ``ray job submit``'s runtime environment.
+
+    Raises:
+        UsageError: the runtime environment cannot be read.
+    """
+    if "submit" not in before:
+        return {}, cwd
+    given: dict[str, str] = {}
+    words = list(before)
+    for index, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option in ("--runtime-env-json", "--runtime-env", "--working-dir"):
+            given[option] = value if equals else (words[index + 1 : index + 2] or [""])[0]
+    raw: object = {}
+    try:
+        if "--runtime-env-json" in given:
+            raw = jsonfile.parse(given["--runtime-env-json"])
+        elif "--runtime-env" in given:
+            raw = yamlfile.load(cwd / given["--runtime-env"])
+    except DocumentError as error:
+        raise UsageError(f"ray job submit: its runtime environment: {error}") from error
+    env = raw.get("env_vars") if isinstance(raw, dict) else None
+    variables = {str(k): v if isinstance(v, str) else json.dumps(v) for k, v in (env or {}).items()}
+    directory = given.get("--working-dir") or (
+        raw.get("working_dir") if isinstance(raw, dict) else None
+    )
+    local = isinstance(directory, str) and "://" not in directory
+    return variables, (cwd / str(directory)).resolve() if local else cwd

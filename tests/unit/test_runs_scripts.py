@@ -1,0 +1,202 @@
+"""What would a shell script run? Found out by bash, with none of its commands run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from rlprobe.errors import UsageError
+from rlprobe.runs.scripts import trace, training, words
+
+
+@pytest.mark.parametrize(
+    ("text", "assignments", "found", "redirections"),
+    [
+        ("python x.py a b", [], ["python", "x.py", "a", "b"], []),
+        ("A=1 B='q r' python x", ["A=1", "B='q r'"], ["python", "x"], []),
+        ("X=1", ["X=1"], [], []),
+        ("X=([0]=a b c)", ["X=([0]=a b c)"], [], []),
+        ("python x=1 A=2", [], ["python", "x=1", "A=2"], []),
+        ("a > log", [], ["a"], [">log"]),
+        ("a >> 'my log' 2>&1", [], ["a"], [">>'my log'", "2>&1"]),
+        ("a &> $DIR/log b", [], ["a", "b"], ["&>$DIR/log"]),
+        ("a x2>f", [], ["a", "x2"], [">f"]),
+        ("a 'x > y' \"p < q\"", [], ["a", "'x > y'", '"p < q"'], []),
+        ("a \\> b", [], ["a", "\\>", "b"], []),
+        ('a "$(b "c d" > e)" f', [], ["a", '"$(b "c d" > e)"', "f"], []),
+        ("a ${X:-p q} $(b c)d", [], ["a", "${X:-p q}", "$(b c)d"], []),
+        ("a <(b > c) >(d)", [], ["a", "<(b > c)", ">(d)"], []),
+        ("a $'it\\'s' z", [], ["a", "$'it\\'s'", "z"], []),
+        ("a `b 'c' d` e", [], ["a", "`b 'c' d`", "e"], []),
+        ("a <<EOF -x\nbody > nothing\nEOF\n", [], ["a", "-x"], ["<<EOF"]),
+        ("a <<< \"$X\"", [], ["a"], ['<<<"$X"']),
+        ("a 2>/dev/null", [], ["a"], ["2>/dev/null"]),
+    ],
+)  # fmt: skip
+def test_a_command_is_told_apart(
+    text: str, assignments: list[str], found: list[str], redirections: list[str]
+) -> None:
+    assert words.split(text) == (assignments, found, redirections)
+
+
+@pytest.mark.parametrize("text", ["a 'b", 'a "b', "a $(b", "a ${b", "a `b"])
+def test_what_is_not_closed_is_not_run(text: str) -> None:
+    assert "__rlp_r=1" in words.described(text)
+
+
+@pytest.mark.parametrize(
+    ("redirections", "file"),
+    [
+        ([], False),
+        (["2>&1"], False),
+        ([">/dev/null"], False),
+        (["<in"], False),
+        ([">&-"], False),
+        ([">log"], True),
+        (["2>>err"], True),
+        (["&>all"], True),
+        ([">|force"], True),
+        ([">&log"], True),
+    ],
+)
+def test_output_to_a_file_is_known(redirections: list[str], file: bool) -> None:
+    assert words.to_a_file(redirections) is file
+
+
+def _traced(directory: Path, text: str, *arguments: str) -> list[trace.Command]:
+    script = directory / "run.sh"
+    script.write_text(text)
+    return trace.commands([str(script), *arguments])
+
+
+def test_bash_expands_and_runs_nothing(tmp_path: Path) -> None:
+    kept = tmp_path / "log.txt"
+    kept.write_text("an older run's\n")
+    (tmp_path / "precious").touch()
+    found = _traced(
+        tmp_path,
+        f"""#!/usr/bin/env bash
+set -euxo pipefail
+HERE=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
+export A=1
+N=$((4 * 2))
+DATA=(
+  data.train_files="$HERE/a.parquet"
+  data.train_batch_size=$N   # a comment
+)
+rm -rf {tmp_path}/precious
+touch {tmp_path}/made
+/usr/bin/touch {tmp_path}/made
+echo x > {tmp_path}/echoed
+cp {kept} {tmp_path}/copy
+while ! ray status; do sleep 1; done
+train() {{
+  B="q r" python3 -m verl.trainer.main_ppo "${{DATA[@]}}" m=${{M:-/m}} "$@" 2>&1 | tee {kept}
+}}
+if [ -d /etc ]; then train last > {kept}; fi
+for lr in 1e-5 1e-6; do python3 sweep.py lr=$lr; done
+""",
+        "more",
+        "two words",
+    )
+    argv = [command.argv for command in found]
+    assert ("python3", "sweep.py", "lr=1e-6") in argv
+    trained = next(command for command in found if "verl.trainer.main_ppo" in command.argv)
+    assert trained.argv == (
+        "python3", "-m", "verl.trainer.main_ppo", f"data.train_files={tmp_path}/a.parquet",
+        "data.train_batch_size=8", "m=/m", "last",
+    )  # fmt: skip
+    assert trained.environment == {"A": "1", "B": "q r"}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["log.txt", "precious", "run.sh"]
+    assert kept.read_text() == "an older run's\n"
+
+
+def test_a_scripts_arguments_are_its_own(tmp_path: Path) -> None:
+    found = _traced(tmp_path, 'python3 train.py "$@" n=$#\n', "a b", "c")
+    assert found[0].argv == ("python3", "train.py", "a b", "c", "n=2")
+
+
+def test_shells_inside_are_read_too(tmp_path: Path) -> None:
+    (tmp_path / "inner.sh").write_text('cd /\nexec python3 train.py --from "$X" "$1"\n')
+    found = _traced(
+        tmp_path,
+        f"export X=1\nbash {tmp_path}/inner.sh one\n"
+        'docker exec -e Y=2 box bash -lc "cd /usr && python3 other.py $X"\n',
+    )
+    argv = [(command.argv, command.cwd) for command in found]
+    assert (("python3", "train.py", "--from", "1", "one"), "/") in argv
+    assert (("python3", "other.py", "1"), "/usr") in argv
+
+
+def test_a_loop_that_never_ends_is_left(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("python3 train.py\nwhile true; do :; done\n")
+    began = time.monotonic()
+    found = trace.commands([str(script)], timeout_s=2)
+    assert [command.argv for command in found] == [("python3", "train.py")]
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(None, "No such file"), ("#!/usr/bin/env python3\nprint()\n", "accepted: a script for bash")],
+)
+def test_what_is_no_shell_script_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "run.sh"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        trace.commands([str(path)])
+
+
+def _found(*commands: str, **environment: str) -> training.Training:
+    import shlex
+
+    return training.find(
+        [trace.Command(tuple(shlex.split(command)), "/work", environment) for command in commands]
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "entry"),
+    [
+        ("python3 -m verl.trainer.main_ppo a=1", ("-m", "verl.trainer.main_ppo")),
+        ("nohup /opt/py/bin/python -u -m verl.trainer.main_ppo a=1",
+         ("-m", "verl.trainer.main_ppo")),
+        ("python -X dev -m recipe.dapo.main_dapo actor_rollout_ref.model.path=/m",
+         ("-m", "recipe.dapo.main_dapo")),
+        ("srun -N1 python3.11 mine/train.py +actor_rollout_ref.x=1", ("mine/train.py",)),
+        ("ray job submit --address=http://h:1 -- python3 -m verl.trainer.main_ppo a=1",
+         ("-m", "verl.trainer.main_ppo")),
+    ],
+)  # fmt: skip
+def test_the_training_is_found_in_its_wrapping(command: str, entry: tuple[str, ...]) -> None:
+    found = _found("pip install x", "python3 -c 'print(1)'", command)
+    assert (found.framework, found.entry) == ("verl", entry)
+
+
+def test_rays_runtime_environment_belongs_to_the_training() -> None:
+    found = _found(
+        "ray job submit --working-dir code --runtime-env-json "
+        """'{"env_vars": {"MASTER": "x", "N": 1}}' -- python3 train.py --hf-checkpoint /m --lr 1""",
+        BEFORE="2",
+    )
+    assert found.framework == "slime"
+    assert found.environment == {"BEFORE": "2", "MASTER": "x", "N": "1"}
+    assert found.cwd == Path("/work/code")
+
+
+def test_none_and_several_are_said_with_what_there_was() -> None:
+    with pytest.raises(UsageError, match=r"no training.*Commands seen: pip install x"):
+        _found("pip install x")
+    with pytest.raises(UsageError, match=r"2 trainings were found"):
+        _found("python -m verl.trainer.main_ppo a=1", "python -m verl.trainer.main_ppo a=2")
+    same = "python -m verl.trainer.main_ppo a=1"
+    assert _found(same, same).arguments == ("a=1",)
+
+
+def test_a_runtime_environment_that_is_no_json_is_said() -> None:
+    with pytest.raises(UsageError, match="runtime environment"):
+        _found("ray job submit --runtime-env-json '{x' -- python -m verl.trainer.main_ppo a=1")
