@@ -32,6 +32,8 @@ class Identities:
     fault: str | None = None
     #: Where training starts; None for the framework's own entry point.
     entry_point: dict[str, str | None] | None = None
+    #: Digests of code that no version stands for, as far as this host can read it.
+    code: dict[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,8 @@ class RunSpec:
         }
         if self.identities.entry_point is not None:
             declared["entry_point"] = self.identities.entry_point
+        if self.identities.code:
+            declared["code"] = self.identities.code
         if self.fault_strength != 1.0:
             declared["fault_strength"] = self.fault_strength
         if self.suspects is not None:

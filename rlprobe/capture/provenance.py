@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from rlprobe import redaction
-from rlprobe.capture import determinism
+from rlprobe.capture import code, determinism
 from rlprobe.capture.light.sketches import accumulation_floor
 from rlprobe.capture.session import Session
 from rlprobe.sketch import K
@@ -91,6 +91,7 @@ def environment(session: Session) -> dict[str, Any]:
         "platform": platform.platform(),
         "machine": platform.machine(),
         "versions": versions(),
+        "code": code.imported(),
         "variables": variables(),
         "threads": {
             "intra_op": torch.get_num_threads(),

@@ -31,8 +31,9 @@ def add_parser(subparsers: Any) -> None:
         return added
 
     action("ls", "list the runs of a store")
-    show = action("show", "what a run is: declared, recorded, captured")
+    show = action("show", "what a run is: declared, recorded, captured; or why two keys differ")
     show.add_argument("run", metavar="KEY", help="a run's key, or the beginning of it")
+    show.add_argument("other", metavar="KEY", nargs="?", help="another run: what differs is shown")
     verify = action("verify", "read every byte and compare digests; exit 1 when one is wrong")
     verify.add_argument("runs", metavar="KEY", nargs="*", help="only these runs")
     verify.add_argument(
@@ -162,6 +163,8 @@ def _ls(args: argparse.Namespace) -> tuple[int, Any]:
 def _show(args: argparse.Namespace) -> tuple[int, Any]:
     from rlprobe.store.read import Run
 
+    if args.other is not None:
+        return _differing(args)
     manifest = Run.open(args.store, args.run).manifest
     print(f"{manifest.key}\nrole {manifest.role}, trainer's first step {manifest.first_step}")
     for parent in manifest.parents:
@@ -179,6 +182,27 @@ def _show(args: argparse.Namespace) -> tuple[int, Any]:
         f"{_size(sum(file.size for file in manifest.files))}"
     )
     return 0, manifest.model_dump(mode="json")
+
+
+def _differing(args: argparse.Namespace) -> tuple[int, Any]:
+    """What two runs declare otherwise: why their keys differ."""
+    from rlprobe.store.keys import differing
+    from rlprobe.store.read import Run
+
+    first, second = (Run.open(args.store, key).manifest for key in (args.run, args.other))
+    found = differing(first.declared, second.declared)
+    for name, (one, other) in found.items():
+        print(f"{name}: {_declared(one)} -> {_declared(other)}")
+    if not found:
+        print("the same key: nothing declared differs")
+    return 0, {
+        "keys": [first.key, second.key],
+        "differ": {name: list(values) for name, values in found.items()},
+    }
+
+
+def _declared(value: Any) -> str:
+    return "(absent)" if value is None else str(value)
 
 
 def _verify(args: argparse.Namespace) -> tuple[int, Any]:

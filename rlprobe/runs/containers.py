@@ -140,6 +140,27 @@ def stop(container: ContainerSection, job_id: str) -> None:
         _docker_client("rm", "--force", *listed.split())
 
 
+def image_id(container: ContainerSection) -> str | None:
+    """What a docker tag stands for on this host just now; None where nothing here can say.
+
+    A SIF file is part of the run's key by its content, and a reference with its digest says it
+    itself; what apptainer or pyxis fetch is known to them alone.
+    """
+    if container.runtime != "docker" or "@sha256:" in str(container.image):
+        return None
+    try:
+        done = subprocess.run(
+            ["docker", "image", "inspect", "--format", "{{.Id}}", str(container.image)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
 def _docker_client(*arguments: str) -> str:
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:

@@ -22,11 +22,12 @@ from rlprobe.errors import RlprobeError, RunError, StoreError
 from rlprobe.files import replace_text
 from rlprobe.frameworks import forward, proof
 from rlprobe.roles import BENCHMARK
-from rlprobe.runs import entry, process, script
+from rlprobe.runs import containers, entry, process, script
 from rlprobe.runs.follow import Progress
 from rlprobe.runs.plan import FAULT_ENV
 from rlprobe.spec import RunSpec, Suspects
 from rlprobe.store.commit import commit
+from rlprobe.store.read import Run
 
 _log = logging.getLogger("rlprobe")
 _TAIL_LINES = 25
@@ -91,6 +92,7 @@ def launch(
     with _only_one(store, spec.key):
         if manifest.exists() and not force:
             _log.info("%s: already in the store as %s", spec.role, spec.key[:12])
+            _tell_if_stale(spec, store)
             return manifest
         log = (log or store / "logs" / f"{spec.role}-{spec.key[:12]}.log").absolute()
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -107,6 +109,21 @@ def launch(
         shutil.rmtree(scratch, ignore_errors=True)
     _log.info("%s: committed as %s", spec.role, spec.key[:12])
     return manifest
+
+
+def _tell_if_stale(spec: RunSpec, store: Path) -> None:
+    """Name a run that is taken from the store though its tag stands for another image by now."""
+    if spec.imported is not None:
+        return
+    facts = Run.open(store, spec.key).manifest.volatile.get("run") or {}
+    then, now = facts.get("image"), containers.image_id(spec.container)
+    if isinstance(then, str) and now is not None and then != now:
+        _log.warning(
+            "%s: run %s was made with %s as %s, which is %s now: it is stale unless the images "
+            "compute the same. `rlprobe run --force` makes it again; an image named by its "
+            "@sha256 digest makes a run of its own",
+            spec.role, spec.key[:12], spec.container.image, then[:19], now[:19],
+        )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -257,6 +274,7 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
         "ended": time.time(),
         "command": redaction.command(commands[-1], redaction.known(os.environ)),
         "environment": redaction.value(dict(exported)),
+        "image": containers.image_id(spec.container),
     }
     replace_text(_record(scratch), json.dumps(record, indent=1), durable=True)
 

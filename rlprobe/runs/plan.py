@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from rlprobe import frameworks
 from rlprobe.config import Alignment, DeviceSection
 from rlprobe.roles import BENCHMARK, HIGH_PRECISION, PAIRS, REPEAT, REPEAT_TARGET, TARGET
-from rlprobe.runs import identity
+from rlprobe.runs import code, identity
 from rlprobe.spec import Identities, RunSpec
 
 #: Environment variable that plants a fault in the target, before the file's: ``FILE:NAME``.
@@ -74,6 +74,9 @@ def plan(
                 if fault is None or not located
                 else identity.function(fault, "target.fault"),
                 entry_point=start,
+                code={}
+                if imported or not located
+                else code.of(alignment.framework, side, alignment.entry_point),
             ),
             entry_point=alignment.entry_point,
             fault=fault,

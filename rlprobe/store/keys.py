@@ -45,6 +45,30 @@ def run_key(declared: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical_json(dict(declared))).hexdigest()
 
 
+def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """What two runs declare otherwise, by dotted name; None stands for what one does not have.
+
+    Overrides are compared one by one, by their keys, so that a changed one is told by its name.
+    """
+    left, right = _leaves(first), _leaves(second)
+    return {
+        name: (left.get(name), right.get(name))
+        for name in sorted(left.keys() | right.keys())
+        if left.get(name) != right.get(name)
+    }
+
+
+def _leaves(value: Any, name: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        found: dict[str, Any] = {}
+        for key, inner in value.items():
+            found |= _leaves(inner, f"{name}.{key}" if name else str(key))
+        return found
+    if name == "overrides" and isinstance(value, list):
+        return {f"overrides: {str(o).partition('=')[0]}": str(o).partition("=")[2] for o in value}
+    return {name: value}
+
+
 def model_id(path: Path) -> str:
     """Identity of a model directory (or file), without reading its weights: 64 hex digits.
 

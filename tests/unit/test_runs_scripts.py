@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlprobe.errors import UsageError
+from rlprobe.frameworks.adopted import Training
 from rlprobe.runs.scripts import trace, training, words
 
 
@@ -151,7 +152,7 @@ def test_what_is_no_shell_script_is_refused(tmp_path: Path, text: str | None, sa
         trace.commands([str(path)])
 
 
-def _found(*commands: str, **environment: str) -> training.Training:
+def _found(*commands: str, **environment: str) -> Training:
     import shlex
 
     return training.find(

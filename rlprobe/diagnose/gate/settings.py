@@ -22,11 +22,13 @@ from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import DumpError, ReplayError
 from rlprobe.judge.roundoff import UNIT
+from rlprobe.roles import BENCHMARK, HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET
 from rlprobe.rollouts import hdf5
 from rlprobe.store.read import Run
 
 CONFIGURATION, SAMPLING, LAYOUT = "configuration", "sampling", "parallel layout"
 PRECISION, VERSIONS, ENVIRONMENT = "precision", "versions", "environment"
+CODE = "code"
 
 #: Switches whose every value that can be set by the determinism table rounds as the dtype says.
 _NEUTRAL = ("acl_precision_mode",)
@@ -65,7 +67,7 @@ _ROUNDING = re.compile(
 
 
 def check(evidence: Evidence) -> tuple[list[GateItem], Shut | None]:
-    """Items configuration, sampling, parallel layout, precision, versions, environment."""
+    """Items configuration, sampling, parallel layout, precision, versions, code, environment."""
     configuration, first = _configuration(evidence)
     sampling, second = _sampling(evidence)
     items = [
@@ -74,6 +76,7 @@ def check(evidence: Evidence) -> tuple[list[GateItem], Shut | None]:
         _layout(evidence),
         _precision(evidence),
         _versions(evidence),
+        _code(evidence),
         _environment(evidence),
     ]
     return items, first or second
@@ -325,6 +328,56 @@ def _versions(evidence: Evidence) -> GateItem:
         f"{len(found)} of {len(sides[0].keys() | sides[1].keys())} differ: {listed(found, 6)}",
         "where a model's code is in the framework, the same version makes the same operations",
     )
+
+
+#: Which side's code a control must have run with: it is that side once more.
+_SIDE_OF_CONTROL = {REPEAT: BENCHMARK, HIGH_PRECISION: BENCHMARK, REPEAT_TARGET: TARGET}
+
+
+def _code(evidence: Evidence) -> GateItem:
+    """The code that each process imported: a control's is that of its side, or it is no control.
+
+    A key tells of code that the scheduling host can read. Code inside an image, an image behind a
+    tag that moved, or a package that was edited between two runs shows here.
+    """
+    sides = {BENCHMARK: evidence.benchmark, TARGET: evidence.target}
+    imported = {role: _gathered(run, "code") for role, run in sides.items()}
+    stale = []
+    for control, run in sorted(evidence.controls.items()):
+        role = _SIDE_OF_CONTROL.get(control)
+        if role is None:
+            continue
+        other = _other_code(imported[role], _gathered(run, "code"))
+        if other:
+            stale.append(
+                f"{control} ({run.key[:12]}) ran other code of {listed(other, 6)} than the {role} "
+                f"({sides[role].key[:12]})"
+            )
+    if stale:
+        return shut(
+            CODE,
+            "; ".join(stale),
+            "one of them was made before the code changed and is stale: `rlprobe run --force "
+            "--config FILE --role ROLE`, or `rlprobe store rm KEY`",
+        )
+    if not imported[BENCHMARK] or not imported[TARGET]:
+        return opened(CODE, "not recorded by these runs: what versions say is all that is known")
+    other = _other_code(imported[BENCHMARK], imported[TARGET])
+    versions = [_gathered(run, "versions") for run in sides.values()]
+    unsaid = [name for name in other if versions[0].get(name) == versions[1].get(name)]
+    if unsaid:
+        return caveat(
+            CODE,
+            f"the same version and other code on the two sides: {listed(unsaid, 6)}",
+            "a fork or an edit on one side is found as if the device had done it",
+        )
+    shared = sorted(imported[BENCHMARK].keys() & imported[TARGET].keys())
+    return opened(CODE, f"the same code of {listed(shared)}" if not other else "as versions say")
+
+
+def _other_code(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
+    """Packages that both imported, with other contents."""
+    return sorted(name for name in left.keys() & right.keys() if left[name] != right[name])
 
 
 def _environment(evidence: Evidence) -> GateItem:

@@ -34,6 +34,30 @@ def test_a_clean_alignment_opens_every_item(align: Align) -> None:
     assert "4 of the 4 recorded samples" in found["mock proof"].evidence
 
 
+def test_a_control_that_ran_other_code_is_stale_and_named(align: Align) -> None:
+    """An image behind a tag that moved, between the benchmark and its repeat."""
+    moved = Device(faults={"code": {"benchmark": {"verl": "a" * 64}, "repeat": {"verl": "b" * 64}}})
+    alignment = align(Device(), benchmark=moved)
+    found = alignment.diagnose()
+    assert found.verdict == "not_comparable"
+    item = items(alignment)["code"]
+    assert item.state == "shut"
+    assert f"repeat ({alignment.keys['repeat'][:12]}) ran other code of verl" in item.evidence
+    assert item.action is not None
+    assert "rlprobe run --force" in item.action
+
+
+def test_the_same_version_with_other_code_is_said_beside_a_verdict(align: Align) -> None:
+    same = {"benchmark": {"verl": "a" * 64}, "repeat": {"verl": "a" * 64}}
+    one = Device(faults={"code": same})
+    fork = Device(faults={"code": {"target": {"verl": "c" * 64, "mine": "d" * 64}}})
+    item = items(align(fork, benchmark=one))["code"]
+    assert item.state == "caveat"
+    assert "the same version and other code on the two sides: verl" in item.evidence
+    equal = Device(faults={"code": {"target": {"verl": "a" * 64}}})
+    assert items(align(equal, benchmark=one, name="b"))["code"].state == "open"
+
+
 def test_without_a_mock_proof_nothing_is_judged(align: Align) -> None:
     found = align(Device(faults={"no proof": True}), repeat=False).diagnose()
     assert found.verdict == "not_comparable"

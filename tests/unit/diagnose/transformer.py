@@ -444,6 +444,7 @@ def parts(
         write_json(side / "parts" / "environment" / f"{owner}-rank0.json", {
             "device": "cpu", "device_name": "numpy", "versions": {"numpy": "2"},
             "variables": {"KERNELS": "split"} if device.split else {}, "switches": {"tf32": False},
+            "code": device.faults.get("code", {}).get(role, {}),
         })  # fmt: skip
 
 
