@@ -22,7 +22,6 @@ from __future__ import annotations
 import base64
 import binascii
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -35,10 +34,6 @@ K = 61
 PERIOD = 1 << 24
 #: Prefix of an encoded sketch: msprobe refuses strings that begin with ``+ - = % @``.
 PREFIX = "b64:"
-#: Accumulation error relative to the norm. Measured on a CPU against fp64, with AVX-512, AVX2 and
-#: without vector instructions: the largest of 80 tensors of each of ten sizes from 1e3 to 1e7
-#: elements (normal, and uniform in 0.5 to 1.5) was 1.66e-7, at 1e5; a tenth is added.
-DEFAULT_FLOOR = 1.8e-7
 
 _BLOCK_SEED = 0x9E3779B9
 
@@ -124,45 +119,29 @@ def decode(text: str) -> npt.NDArray[np.float32]:
     return np.frombuffer(raw, dtype="<f4").astype(np.float32)
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Estimated distance of two tensors from their sketches."""
+def distance(benchmark: npt.ArrayLike, target: npt.ArrayLike) -> float:
+    """Estimate of ``||b - t||`` (L2) from the sketches of two tensors, each of shape (k,).
 
-    #: Estimate of ``||a - b||`` (L2).
-    distance: float
-    #: ``distance`` over the benchmark's norm; None when that norm is zero or unknown.
-    relative: float | None
-    #: One standard deviation of ``relative`` (or of ``distance`` when relative is None).
-    uncertainty: float
-    #: True when the distance lies below the accumulation floor: no difference was seen, which
-    #: is not the same as none.
-    below_floor: bool
-
-
-def estimate(
-    benchmark: npt.ArrayLike,
-    target: npt.ArrayLike,
-    norm: float | None = None,
-    floor: float = DEFAULT_FLOOR,
-) -> Estimate:
-    """Estimate how far apart two tensors are.
-
-    Args:
-        benchmark: sketch of the tensor taken as the reference, shape (61,).
-        target: sketch of the other, shape (61,).
-        norm: L2 norm of the benchmark tensor; estimated from its sketch when None.
-        floor: accumulation error relative to the norm on the worse of the two devices.
-
-    The difference of two sketches carries both sides' accumulation errors, so anything below
-    ``sqrt(2) * floor * norm`` is reported as below the floor, and so is exact equality of the
-    sketches.
+    How far it is to be believed: :func:`deviation`, and :mod:`rlprobe.sketch_floors`.
     """
-    a = np.asarray(benchmark, dtype=np.float64)
-    b = np.asarray(target, dtype=np.float64)
-    distance = float(np.linalg.norm(a - b))
-    scale = float(norm) if norm is not None and math.isfinite(norm) else float(np.linalg.norm(a))
-    noise = math.sqrt(2.0) * floor * scale
-    deviation = math.hypot(distance / math.sqrt(2.0 * K), noise)
-    if scale > 0.0:
-        return Estimate(distance, distance / scale, deviation / scale, distance <= noise)
-    return Estimate(distance, None, deviation, distance <= noise)
+    difference = np.asarray(benchmark, np.float64) - np.asarray(target, np.float64)
+    return float(np.linalg.norm(difference))
+
+
+def distances(
+    benchmark: npt.NDArray[np.floating], target: npt.NDArray[np.floating]
+) -> npt.NDArray[np.float64]:
+    """:func:`distance` of many pairs at once: shapes (n, k), a row a sketch; (n,)."""
+    return norms(np.subtract(target, benchmark, dtype=np.float64))
+
+
+def norms(sketches: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    """Estimates of the tensors' own norms (L2): shape (n, k), a row a sketch; (n,)."""
+    wide = sketches.astype(np.float64, copy=False)
+    found: npt.NDArray[np.float64] = np.sqrt(np.einsum("ij,ij->i", wide, wide))
+    return found
+
+
+def deviation(k: int = K) -> float:
+    """One standard deviation of an estimated distance, relative to it; ``k`` buckets."""
+    return 1.0 / math.sqrt(2.0 * k)

@@ -198,24 +198,29 @@ def _lack(what: str, summaries: Sequence[Summary]) -> str:
     return "\n  ".join(lines)
 
 
+_CHECKSUMS_ONLY = (
+    "checksums say whether, never how much: dump with summary_mode statistics, or task tensor"
+)
+#: What to do about the commonest reason.
+_ADVICE = {
+    lacking.SHAPES: (
+        "the two sides were given other batches, lengths or shards: run both on the same "
+        "samples with the same micro-batch size and parallel layout"
+    ),
+    lacking.DTYPES: "run both sides in the same precision, or call the pair --pair high_precision",
+    lacking.UNREADABLE: "copy the dumps again with dump_tensor_data, or collect them again",
+    measures.CHECKSUMS_DIFFER: _CHECKSUMS_ONLY,
+    measures.XOR_EQUAL: _CHECKSUMS_ONLY,
+    **dict.fromkeys(
+        measures.NO_STATISTICS.values(),
+        "dump these with task tensor: msprobe takes no statistics of their type",
+    ),
+}
+
+
 def _advice(reason: str, summaries: Sequence[Summary]) -> str:
-    """What to do about the commonest reason."""
-    if reason == lacking.SHAPES:
-        return (
-            "the two sides were given other batches, lengths or shards: run both on the same "
-            "samples with the same micro-batch size and parallel layout"
-        )
-    if reason == lacking.DTYPES:
-        return "run both sides in the same precision, or call the pair --pair high_precision"
-    if reason == lacking.UNREADABLE:
-        return "copy the dumps again with dump_tensor_data, or collect them again"
-    if reason in (measures.CHECKSUMS_DIFFER, measures.XOR_EQUAL):
-        return (
-            "checksums say whether, never how much: dump with summary_mode statistics, or task "
-            "tensor"
-        )
-    if reason in measures.NO_STATISTICS.values():
-        return "dump these with task tensor: msprobe takes no statistics of their type"
+    if reason in _ADVICE:
+        return _ADVICE[reason]
     if reason.startswith(_NO_PROCESS) and reason not in lacking.NO_SUCH.values():
         return "compare steps, ranks or stages that both sides have"
     kinds = [{name.partition(".")[0] for s in summaries for name in s.unmatched[side]}

@@ -16,13 +16,13 @@ bit is known to be equal: by digest, or element by element. Statistics and sketc
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import polars as pl
 
 from rlprobe.compare import bounds, scalars
 from rlprobe.dumps.schema import UNREADABLE_DTYPE
+from rlprobe.sketch_floors import UNSEEN as UNSEEN_SKETCH
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,9 +30,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-#: Accumulation error of two sketches relative to the norm: below it they see no difference.
-#: (``sqrt(2) * rlprobe.sketch.DEFAULT_FLOOR``, spelled out because numpy's import is not free.)
-SKETCH_FLOOR = math.sqrt(2.0) * 1.8e-7
 #: Digests that identify content: sha256, and msprobe's CRC-32 (not its xor, which is blind to
 #: order and to values that occur twice).
 CONTENT_DIGESTS = ("sha256:", "crc32:")
@@ -172,6 +169,9 @@ def _sketch_error(table: pl.DataFrame) -> pl.Series:
         return pl.Series("sketch_error", [None], dtype=pl.Float64).new_from_index(0, len(left))
     import numpy as np
 
+    # Imported here: tables without sketches need no numpy.
+    from rlprobe import sketch
+
     result = np.full(table.height, np.nan)
     usable = (
         left.is_not_null()
@@ -184,14 +184,12 @@ def _sketch_error(table: pl.DataFrame) -> pl.Series:
         b, t = (_matrix(side.gather(block)) for side in (left, right))
         index = block.to_numpy()
         with np.errstate(all="ignore"):
-            difference = np.subtract(t, b, dtype=np.float64)
-            distance = np.sqrt(np.einsum("ij,ij->i", difference, difference))
+            distance = sketch.distances(b, t)
             scale = norms[index].copy()
             # rare: without a norm of the benchmark, its sketch's, and without that the target's
             for side in (b, t):
                 lacking = np.flatnonzero(~(np.isfinite(scale) & (scale > 0)))
-                wide = side[lacking].astype(np.float64)
-                scale[lacking] = np.sqrt(np.einsum("ij,ij->i", wide, wide))
+                scale[lacking] = sketch.norms(side[lacking])
             result[index] = np.where(distance == 0, 0.0, distance / scale)
     return pl.Series("sketch_error", result).fill_nan(None)
 
@@ -236,7 +234,7 @@ def _error() -> list[pl.Expr]:
         .when(apart)
         .then(None)
         .when(sketched)
-        .then(pl.max_horizontal(sketch, pl.lit(SKETCH_FLOOR)))
+        .then(pl.max_horizontal(sketch, pl.lit(UNSEEN_SKETCH)))
         .when(unknown)
         .then(None)
         .otherwise(statistics)
@@ -263,7 +261,7 @@ def _error() -> list[pl.Expr]:
         pl.when(same | empty)
         .then(0.0)
         .when(open_ & sketched & ~apart)
-        .then(pl.when(sketch < SKETCH_FLOOR).then(1.0).otherwise(1 / (2 * k).sqrt()))
+        .then(pl.when(sketch < UNSEEN_SKETCH).then(1.0).otherwise(1 / (2 * k).sqrt()))
     )
     same_scalar = pl.col("same_scalar")
     plain = open_ & ~same & ~empty
@@ -271,7 +269,7 @@ def _error() -> list[pl.Expr]:
         "reason",
         pl.when(contradiction)
         .then(pl.lit(CHECKSUMS_CONTRADICT))
-        .when(plain & sketched & (sketch < SKETCH_FLOOR))
+        .when(plain & sketched & (sketch < UNSEEN_SKETCH))
         .then(pl.lit(UNSEEN_BY_SKETCH))
         .when(plain & ~sketched & unknown)
         .then(pl.lit(CHECKSUMS_DIFFER_ONLY))

@@ -86,36 +86,39 @@ def _section(model: type[BaseModel] | None, key: str) -> type[BaseModel] | None:
 
 
 def _line(detail: ErrorDetails, path: str, owner: type[BaseModel] | None) -> str:
-    kind, context = detail["type"], detail.get("ctx", {})
-    found = detail["input"]
-    if kind == "extra_forbidden":
+    if detail["type"] == "value_error":
+        return _of_section(path, str(detail["ctx"]["error"]))
+    if detail["type"] == "extra_forbidden":
         keys = list(owner.model_fields) if owner is not None else []
         unknown = path.rpartition(".")[2]
         return f"{path}: no such key; accepted: {', '.join(keys)}{_hint(unknown, keys)}"
-    if kind == "too_short":
-        return f"{path}: found {_shown(found)}; accepted: at least {context['min_length']} of them"
-    if kind == "too_long":
-        return f"{path}: found {_shown(found)}; accepted: at most {context['max_length']} of them"
-    if kind == "missing":
+    if detail["type"] == "missing":
         return f"{path}: nothing found; this key must be given{_purpose(path, owner)}"
+    found = detail["input"]
+    return f"{path}: found {_shown(found)}; accepted: {_accepted(detail, path, owner)}"
+
+
+def _of_section(path: str, message: str) -> str:
+    """A section's own check names its key first: "capture" + "task: …" is "capture.task: …"."""
+    joint = "." if re.match(r"[a-z_]+: ", message) else ": "
+    return f"{path}{joint}{message}" if path else message
+
+
+def _accepted(detail: ErrorDetails, path: str, owner: type[BaseModel] | None) -> str:
+    """What would have been accepted instead of what was found."""
+    kind, context = detail["type"], detail.get("ctx", {})
+    if kind == "too_short":
+        return f"at least {context['min_length']} of them"
+    if kind == "too_long":
+        return f"at most {context['max_length']} of them"
     if kind == "literal_error":
         accepted = str(context["expected"]).replace("'", "")
         values = [v.strip() for v in accepted.replace(" or ", ",").split(",")]
-        return f"{path}: found {_shown(found)}; accepted: {accepted}{_hint(found, values)}"
-    if kind == "value_error":
-        message = str(context["error"])
-        # A section's own check names its key first: "capture" + "task: …" is "capture.task: …".
-        joint = "." if re.match(r"[a-z_]+: ", message) else ": "
-        return f"{path}{joint}{message}" if path else message
+        return f"{accepted}{_hint(detail['input'], values)}"
     if kind == "string_pattern_mismatch":
-        return (
-            f"{path}: found {_shown(found)}; accepted: text matching {context['pattern']}"
-            f"{_purpose(path, owner)}"
-        )
-    if kind in _KINDS:
-        return f"{path}: found {_shown(found)}; accepted: {_KINDS[kind]}"
-    message = detail["msg"].replace("Input should be ", "").replace("Input should have ", "")
-    return f"{path}: found {_shown(found)}; accepted: {message}"
+        return f"text matching {context['pattern']}{_purpose(path, owner)}"
+    said = detail["msg"].replace("Input should be ", "").replace("Input should have ", "")
+    return _KINDS.get(kind, said)
 
 
 def _purpose(path: str, owner: type[BaseModel] | None) -> str:

@@ -7,8 +7,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from rlprobe import formats
 from rlprobe.causes import CAUSES, MEANINGS
+from rlprobe.documents import structfile
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.errors import DumpError
 from rlprobe.judge.extent import Extents
@@ -141,14 +141,9 @@ def read(path: Path) -> Diagnosis:
     except DocumentError as error:
         raise DumpError(f"{path} {error}; `rlprobe diagnose RESULTS_DIR` writes it") from error
     try:
-        raw = msgspec.json.decode(data)
-        found = raw.get("format") if isinstance(raw, dict) else None
-        formats.check(found, FORMATS, str(path))
-        if found != FORMAT:
-            _renew(raw)
-        return msgspec.convert(raw, Diagnosis, str_keys=True)
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise DumpError(f"{path} is not a diagnosis: {error}") from error
+        return structfile.parse(data, Diagnosis, FORMATS, str(path), renew=_renew)
+    except DocumentError as error:
+        raise DumpError(f"{path} is no diagnosis: it {error}") from error
 
 
 def answer(directory: Path) -> Diagnosis:

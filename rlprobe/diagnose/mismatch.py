@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rlprobe.compare.samples.pairing import joined
 from rlprobe.judge import keydata
 from rlprobe.store.read import Run
 
@@ -61,19 +62,18 @@ def measure(run: Run, step: int) -> Mismatch | None:
         DumpError: a key data file is damaged.
     """
     trained, generated = (keydata.load(run, name, step) for name in (TRAINED, GENERATED))
-    theirs = {row.sample: row.values for row in generated if row.sample is not None}
     masks = _masks(run, step)
     differences = []
     masked = 0
     without = np.zeros(2, dtype=np.int64)
-    for row in trained:
-        other = theirs.get(row.sample) if row.sample is not None else None
-        if other is None or other.ndim != 1 or row.values.ndim != 1:
+    for (sample, _), row, engine in joined(trained, generated):
+        other = engine.values
+        if other.ndim != 1 or row.values.ndim != 1:
             continue
         own = _response(row.values, len(other))
         if own is None:
             continue
-        counts = masks.get(row.sample or "", np.ones(len(other), dtype=bool))
+        counts = masks.get(sample, np.ones(len(other), dtype=bool))
         if len(counts) != len(other):
             counts = np.ones(len(other), dtype=bool)
         masked += int(np.count_nonzero(~counts))
@@ -83,15 +83,15 @@ def measure(run: Run, step: int) -> Mismatch | None:
             differences.append(np.where(counts, pair[0] - pair[1], np.nan))
     if not differences:
         return None
-    joined = np.concatenate([d[np.isfinite(d)] for d in differences])
-    if not joined.size:
+    gaps = np.concatenate([d[np.isfinite(d)] for d in differences])
+    if not gaps.size:
         nan = float("nan")
         return Mismatch(
             0, len(differences), nan, nan, nan, nan, masked, int(without[0]), int(without[1]),
             np.empty(0),
         )  # fmt: skip
     with np.errstate(over="ignore"):
-        k3 = float(np.mean(np.exp(joined) - joined - 1.0))
+        k3 = float(np.mean(np.exp(gaps) - gaps - 1.0))
     table = np.full((len(differences), max(d.size for d in differences)), np.nan)
     for index, difference in enumerate(differences):
         finite = np.isfinite(difference)
@@ -99,11 +99,11 @@ def measure(run: Run, step: int) -> Mismatch | None:
     # a position at which no sample has a number says nothing
     table = table[:, np.isfinite(table).any(axis=0)]
     return Mismatch(
-        tokens=joined.size,
+        tokens=gaps.size,
         samples=len(differences),
-        mean_abs=float(np.abs(joined).mean()),
-        max_abs=float(np.abs(joined).max()),
-        k1=float(-joined.mean()),
+        mean_abs=float(np.abs(gaps).mean()),
+        max_abs=float(np.abs(gaps).max()),
+        k1=float(-gaps.mean()),
         k3=k3,
         masked=masked,
         trained_nonfinite=int(without[0]),

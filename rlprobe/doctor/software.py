@@ -6,7 +6,7 @@ import importlib.metadata
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rlprobe.config import Alignment, ContainerSection, DeviceSection
@@ -81,34 +81,53 @@ def _installed(framework: str) -> dict[str, str]:
     return found or {"python": ""}
 
 
-def _exists(name: str, container: ContainerSection) -> tuple[Item, dict[str, str] | None]:
-    """An item about the image, and the versions its labels tell, None if unknown."""
+#: An item about an image, and the versions its labels tell; None where they are unknown.
+_Seen = tuple[Item, dict[str, str] | None]
+
+
+def _exists(name: str, container: ContainerSection) -> _Seen:
     image = str(container.image)
-    if container.runtime == "apptainer" and "://" not in image:
-        if not Path(image).expanduser().exists():
-            action = f"apptainer build {image} containers/NAME.def (docs/cluster.md)"
-            return fail(name, f"{image} does not exist", action), None
-        if not shutil.which("apptainer"):
-            return skip(name, f"{image} exists; apptainer is not on this machine's PATH"), None
-        shown = _ask("apptainer", "inspect", "--json", "--labels", image)
-        if shown is None:
-            return fail(name, f"{image} is not an image apptainer can read", "build it anew"), None
-        labels = json.loads(shown)["data"]["attributes"]["labels"]
-        return ok(name, f"{image} exists"), _versions(labels)
-    if container.runtime == "docker":
-        if not shutil.which("docker"):
-            return skip(name, "docker is not on this machine's PATH", "use --on-cluster"), None
-        shown = _ask("docker", "image", "inspect", "--format", "{{json .Config.Labels}}", image)
-        if shown is None:
-            return fail(name, f"docker has no {image} here", f"docker pull {image}"), None
-        return ok(name, f"{image} is here"), _versions(json.loads(shown) or {})
-    if container.runtime == "pyxis":
-        helped = _ask("srun", "--help") if shutil.which("srun") else None
-        if helped is None or "--container-image" not in helped:
-            action = "ask the site for pyxis, or use another runtime"
-            return fail(name, "srun knows no --container-image", action), None
-        return ok(name, f"srun has pyxis; {image} is fetched when a job starts"), None
-    return ok(name, f"{image} is fetched when a job starts"), None
+    look = _RUNTIMES.get(container.runtime)
+    if look is None or (container.runtime == "apptainer" and "://" in image):
+        return ok(name, f"{image} is fetched when a job starts"), None
+    return look(name, image)
+
+
+def _apptainer(name: str, image: str) -> _Seen:
+    if not Path(image).expanduser().exists():
+        action = f"apptainer build {image} containers/NAME.def (docs/cluster.md)"
+        return fail(name, f"{image} does not exist", action), None
+    if not shutil.which("apptainer"):
+        return skip(name, f"{image} exists; apptainer is not on this machine's PATH"), None
+    shown = _ask("apptainer", "inspect", "--json", "--labels", image)
+    if shown is None:
+        return fail(name, f"{image} is not an image apptainer can read", "build it anew"), None
+    labels = json.loads(shown)["data"]["attributes"]["labels"]
+    return ok(name, f"{image} exists"), _versions(labels)
+
+
+def _docker(name: str, image: str) -> _Seen:
+    if not shutil.which("docker"):
+        return skip(name, "docker is not on this machine's PATH", "use --on-cluster"), None
+    shown = _ask("docker", "image", "inspect", "--format", "{{json .Config.Labels}}", image)
+    if shown is None:
+        return fail(name, f"docker has no {image} here", f"docker pull {image}"), None
+    return ok(name, f"{image} is here"), _versions(json.loads(shown) or {})
+
+
+def _pyxis(name: str, image: str) -> _Seen:
+    helped = _ask("srun", "--help") if shutil.which("srun") else None
+    if helped is None or "--container-image" not in helped:
+        action = "ask the site for pyxis, or use another runtime"
+        return fail(name, "srun knows no --container-image", action), None
+    return ok(name, f"srun has pyxis; {image} is fetched when a job starts"), None
+
+
+_RUNTIMES: dict[str, Callable[[str, str], _Seen]] = {
+    "apptainer": _apptainer,
+    "docker": _docker,
+    "pyxis": _pyxis,
+}
 
 
 def _versions(labels: dict[str, str]) -> dict[str, str]:

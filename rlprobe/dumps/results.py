@@ -21,6 +21,8 @@ import msgspec
 import polars as pl
 
 from rlprobe import files, formats
+from rlprobe.documents import structfile
+from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.errors import DumpError
 
 FORMAT = 2
@@ -65,13 +67,9 @@ def sides(directory: Path) -> Sides | None:
     if not path.is_file():
         return None
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise DumpError(f"{path} is larger than {_MAX_BYTES} bytes")
-        found = msgspec.json.decode(path.read_bytes(), type=Sides)
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
-        raise DumpError(f"{path} is not readable: {error}; {_AGAIN}") from error
-    formats.check(found.format, (1,), str(path))
-    return found
+        return structfile.load(path, Sides, most=_MAX_BYTES, unmarked=1)
+    except DocumentError as error:
+        raise DumpError(f"{path} {error}; {_AGAIN}") from error
 
 
 def describe(path: Path, rows: int | None = None) -> dict[str, Any]:
@@ -102,10 +100,10 @@ def summary(directory: Path) -> dict[str, Any] | None:
             )
         return None
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise DumpError(f"{path} is larger than {_MAX_BYTES} bytes: no summary")
-        value = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
+        value = msgspec.json.decode(read_bytes(path, _MAX_BYTES))
+    except DocumentError as error:
+        raise DumpError(f"{path} {error}; {_AGAIN}") from error
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise DumpError(f"{path} is not readable: {error}; {_AGAIN}") from error
     if not isinstance(value, dict):
         raise DumpError(f"{path} is not a summary; {_AGAIN}")

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from rlprobe import sketch_floors
 from rlprobe.judge import sketched
 from rlprobe.judge.inputs import Results
-from rlprobe.judge.noise import SKETCH_RESOLUTION
 
 CHANGE = "change"
 #: Median of |x| of a standard normal variable.
@@ -61,12 +61,12 @@ def with_dense(
 
 def dense_bound(row: dict[str, Any]) -> float:
     """The bound on a change's dense part."""
-    return max(row.get("noise_dense") or 0.0, SKETCH_RESOLUTION)
+    return max(row.get("noise_dense") or 0.0, sketch_floors.DEVICES)
 
 
 def raise_excess(rows: pl.DataFrame) -> pl.DataFrame:
     """Let ``excess`` of a change be at least its dense part's over the bound on that."""
-    bound = pl.max_horizontal("noise_dense", pl.lit(SKETCH_RESOLUTION))
+    bound = pl.max_horizontal("noise_dense", pl.lit(sketch_floors.DEVICES))
     # A repeat that is not exact raises this bound as it raises the floor.
     bound = bound * (pl.col("floor") / pl.col("noise")).clip(lower_bound=1.0).fill_nan(1.0)
     return rows.with_columns(

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import polars as pl
 
-from rlprobe import formats, stages
+from rlprobe import stages
+from rlprobe.documents import structfile
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.dumps import results as tables
 from rlprobe.errors import DumpError, StoreError
@@ -106,10 +107,9 @@ class Results:
                 f"{{stage}}/{tables.SUMMARY} in {directory} either"
             ) from error
         try:
-            plan = msgspec.json.decode(data, type=Plan)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise DumpError(f"{path} is not an alignment's plan: {error}") from error
-        formats.check(plan.format, (FORMAT,), str(path))
+            plan = structfile.parse(data, Plan, (FORMAT,), str(path), unmarked=FORMAT)
+        except DocumentError as error:
+            raise DumpError(f"{path} is no plan of an alignment: it {error}") from error
         unknown = [s for p in plan.pairs.values() for s in p.stages if s not in stages.STAGES]
         if unknown:
             raise DumpError(f"{path}: stage {unknown[0]!r} is none")
@@ -206,6 +206,11 @@ def write(
         framework_version=framework_version,
         coverage=coverage,
     )
+    save(path, plan)
+
+
+def save(path: Path, plan: Plan) -> None:
+    """Write ``alignment.json``, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_bytes(path, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
 

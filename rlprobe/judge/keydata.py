@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlprobe.compare.samples.pairing import joined
 from rlprobe.dumps.key_data import (
     ADVANTAGES,
     GIVEN,
@@ -106,43 +107,42 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
     A sample that occurs several times is paired in order of occurrence. A row whose length
     differs on the other side counts as unpaired on both.
     """
-    left, right = _grouped(benchmark), _grouped(target)
     pairs: list[tuple[str, Array, Array]] = []
     whole: list[Array] = []
     squares = norms = total = 0.0
-    count = joined = differing = both = 0
+    count = partners = differing = both = 0
     alone = np.zeros(2, dtype=np.int64)
     worst: tuple[float, str | None, int | None] = (0.0, None, None)
     largest = 0.0
-    for key in sorted(left.keys() & right.keys()):
-        for one, other in zip(left[key], right[key], strict=False):
-            b, t = one.values, other.values
-            if b.shape != t.shape:
-                continue
-            joined += 1
-            wide_b, wide_t = b.astype(np.float64), t.astype(np.float64)
-            pairs.append((key, wide_b, wide_t))
-            nans = [~np.isfinite(wide) for wide in (wide_b, wide_t)]
-            same = (wide_t == wide_b) | (np.isnan(wide_t) & np.isnan(wide_b))
-            alone += [int(np.sum(nan & ~same)) for nan in nans]
-            both += int(np.sum(nans[0] & nans[1] & same))
-            finite = ~(nans[0] | nans[1])
-            with np.errstate(invalid="ignore"):
-                difference = np.where(finite, np.abs(wide_t - wide_b), 0.0)
-            if one.response_at and b.ndim == 1:  # the prompt is in it
-                whole.append(difference)
-            squares += float(np.sum(difference**2))
-            norms += float(np.sum(np.where(finite, wide_b, 0.0) ** 2))
-            total += float(difference.sum())
-            difference = np.where(finite | same, difference, np.inf)
-            count += difference.size
-            differing += int(np.count_nonzero(difference))
-            size = float(difference.max(initial=0.0))
-            if size > largest or (size > 0 and worst[1] is None):
-                largest = max(largest, size)
-                worst = (size, key, _onset(difference, one.response_at))
+    # by sample: sums do not depend on the order of a batch
+    for (key, _), one, other in sorted(joined(benchmark, target), key=lambda found: found[0]):
+        b, t = one.values, other.values
+        if b.shape != t.shape:
+            continue
+        partners += 1
+        wide_b, wide_t = b.astype(np.float64), t.astype(np.float64)
+        pairs.append((key, wide_b, wide_t))
+        nans = [~np.isfinite(wide) for wide in (wide_b, wide_t)]
+        same = (wide_t == wide_b) | (np.isnan(wide_t) & np.isnan(wide_b))
+        alone += [int(np.sum(nan & ~same)) for nan in nans]
+        both += int(np.sum(nans[0] & nans[1] & same))
+        finite = ~(nans[0] | nans[1])
+        with np.errstate(invalid="ignore"):
+            difference = np.where(finite, np.abs(wide_t - wide_b), 0.0)
+        if one.response_at and b.ndim == 1:  # the prompt is in it
+            whole.append(difference)
+        squares += float(np.sum(difference**2))
+        norms += float(np.sum(np.where(finite, wide_b, 0.0) ** 2))
+        total += float(difference.sum())
+        difference = np.where(finite | same, difference, np.inf)
+        count += difference.size
+        differing += int(np.count_nonzero(difference))
+        size = float(difference.max(initial=0.0))
+        if size > largest or (size > 0 and worst[1] is None):
+            largest = max(largest, size)
+            worst = (size, key, _onset(difference, one.response_at))
     error = None
-    if joined:
+    if partners:
         scale = np.sqrt(norms)
         error = float(np.sqrt(squares) / scale) if scale > 0 else (0.0 if squares == 0 else np.inf)
     flat = [pair for pair in pairs if pair[1].ndim == 1]
@@ -157,9 +157,9 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
         error=error,
         max_abs=largest,
         mean_abs=total / count if count else 0.0,
-        joined=joined,
-        benchmark_only=len(benchmark) - joined,
-        target_only=len(target) - joined,
+        joined=partners,
+        benchmark_only=len(benchmark) - partners,
+        target_only=len(target) - partners,
         sample=worst[1],
         position=worst[2],
         share=differing / count if count else 0.0,
@@ -213,14 +213,6 @@ def change_point(differences: list[Array]) -> int | None:
     growth = np.where(inner, after / np.maximum(before, 1e-30 + 1e-12 * after.max()), 0.0)
     best = int(np.argmax(growth))
     return int(places[best]) if growth[best] > _GROWTH**2 else None
-
-
-def _grouped(rows: list[Row]) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.sample is not None:
-            found.setdefault(row.sample, []).append(row)
-    return found
 
 
 def _onset(difference: Array, response_at: int | None) -> int | None:

@@ -31,13 +31,12 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from rlprobe import sketch_floors
 from rlprobe.compare.match import pairs
 from rlprobe.judge import layers, noise_updates, roundoff
 
 #: Multiple of the expected growth below which a difference is round-off.
 SAFETY = 4.0
-#: Two devices' sketches of one tensor agree to this, relative to its norm.
-SKETCH_RESOLUTION = 3e-7
 #: Two devices' max, min, mean and norm of one tensor agree to this many round-offs.
 STATISTICS_RESOLUTION = 8.0
 #: Chance of a false alarm per comparison that the bounds aim at.
@@ -151,7 +150,7 @@ def _facts(table: pl.DataFrame, one_precision: bool) -> pl.DataFrame:
     )
     # What a sketch cannot resolve counts as equal; tensors resolve every bit.
     resolved = (pl.col("error_kind") == "tensor").fill_null(False)
-    unseen = (pl.col("error") <= SKETCH_RESOLUTION) & pl.col("norm_diff").is_not_null() & quiet
+    unseen = (pl.col("error") <= sketch_floors.DEVICES) & pl.col("norm_diff").is_not_null() & quiet
     unseen = unseen & ~resolved
     shape = pl.coalesce("shape_benchmark", "shape_target")
     return table.with_columns(
@@ -347,7 +346,7 @@ def _bound() -> pl.Expr:
     # Unrelated tensors differ by sqrt(2); a loss near 0 may differ by any multiple of itself.
     cap = pl.when(pl.col("slot") == noise_updates.LOSS).then(float("inf")).otherwise(2.0)
     cap = pl.min_horizontal(pl.col("model"), cap)
-    sketched = pl.when(pl.col("error_kind") == "sketch").then(SKETCH_RESOLUTION).otherwise(0.0)
+    sketched = pl.when(pl.col("error_kind") == "sketch").then(sketch_floors.DEVICES).otherwise(0.0)
     coarse = (
         pl.when((pl.col("error_kind") == "statistics") & pl.col("u").is_not_null())
         .then(STATISTICS_RESOLUTION * pl.col("u"))

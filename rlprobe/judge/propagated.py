@@ -33,6 +33,7 @@ import numpy as np
 import polars as pl
 
 from rlprobe import stages
+from rlprobe.compare.samples.pairing import Key, keyed
 from rlprobe.judge import keydata
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import Array, Row
@@ -66,9 +67,6 @@ _PARTS = (
     (re.compile(r"vf_loss|value"), "value"),
 )
 _COEFFICIENT = re.compile(r"kl_coef")
-
-#: A sample, and which occurrence of it.
-Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def inherited(results: Results, stage: str, step: int, rows: pl.DataFrame) -> In
     names = {*_COPIES, *_COPIES.values(), *_OF_VALUES, _LOG_PROBS, _NEW_VALUES, _MASKS[stage]}
     shared = names & set(keydata.names(runs[0])) & set(keydata.names(runs[1]))
     data = {
-        name: [_keyed(keydata.load(run, name, step)) for run in runs if run is not None]
+        name: [keyed(keydata.load(run, name, step)) for run in runs if run is not None]
         for name in shared
     }
     losses = rows.filter(pl.col("slot") == "loss").select("rank", "name", "call", "value_benchmark")
@@ -245,16 +243,6 @@ def _coefficient(losses: pl.DataFrame) -> float:
     return 1.0 if losses.get_column("name").str.contains("kl_loss").any() else 0.0
 
 
-def _keyed(rows: list[Row]) -> dict[Key, Row]:
-    found: dict[Key, Row] = {}
-    count: dict[str, int] = {}
-    for row in rows:
-        if row.sample is not None:
-            found[row.sample, count.get(row.sample, 0)] = row
-            count[row.sample] = count.get(row.sample, 0) + 1
-    return found
-
-
 def _samples(data: Mapping[str, list[dict[Key, Row]]], stage: str) -> Iterator[_Sample]:
     """Samples with the given data whose differences their sources explain."""
     critic = stage == stages.CRITIC_UPDATE
@@ -329,8 +317,10 @@ def _moved(data: Mapping[str, list[dict[Key, Row]]], name: str) -> float:
         return 0.0
     left, right = data[name]
     total = 0.0
-    for key in left.keys() & right.keys():
-        b, t = left[key].values, right[key].values
+    for key, row in left.items():
+        if key not in right:
+            continue
+        b, t = row.values, right[key].values
         if b.shape == t.shape:
             total += float(np.sum((t.astype(np.float64) - b.astype(np.float64)) ** 2))
     return float(np.sqrt(total))

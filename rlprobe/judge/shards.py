@@ -9,26 +9,27 @@ not known, nothing is said of the parameter.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
-from rlprobe.compare.measures import SKETCH_FLOOR
 from rlprobe.judge import sketched, unshard
 from rlprobe.judge.inputs import Results
+from rlprobe.judge.unshard import Part, Shard
 from rlprobe.roles import BENCHMARK, TARGET
-from rlprobe.sketch import K
+from rlprobe.sketch import deviation, distance
+from rlprobe.sketch_floors import UNSEEN
 
 if TYPE_CHECKING:
     from rlprobe.store.read import Run
 
 UPDATES = ("grad_reduced", "grad_clipped", "change")
 _SIDES = ("benchmark", "target")
-#: Parameter -> rank -> its shard's shape, offset, and the shape of the whole.
-_Shards = dict[str, dict[int, dict[str, Any]]]
+#: Rank -> which part of a parameter it holds.
+_Layout = dict[int, Part]
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def joined(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joine
     update = rows.filter(pl.col("slot").is_in(UPDATES) & pl.col("module").is_not_null())
     if update.is_empty() or runs[0] is None or runs[1] is None:
         return Joined(rows)
-    layouts = [_layout(run, stage, step) for run in runs if run is not None]
+    layouts = [_layouts(run, stage, step) for run in runs if run is not None]
     other = sorted(
         name
         for name in set(layouts[0]) & set(layouts[1])
@@ -88,7 +89,7 @@ def joined(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joine
         row = first.row(0, named=True)
         name = f"{row['module']}.{row['index']}"
         both = [
-            _unsharded(_shards(part, side), layouts[i][name], sketches[i])
+            _unsharded(_records(part, side), layouts[i][name], sketches[i])
             for i, side in enumerate(_SIDES)
         ]
         kept.append(_row(row, *both))
@@ -103,74 +104,103 @@ def joined(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joine
     return Joined(table, unsharded_sketches)
 
 
-def _layout(run: Run, stage: str, step: int) -> _Shards:
+def _layouts(run: Run, stage: str, step: int) -> dict[str, _Layout]:
+    """By parameter, how it was spread over the ranks."""
     table = run.weights()
     if table is None:
         return {}
     here = table.filter((pl.col("stage") == stage) & (pl.col("step") == step))
-    found: _Shards = {}
-    for row in here.select("rank", "name", "shape", "local_shape", "offset", "complete").iter_rows(
-        named=True
-    ):
-        found.setdefault(row["name"], {}).setdefault(row["rank"], row)
+    found: dict[str, _Layout] = {}
+    for rank, name, part in unshard.parts(here):
+        found.setdefault(name, {}).setdefault(rank, part)
     return found
 
 
-def _alike(benchmark: dict[int, dict[str, Any]], target: dict[int, dict[str, Any]]) -> bool:
+def _alike(benchmark: _Layout, target: _Layout) -> bool:
     """Whether every rank of both sides holds the same part."""
     held = [
-        {rank: (tuple(row["local_shape"]), row["offset"]) for rank, row in side.items()}
+        {rank: (part.local_shape, part.offset) for rank, part in side.items()}
         for side in (benchmark, target)
     ]
     return held[0] == held[1]
 
 
-def _shards(part: pl.DataFrame, side: str) -> Iterable[dict[str, Any]]:
-    """One side's records of a name, as rank, name, its shape, max, min, mean, norm."""
-    return (
-        part.filter(pl.col(f"name_{side}").is_not_null())
-        .select(
-            rank=pl.coalesce(f"rank_{side}", "rank"),
-            name=f"name_{side}",
-            recorded=f"shape_{side}",
-            **{n: f"{n}_{side}" for n in ("max", "min", "mean", "norm")},
-        )
-        .iter_rows(named=True)
-    )
+@dataclass(frozen=True)
+class _Record:
+    """One rank's record of a gradient or change, as it was compared."""
+
+    rank: int
+    name: str
+    shape: tuple[int, ...]
+    max: float | None
+    min: float | None
+    mean: float | None
+    norm: float | None
+
+
+def _records(rows: pl.DataFrame, side: str) -> Iterator[_Record]:
+    """One side's records of a name."""
+    columns = [f"{name}_{side}" for name in ("max", "min", "mean", "norm")]
+    for rank, name, shape, *numbers in (
+        rows.filter(pl.col(f"name_{side}").is_not_null())
+        .select(pl.coalesce(f"rank_{side}", "rank"), f"name_{side}", f"shape_{side}", *columns)
+        .iter_rows()
+    ):
+        yield _Record(rank, name, tuple(shape or ()), *numbers)
+
+
+@dataclass(frozen=True)
+class _Held(Shard):
+    """A shard with all its statistics."""
+
+    largest: float = 0.0
+    smallest: float = 0.0
+    mean: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Elements."""
+        return math.prod(self.part.local_shape)
+
+
+def _held(
+    record: _Record, layout: _Layout, sketches: dict[tuple[int, str], sketched.Vector]
+) -> _Held | None:
+    """A record with its place in the whole; None where that or one of its numbers is unknown."""
+    part = layout.get(record.rank)
+    if part is None or not part.is_placed:
+        return None
+    # a distributed optimizer has a stretch of the gradient where the weight is whole
+    if record.shape not in (part.local_shape, part.shape):
+        return None
+    if record.max is None or record.min is None or record.mean is None or record.norm is None:
+        return None
+    sketch = sketches.get((record.rank, record.name))
+    return _Held(part, record.norm, sketch, None, record.max, record.min, record.mean)
 
 
 def _unsharded(
-    shards: Iterable[dict[str, Any]],
-    layout: dict[int, dict[str, Any]],
+    records: Iterable[_Record],
+    layout: _Layout,
     sketches: dict[tuple[int, str], sketched.Vector],
 ) -> _Unsharded | None:
     """The tensor that shards make up; None where one is missing or its offset is unknown."""
-    held: list[unshard.Shard] = []
-    for shard in shards:
-        place = layout.get(shard["rank"])
-        if place is None or not unshard.is_placed(place):
-            return None
-        # a distributed optimizer has a stretch of the gradient where the weight is whole
-        if list(shard["recorded"]) not in (list(place["local_shape"]), list(place["shape"])):
-            return None
-        if any(shard[name] is None for name in ("max", "min", "mean", "norm")):
-            return None
-        known = {"sketch": sketches.get((shard["rank"], shard["name"]))}
-        held.append(place | shard | known)
-    parts = unshard.distinct(held)
-    norm = unshard.norm(parts)
-    sizes = [math.prod(part["local_shape"]) for part in parts]
-    shape = list(parts[0]["shape"]) if parts else []
-    count = sum(sizes)
-    if norm is None or not count or count != math.prod(shape):
+    every = [_held(record, layout, sketches) for record in records]
+    held = unshard.distinct([shard for shard in every if shard is not None])
+    norm = unshard.norm(held)
+    count = sum(shard.size for shard in held)
+    if None in every or norm is None or not count:
+        return None
+    shape = held[0].part.shape
+    if count != math.prod(shape):
         return None
     return _Unsharded(
-        shape,
+        list(shape),
         norm,
-        max(part["max"] for part in parts),
-        min(part["min"] for part in parts),
-        sum(size * part["mean"] for size, part in zip(sizes, parts, strict=True)) / count,
-        unshard.sketch(parts),
+        max(shard.largest for shard in held),
+        min(shard.smallest for shard in held),
+        sum(shard.size * shard.mean for shard in held) / count,
+        unshard.sketch(held),
     )
 
 
@@ -196,11 +226,12 @@ def _row(
         return row | {"error": 0.0 if target.norm == 0 else math.inf, "error_kind": "statistics"}
     if benchmark.sketch is None or target.sketch is None:
         return row | {"error": abs(row["norm_diff"]) / benchmark.norm, "error_kind": "statistics"}
-    distance = float(np.linalg.norm(target.sketch - benchmark.sketch)) / benchmark.norm
+    error = distance(benchmark.sketch, target.sketch) / benchmark.norm
     return row | {
-        "error": max(distance, SKETCH_FLOOR), "error_kind": "sketch",
-        "error_uncertainty": 1 / math.sqrt(2 * K),
-    }  # fmt: skip
+        "error": max(error, UNSEEN),
+        "error_kind": "sketch",
+        "error_uncertainty": deviation(),
+    }
 
 
 def _sketches(run: Run, stage: str, step: int) -> dict[tuple[int, str], sketched.Vector]:

@@ -12,6 +12,8 @@ import polars as pl
 
 from rlprobe.diagnose import sentence
 from rlprobe.diagnose.diagnosis import OBSERVED, REPRODUCED, Cause, Diagnosis
+from rlprobe.documents import structfile
+from rlprobe.documents.limits import DocumentError
 from rlprobe.dumps.tensors import source
 from rlprobe.dumps.tensors.dtypes import numbers
 from rlprobe.dumps.tensors.spans import spans
@@ -276,12 +278,9 @@ def read(directory: Path) -> Refined | None:
     if not path.is_file():
         return None
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Refined)
-    except (OSError, msgspec.MsgspecError, RecursionError) as error:
-        raise DumpError(f"{path} is not readable: {error}; refine again") from error
-    if found.format != FORMAT:
-        raise DumpError(f"{path} has format {found.format}; this rlprobe reads {FORMAT}")
-    return found
+        return structfile.load(path, Refined, (FORMAT,))
+    except DocumentError as error:
+        raise DumpError(f"{path} {error}; refine again") from error
 
 
 def sharpened(directory: Path, diagnosis: Diagnosis) -> Diagnosis:

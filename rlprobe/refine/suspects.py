@@ -8,6 +8,8 @@ import msgspec
 import polars as pl
 
 from rlprobe.diagnose import diagnosis
+from rlprobe.documents import structfile
+from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
 from rlprobe.judge import analysis, execution, keydata, tables
@@ -118,16 +120,9 @@ def read(directory: Path) -> Plan:
     """
     path = directory / "refine" / NAME
     try:
-        plan = msgspec.json.decode(path.read_bytes(), type=Plan)
-    except OSError as error:
-        raise DumpError(
-            f"{path} cannot be read ({error.strerror}); `rlprobe refine --part suspects` writes it"
-        ) from error
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise DumpError(f"{path} names no suspects: {error}; refine again") from error
-    if plan.format != FORMAT:
-        raise DumpError(f"{path} has format {plan.format}; this rlprobe reads {FORMAT}")
-    return plan
+        return structfile.load(path, Plan, (FORMAT,))
+    except DocumentError as error:
+        raise DumpError(f"{path} {error}; `rlprobe refine --part suspects` writes it") from error
 
 
 def _nearest(diverged: Finding) -> list[str]:

@@ -237,10 +237,10 @@ def test_weights_of_all_ranks_are_the_whole_model(
     )
     assert set(parts["name"]) == set(whole["name"]) and whole.height == 4 * 7 + 3
     for expected in whole.iter_rows(named=True):
-        shards = parts.filter(pl.col("name") == expected["name"]).to_dicts()
-        assert all(shard["shape"] == expected["shape"] for shard in shards)
-        if all(shard["complete"] for shard in shards):
-            assert {shard["digest"] for shard in shards} == {expected["digest"]}
+        shards = list(unshard.parameters(parts.filter(pl.col("name") == expected["name"])))
+        assert all(shard.part.shape == tuple(expected["shape"]) for shard in shards)
+        if all(shard.part.complete for shard in shards):
+            assert {shard.digest for shard in shards} == {expected["digest"]}
         sketch, norm = unshard.sketch(shards), unshard.norm(shards)
         assert sketch is not None, expected["name"]
         assert norm == pytest.approx(expected["norm"], rel=1e-6)

@@ -16,8 +16,8 @@ import polars as pl
 import pytest
 
 from rlprobe.cli import main
-from rlprobe.compare.measures import SKETCH_FLOOR
 from rlprobe.sketch import sketch
+from rlprobe.sketch_floors import UNSEEN
 from tests.msprobe import dumps
 from tests.msprobe.dumps import call, tensor
 from tests.unit.compare_helpers import compared, compared_data
@@ -287,7 +287,7 @@ def test_a_sketch_that_sees_nothing_does_not_say_zero(tmp_path: Path) -> None:
     blob = base64.b64encode(sketch(x).astype("<f4").tobytes()).decode()
     data = _rows(x, Sketch=f"b64:{blob}")
     row = compared_data(tmp_path, data, data).row("Functional.linear.0.forward.output.0")
-    assert row["error"] == SKETCH_FLOOR and row["error_uncertainty"] == 1.0
+    assert row["error"] == UNSEEN and row["error_uncertainty"] == 1.0
     assert row["reason"] == "no difference seen by the sketch"
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from rlprobe import sketch_floors
 from rlprobe.judge import noise, roundoff
 from rlprobe.judge.noise_updates import poisson_quantile
 
@@ -128,7 +129,7 @@ def test_integers_have_no_round_off() -> None:
 def test_a_sketch_resolves_no_better_than_it_can() -> None:
     rows = [record(0, "x", error_kind="sketch", error=2e-7, op="Embedding", module="e",
                    **{f"{n}_diff": 0.0 for n in ("max", "min", "mean", "norm")})]  # fmt: skip
-    assert bounds(rows)["x"] == pytest.approx(noise.SKETCH_RESOLUTION)
+    assert bounds(rows)["x"] == pytest.approx(sketch_floors.DEVICES)
 
 
 def test_a_loss_near_zero_is_judged_by_its_terms() -> None:

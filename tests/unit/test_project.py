@@ -38,8 +38,8 @@ def test_the_code_is_clean(root: Path, command: tuple[str, ...]) -> None:
 #: Rooms of the package, from the ground up: a room may import from lower floors only.
 _FLOORS = (
     {"errors", "roles", "causes", "version"},
-    {"stages", "sketch", "disk", "terminal", "redaction"},
-    {"files", "formats", "documents"},
+    {"stages", "sketch", "sketch_floors", "formats", "disk", "terminal", "redaction"},
+    {"files", "documents"},
     {"config", "rollouts", "capture", "faults", "claims"},
     {"dumps"},
     {"store"},
@@ -67,6 +67,7 @@ def _imports(file: Path, modules: Collection[str]) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: a relative import hides where it leads"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             found |= {name if name in modules else name.rpartition(".")[0] for name in names}
         elif isinstance(node, ast.Import):
@@ -106,6 +107,28 @@ def test_no_module_imports_itself_in_a_circle(root: Path) -> None:
         {name: _imports(file, modules) - {name} for name, file in modules.items()}
     )
     order.prepare()  # raises CycleError, which names the circle
+
+
+#: A function that returns from more points than these is several: a table, or functions of its own.
+_MOST_RETURNS = 9
+
+
+def _returns(function: ast.AST) -> int:
+    """Return statements of a function, without those of functions inside it."""
+    inside = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+    own = [node for node in ast.iter_child_nodes(function) if not isinstance(node, inside)]
+    return sum(isinstance(node, ast.Return) + _returns(node) for node in own)
+
+
+def test_no_function_is_a_ladder_of_returns(root: Path) -> None:
+    ladders = {
+        f"{name}.{node.name}": count
+        for name, file in _modules(root).items()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and (count := _returns(node)) > _MOST_RETURNS
+    }
+    assert ladders == {}
 
 
 def test_engines_know_no_framework(root: Path) -> None:

@@ -2,7 +2,7 @@
 
 Signs are made once on the CPU and kept per device as one growing fp32 vector of which every
 tensor uses a prefix. Sums run in chunks that stay in cache, with 61 fp64 partial sums where the
-device has fp64: the accumulation error is then below :data:`rlprobe.sketch.DEFAULT_FLOOR`.
+device has fp64: the accumulation error is then below :data:`rlprobe.sketch_floors.ACCUMULATION`.
 What a device really reaches is measured by :func:`accumulation_floor`.
 """
 

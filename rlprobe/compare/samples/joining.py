@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from rlprobe.compare.samples import pairing
+from rlprobe.compare.samples.pairing import Pair
 from rlprobe.dumps.key_data import Row
 
 #: Columns of key_data.parquet: a row per sample of a key and step.
@@ -48,7 +48,7 @@ class Joined:
 
 
 def join(key: str, step: int, benchmark: list[Row], target: list[Row]) -> Joined:
-    """Pair rows of the same sample; the same sample several times is paired in order."""
+    """What rows of the same sample (:mod:`pairing`) differ by."""
     note = None
     nameless = [sum(row.sample is None for row in side) for side in (benchmark, target)]
     if any(nameless):
@@ -57,29 +57,12 @@ def join(key: str, step: int, benchmark: list[Row], target: list[Row]) -> Joined
             "target belong to samples that nothing names (no tokens in their micro-batches, no "
             "mock proof); they are not joined"
         )
-    # the nameless of one side must not meet those of the other
-    sides = [_by_sample(benchmark, "benchmark"), _by_sample(target, "target")]
-    found = []
-    for name in dict.fromkeys([*sides[0], *sides[1]]):
-        left, right = (side.get(name, []) for side in sides)
-        for occurrence in range(max(len(left), len(right))):
-            one = left[occurrence] if occurrence < len(left) else None
-            other = right[occurrence] if occurrence < len(right) else None
-            found.append(_compared(key, step, name[0], occurrence, one, other))
+    found = [_compared(key, step, pair) for pair in pairing.pairs(benchmark, target)]
     return Joined(pl.DataFrame(found, schema=SCHEMA, orient="row"), note)
 
 
-def _by_sample(side: Iterable[Row], alone: str) -> dict[tuple[str | None, str], list[Row]]:
-    """Rows by sample; a row without one is alone."""
-    found: dict[tuple[str | None, str], list[Row]] = defaultdict(list)
-    for number, row in enumerate(side):
-        found[row.sample, "" if row.sample else f"{alone} {number}"].append(row)
-    return dict(found)
-
-
-def _compared(
-    key: str, step: int, sample: str | None, occurrence: int, one: Row | None, other: Row | None
-) -> dict[str, Any]:
+def _compared(key: str, step: int, pair: Pair) -> dict[str, Any]:
+    sample, occurrence, one, other = pair
     result: dict[str, Any] = dict.fromkeys(SCHEMA)
     result.update(key=key, step=step, sample=sample, occurrence=occurrence, identical=False)
     for side, row in (("benchmark", one), ("target", other)):

@@ -8,7 +8,6 @@ whose sketches do not fit their key data are left out, and counted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from rlprobe.dumps.key_data import BatchKey, MicroBatch
+from rlprobe.sketch import deviation
 
 #: Columns of {stage}/token_sketches.parquet, a row per token and record of both sides.
 SCHEMA: dict[str, Any] = {
@@ -196,7 +196,7 @@ def compare(benchmark: pl.DataFrame, target: pl.DataFrame) -> pl.DataFrame:
     return (
         both.with_columns(
             error=error,
-            error_uncertainty=pl.lit(1 / math.sqrt(2 * width)),
+            error_uncertainty=pl.lit(deviation(width)),
             sample="digest",
             token="place",
             rank_benchmark="rank",
@@ -216,6 +216,8 @@ def _distance(benchmark: pl.Series, target: pl.Series) -> tuple[pl.Series, int]:
         for side in (benchmark, target)
     )
     with np.errstate(all="ignore"):
+        # not sketch.distances: it sums in another order, and the last bit of a table that is
+        # compared with an earlier one is not to change
         distance = np.linalg.norm(t - b, axis=1)
         scale = np.linalg.norm(b, axis=1)
         scale = np.where(scale > 0, scale, np.linalg.norm(t, axis=1))

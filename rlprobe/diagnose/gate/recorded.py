@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from rlprobe import sketch_floors
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, listed
 from rlprobe.judge import keydata
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.excuse import LOPSIDED
-from rlprobe.judge.noise import SKETCH_RESOLUTION
 from rlprobe.judge.reasons import NO_PARTNER, UNREADABLE
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.store.read import Run
@@ -85,7 +85,7 @@ def _contradictions(evidence: Evidence) -> list[str]:
             *(pl.col(f"{one}_{side}").abs() for one in ("max", "min") for side in _SIDES)
         )
         norm = pl.max_horizontal(*(pl.col(f"norm_{side}").abs() for side in _SIDES))
-        seen = pl.col("error") > SKETCH_RESOLUTION
+        seen = pl.col("error") > sketch_floors.DEVICES
         apart = pl.when(seen).then(_ESTIMATED * pl.col("error") * norm).otherwise(0.0)
         more = pl.any_horizontal(
             *(

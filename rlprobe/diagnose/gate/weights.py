@@ -6,22 +6,22 @@ sketches where their places are known, else by norms, which cannot see everythin
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
 
-import numpy as np
 import polars as pl
 
 from rlprobe import stages
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, listed, opened, shut
-from rlprobe.judge import unshard
+from rlprobe.judge import sketched, unshard
+from rlprobe.judge.unshard import Parameter
+from rlprobe.sketch import distance
+from rlprobe.sketch_floors import SHARDED
 
 ITEM = "weights"
-#: Sketches of equal tensors agree to this, relative to the norm, whatever the sharding.
-_SKETCH_TOLERANCE = 3e-6
-_NORM_TOLERANCE = 3e-6
 #: A sketch distance near sqrt(2) of the norm with equal norms: the same numbers, elsewhere.
 _PERMUTED = 0.3
+_SAME_NORM = 1e-6
 
 
 def check(evidence: Evidence) -> tuple[GateItem, Shut | None]:
@@ -72,13 +72,25 @@ def check(evidence: Evidence) -> tuple[GateItem, Shut | None]:
     ), None
 
 
+@dataclass(frozen=True)
+class _Difference:
+    """How one parameter differs."""
+
+    #: In words, after its name.
+    what: str
+    #: Both sides' norms, where they are known.
+    norms: tuple[float | None, float | None] = (None, None)
+    #: The same numbers, elsewhere.
+    permuted: bool = False
+
+
+@dataclass
 class _Result:
-    def __init__(self) -> None:
-        self.compared = 0
-        self.by_norm = 0
-        self.missing: list[str] = []
-        #: name -> what differs
-        self.wrong: dict[str, dict[str, Any]] = {}
+    """What was found of a stage's parameters."""
+
+    compared: int = 0
+    by_norm: int = 0
+    wrong: dict[str, _Difference] = field(default_factory=dict)
 
 
 def _first_entries(table: pl.DataFrame | None, step: int) -> pl.DataFrame | None:
@@ -98,89 +110,80 @@ def _stage(left: pl.DataFrame, right: pl.DataFrame) -> _Result:
     for name in names:
         b, t = (side.get(name) for side in sides)
         if b is None or t is None:
-            result.wrong[name] = {
-                "what": f"is on the {'target' if b is None else 'benchmark'} only"
-            }
-            continue
-        result.compared += 1
-        wrong = _parameter(b, t, result)
-        if wrong is not None:
-            result.wrong[name] = wrong
+            found: _Difference | None = _Difference(
+                f"is on the {'target' if b is None else 'benchmark'} only"
+            )
+        else:
+            result.compared += 1
+            found = _parameter(b, t, result)
+        if found is not None:
+            result.wrong[name] = found
     return result
 
 
-def _parameters(frame: pl.DataFrame) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for row in frame.sort("rank", maintain_order=True).iter_rows(named=True):
-        found.setdefault(row["name"], []).append(row)
-    return {name: _with_elements(rows) for name, rows in found.items()}
+def _parameters(frame: pl.DataFrame) -> dict[str, list[Parameter]]:
+    found: dict[str, list[Parameter]] = {}
+    for shard in unshard.parameters(frame.sort("rank", maintain_order=True)):
+        found.setdefault(shard.name, []).append(shard)
+    return {name: _with_elements(shards) for name, shards in found.items()}
 
 
-def _with_elements(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_elements(shards: list[Parameter]) -> list[Parameter]:
     """Shards that hold anything: a parameter of fewer rows than ranks leaves some empty."""
-    return [row for row in rows if 0 not in row["local_shape"]] or rows[:1]
+    return [shard for shard in shards if 0 not in shard.part.local_shape] or shards[:1]
 
 
-def _parameter(
-    b: list[dict[str, Any]], t: list[dict[str, Any]], result: _Result
-) -> dict[str, Any] | None:
+def _parameter(b: list[Parameter], t: list[Parameter], result: _Result) -> _Difference | None:
     """What is different about one parameter, None where nothing is."""
-    if list(b[0]["shape"]) != list(t[0]["shape"]):
-        return {"what": f"has shape {list(b[0]['shape'])} against {list(t[0]['shape'])}"}
-    same_layout = [(r["local_shape"], r["offset"]) for r in b] == [
-        (r["local_shape"], r["offset"]) for r in t
-    ]
-    digests = [[r["digest"] for r in rows] for rows in (b, t)]
+    shapes = [list(side[0].part.shape) for side in (b, t)]
+    if shapes[0] != shapes[1]:
+        return _Difference(f"has shape {shapes[0]} against {shapes[1]}")
+    layouts = [[(s.part.local_shape, s.part.offset) for s in side] for side in (b, t)]
+    digests = [[shard.digest for shard in side] for side in (b, t)]
     known = all(digest is not None for side in digests for digest in side)
-    dtypes = b[0]["dtype"] == t[0]["dtype"]
-    if same_layout and known and dtypes:
-        if digests[0] == digests[1]:
-            return None
-        return _how(b, t)
-    sketches, norms = (
-        [unshard.sketch(rows) for rows in (b, t)],
-        [unshard.norm(rows) for rows in (b, t)],
-    )
+    dtypes = b[0].dtype == t[0].dtype
+    if layouts[0] == layouts[1] and known and dtypes:
+        return None if digests[0] == digests[1] else _how(b, t)
+    # Another dtype rounds every weight once. Zeros (biases at the start) are exact.
+    tolerance = SHARDED if dtypes else 2.0**-8
+    sketches, norms = _together(b, t)
     if sketches[0] is not None and sketches[1] is not None and norms[0] is not None:
-        distance = float(np.linalg.norm(sketches[0] - sketches[1]))
-        # Another dtype rounds every weight once. Zeros (biases at the start) are exact.
-        tolerance = _SKETCH_TOLERANCE if dtypes else 2.0**-8
-        return None if distance <= tolerance * norms[0] else _how(b, t)
+        return None if distance(sketches[0], sketches[1]) <= tolerance * norms[0] else _how(b, t)
     result.by_norm += 1
     if norms[0] is None or norms[1] is None:
-        return {"what": "has neither digest nor norm on both sides"}
+        return _Difference("has neither digest nor norm on both sides")
     off = abs(norms[1] - norms[0]) / norms[0] if norms[0] else abs(norms[1])
-    return None if off <= (_NORM_TOLERANCE if dtypes else 2.0**-8) else _how(b, t)
+    return None if off <= tolerance else _how(b, t)
 
 
-def _how(b: list[dict[str, Any]], t: list[dict[str, Any]]) -> dict[str, Any]:
+def _together(
+    b: list[Parameter], t: list[Parameter]
+) -> tuple[list[sketched.Vector | None], tuple[float | None, float | None]]:
+    """Both sides' sketches and norms of the whole parameter."""
+    return [unshard.sketch(side) for side in (b, t)], (unshard.norm(b), unshard.norm(t))
+
+
+def _how(b: list[Parameter], t: list[Parameter]) -> _Difference:
     """How a parameter's values differ."""
-    norms = [unshard.norm(rows) for rows in (b, t)]
-    sketches = [unshard.sketch(rows) for rows in (b, t)]
-    found: dict[str, Any] = {"norms": norms, "what": "differs"}
-    if norms[0] and norms[1] is not None:
-        found["norm_ratio"] = norms[1] / norms[0]
-        if sketches[0] is not None and sketches[1] is not None:
-            distance = float(np.linalg.norm(sketches[0] - sketches[1])) / norms[0]
-            found["distance"] = distance
-            equal_norms = abs(found["norm_ratio"] - 1.0) < 1e-6
-            if equal_norms and distance > _PERMUTED:
-                found["what"] = "has the same norm and other values: its elements are permuted"
-                found["permuted"] = True
-            else:
-                found["what"] = f"differs by {distance:.2g} of its norm"
-        else:
-            found["what"] = f"differs; its norm is {found['norm_ratio']:.6g} of the benchmark's"
-    return found
+    sketches, norms = _together(b, t)
+    if not norms[0] or norms[1] is None:
+        return _Difference("differs", norms)
+    ratio = norms[1] / norms[0]
+    if sketches[0] is None or sketches[1] is None:
+        return _Difference(f"differs; its norm is {ratio:.6g} of the benchmark's", norms)
+    apart = distance(sketches[0], sketches[1]) / norms[0]
+    if abs(ratio - 1.0) < _SAME_NORM and apart > _PERMUTED:
+        said = "has the same norm and other values: its elements are permuted"
+        return _Difference(said, norms, permuted=True)
+    return _Difference(f"differs by {apart:.2g} of its norm", norms)
 
 
 def _different(stage: str, result: _Result) -> tuple[GateItem, Shut]:
     names = list(result.wrong)
     first = result.wrong[names[0]]
-    permuted = [name for name in names if result.wrong[name].get("permuted")]
     said = f"{stage}: {len(names)} of {result.compared} parameters differ: {listed(names)}"
-    how = f"{names[0]} {first['what']}"
-    if permuted:
+    how = f"{names[0]} {first.what}"
+    if any(found.permuted for found in result.wrong.values()):
         action = (
             "check the conversion of the checkpoint: fused or permuted heads (QKV), transposed or "
             "swapped weights"
@@ -190,7 +193,7 @@ def _different(stage: str, result: _Result) -> tuple[GateItem, Shut]:
     # One module's parameters point at it; everything at once points at what was loaded.
     modules = {name.rpartition(".")[0] for name in names}
     module = modules.pop() if len(modules) == 1 else None
-    values = [{"parameter": names[0], "norm": norm} for norm in first.get("norms", [None, None])]
+    values = [{"parameter": names[0], "norm": norm} for norm in first.norms]
     return shut(ITEM, f"{said}. {how}", action), Shut(
         "weights", ITEM, stage, 0, module or None, None, values[0], values[1], [said, how]
     )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from msgspec import structs
 
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
@@ -17,7 +18,7 @@ from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.diagnose.run import diagnose
 from rlprobe.errors import NotComparableError, RlprobeError
 from rlprobe.judge.inputs import NAME as PLAN
-from rlprobe.judge.inputs import Results
+from rlprobe.judge.inputs import Results, save
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.selftest.blind import disturb
 from rlprobe.selftest.blind.quantities import MISSING, RECORD, Quantity
@@ -58,10 +59,10 @@ class Laboratory:
                 continue
             shutil.copytree(run.path, self._store / "runs" / planned.key, copy_function=_link,
                             dirs_exist_ok=True)  # fmt: skip
-        plan = json.loads((results / PLAN).read_bytes())
-        plan["store"] = str(self._store.resolve())
-        self._replace(self.results / PLAN, json.dumps(plan).encode())
-        keys = self._found.plan.runs
+        plan = self._found.plan
+        # a new file in place of the link
+        save(self.results / PLAN, structs.replace(plan, store=str(self._store.resolve())))
+        keys = plan.runs
         self._benchmark, self.target = (
             self._store / "runs" / keys[role].key for role in (BENCHMARK, TARGET)
         )

@@ -181,8 +181,8 @@ def test_one_changed_element_in_a_shard_is_seen() -> None:
 
 
 def test_permuted_weights_are_called_permuted() -> None:
-    assert stage(rows(VALUES, 1), rows(VALUES[::-1], 1)).wrong["w"]["permuted"]
-    assert stage(rows(VALUES, 1), rows(VALUES[::-1].copy(), 4)).wrong["w"]["permuted"]
+    assert stage(rows(VALUES, 1), rows(VALUES[::-1], 1)).wrong["w"].permuted
+    assert stage(rows(VALUES, 1), rows(VALUES[::-1].copy(), 4)).wrong["w"].permuted
 
 
 def test_shards_without_a_place_are_compared_by_norm_and_said_to_be() -> None:
@@ -210,7 +210,7 @@ def test_replicas_count_once() -> None:
 
 def test_a_parameter_on_one_side_only_is_a_difference() -> None:
     more = [*rows(VALUES, 1), *({**row, "name": "lora"} for row in rows(VALUES, 1))]
-    assert stage(rows(VALUES, 1), more).wrong["lora"]["what"] == "is on the target only"
+    assert stage(rows(VALUES, 1), more).wrong["lora"].what == "is on the target only"
 
 
 def test_a_switch_that_only_one_kind_of_device_has_counts_where_it_is_on() -> None:

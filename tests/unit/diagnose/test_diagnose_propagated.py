@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 
 from rlprobe import stages
+from rlprobe.compare.samples.pairing import Key
 from rlprobe.judge import propagated
 from rlprobe.judge.keydata import Array, Row
 
@@ -73,8 +74,8 @@ def losses(side: Side, rows: slice) -> dict[str, float]:
     }
 
 
-def keyed(left: Side, right: Side) -> dict[str, list[dict[propagated.Key, Row]]]:
-    def rows(values: Array) -> dict[propagated.Key, Row]:
+def keyed(left: Side, right: Side) -> dict[str, list[dict[Key, Row]]]:
+    def rows(values: Array) -> dict[Key, Row]:
         return {
             (f"s{i}", 0): Row(f"s{i}", values[i], 0, i // PER_MICRO, i % PER_MICRO, 0)
             for i in range(SAMPLES)
