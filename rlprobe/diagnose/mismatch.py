@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rlprobe.compare.samples.pairing import joined
+from rlprobe.compare.samples.pairing import Key, joined, keyed
 from rlprobe.judge import keydata
 from rlprobe.store.read import Run
 
@@ -66,14 +66,14 @@ def measure(run: Run, step: int) -> Mismatch | None:
     differences = []
     masked = 0
     without = np.zeros(2, dtype=np.int64)
-    for (sample, _), row, engine in joined(trained, generated):
+    for key, row, engine in joined(trained, generated):
         other = engine.values
         if other.ndim != 1 or row.values.ndim != 1:
             continue
         own = _response(row.values, len(other))
         if own is None:
             continue
-        counts = masks.get(sample, np.ones(len(other), dtype=bool))
+        counts = masks.get(key, np.ones(len(other), dtype=bool))
         if len(counts) != len(other):
             counts = np.ones(len(other), dtype=bool)
         masked += int(np.count_nonzero(~counts))
@@ -112,11 +112,11 @@ def measure(run: Run, step: int) -> Mismatch | None:
     )
 
 
-def _masks(run: Run, step: int) -> dict[str, npt.NDArray[np.bool_]]:
-    """By sample, which tokens of its response count; empty where no mask was recorded."""
+def _masks(run: Run, step: int) -> dict[Key, npt.NDArray[np.bool_]]:
+    """By sample and occurrence, which tokens of its response count; empty without a mask."""
     for name in MASKS:
-        rows = [row for row in keydata.load(run, name, step) if row.values.ndim == 1]
-        found = {row.sample: row.values.astype(bool) for row in rows if row.sample is not None}
+        rows = keyed(keydata.load(run, name, step))
+        found = {key: row.values.astype(bool) for key, row in rows.items() if row.values.ndim == 1}
         if found:
             return found
     return {}

@@ -105,3 +105,21 @@ def test_tokens_without_a_finite_log_prob_are_counted_on_either_hand(
         found.tokens, found.masked, found.trained_nonfinite, found.generated_nonfinite
     )  # fmt: skip
     assert np.isnan(found.mean_abs) == (found.tokens == 0)
+
+
+def test_a_sample_that_occurs_twice_meets_itself_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its occurrences have masks and log-probs of their own."""
+    held = {
+        mismatch.TRAINED: [-1.0, -2.0],
+        mismatch.GENERATED: [-1.5, -2.25],
+        mismatch.MASKS[0]: [1.0, 0.0],
+    }
+
+    def load(_: Run, name: str, step: int) -> list[Row]:
+        return [Row("a", np.array([value]), 0, 0) for value in held.get(name, [])]
+
+    monkeypatch.setattr("rlprobe.diagnose.mismatch.keydata.load", load)
+    found = mismatch.measure(cast("Run", None), 3)
+    assert found is not None
+    assert (found.samples, found.tokens, found.masked) == (2, 1, 1)
+    assert found.mean_abs == pytest.approx(0.5)
