@@ -143,7 +143,7 @@ def read(path: Path) -> Diagnosis:
     try:
         return structfile.parse(data, Diagnosis, FORMATS, str(path), renew=_renew)
     except DocumentError as error:
-        raise DumpError(f"{path} is no diagnosis: it {error}") from error
+        raise DumpError(f"{path} is not a diagnosis: {error}") from error
 
 
 def answer(directory: Path) -> Diagnosis:

@@ -31,7 +31,11 @@ def load(
             refuses it.
         DumpError: it is of another version.
     """
-    return parse(read_bytes(path, most), kind, known, str(path), unmarked=unmarked)
+    data = read_bytes(path, most)
+    try:
+        return parse(data, kind, known, str(path), unmarked=unmarked)
+    except DocumentError as error:
+        raise DocumentError(f"is not readable: {error}") from error
 
 
 def parse(
@@ -65,4 +69,4 @@ def parse(
         return msgspec.convert(raw, kind, str_keys=True)
     # a struct's own checks raise ValueError
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise DocumentError(f"is not readable: {error}") from error
+        raise DocumentError(str(error)) from error

@@ -109,7 +109,7 @@ class Results:
         try:
             plan = structfile.parse(data, Plan, (FORMAT,), str(path), unmarked=FORMAT)
         except DocumentError as error:
-            raise DumpError(f"{path} is no plan of an alignment: it {error}") from error
+            raise DumpError(f"{path} is not an alignment's plan: {error}") from error
         unknown = [s for p in plan.pairs.values() for s in p.stages if s not in stages.STAGES]
         if unknown:
             raise DumpError(f"{path}: stage {unknown[0]!r} is none")
