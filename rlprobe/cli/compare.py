@@ -209,7 +209,8 @@ def _two_sides(args: argparse.Namespace) -> _Outcome:
         for stage in plan if args.table else ():
             _write_table(args.out / stage.stage, stage, args.table)
         # with --no-fail a job goes on to diagnose, which judges everything
-        if not (args.quiet or args.no_fail) and any(s.compared for s in summaries):
+        found = any(s.compared or s.joined for s in summaries)
+        if found and not (args.quiet or args.no_fail):
             _print(args, summaries, plan)
     return insufficient(summaries, options), [s.as_dict() for s in summaries]
 

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from rlprobe import stages
 from rlprobe.compare import lacking, loading, measures, planner, writer
 from rlprobe.compare.match import pairs
 from rlprobe.compare.match.rules import Rules
 from rlprobe.compare.planner import Pairing, StagePlan
-from rlprobe.compare.sides import Side
+from rlprobe.compare.sides import KEY_DATA, RolloutStage, Side
 from rlprobe.compare.tables import Table
 from rlprobe.compare.writer import Summary
 from rlprobe.errors import NotComparableError
@@ -36,8 +37,6 @@ COVERAGE = 0.9
 _SLICE = 1 << 17
 #: How the reason of records begins whose whole process has no counterpart.
 _NO_PROCESS = ("the benchmark has no ", "the target has no ")
-#: Where a run or a dump tree keeps key data.
-_KEY_DATA = ("data", "dump/data")
 
 
 @dataclass(frozen=True)
@@ -69,15 +68,22 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
             *not* raised here: the results are wanted all the same, see :func:`insufficient`.
         DumpError, StoreError: a side is damaged.
     """
+    samples = _samples(benchmark, target, options)
+    more = [] if samples is None or options.stages else samples.stages()
     try:
         plan = planner.plan(benchmark, target, options.stages, options.map_steps)
     except NotComparableError as error:
-        _write_nothing(benchmark, target, out, options, str(error))
-        raise
+        if not more:
+            _write_nothing(benchmark, target, out, options, str(error))
+            raise
+        plan = []
+    planned = {stage.stage for stage in plan}
+    plan += [_of_key_data(stage) for stage in more if stage not in planned]
     summaries = []
-    samples = _samples(benchmark, target, options)
-    for stage in plan:
+    for stage in sorted(plan, key=lambda one: stages.order(one.stage)):
         summary = Summary(options.pair, stage.stage, list(stage.notes))
+        if samples is not None and samples.lone and not summaries:
+            summary.notes.append(f"key data are on the {samples.lone} only, and were not compared")
         summary.across_dtypes = options.pair == OTHER_PRECISION
         tables = _tables(stage, options)
         if samples is not None:
@@ -92,6 +98,11 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
     return summaries
 
 
+def _of_key_data(stage: str) -> StagePlan:
+    """A stage of which both sides have key data and no records in common."""
+    return StagePlan(stage, None, None, (), ("compared are its key data: no records in common",))
+
+
 def _write_nothing(
     benchmark: Side, target: Side, out: Path, options: Options, message: str
 ) -> None:
@@ -104,8 +115,8 @@ def _write_nothing(
 
 
 def _samples(benchmark: Side, target: Side, options: Options) -> Samples | None:
-    """Key data of both sides; None where one has none."""
-    if not all(map(_has_key_data, (benchmark, target))):
+    """Key data of both sides; None where neither has any."""
+    if not any(map(_has_key_data, (benchmark, target))):
         return None
     # Imported here: plain dumps seldom have key data, and numpy's import is felt.
     from rlprobe.compare.samples.run import Samples
@@ -116,7 +127,7 @@ def _samples(benchmark: Side, target: Side, options: Options) -> Samples | None:
 def _has_key_data(side: Side) -> bool:
     if (side.path / listing.MANIFEST).is_file():  # what is gone since must be missed
         return any(name.startswith("dump/data/") for name in listing.listed(side.path))
-    return any((side.path / directory).is_dir() for directory in _KEY_DATA)
+    return any((side.path / directory).is_dir() for directory in KEY_DATA)
 
 
 def _tell(summary: Summary) -> None:
@@ -164,9 +175,10 @@ def insufficient(summaries: Sequence[Summary], options: Options) -> NotComparabl
     judged = [
         s
         for s in summaries
-        if s.stage != GENERATE or GENERATE in options.stages or all(s.ranks.values())
+        if (s.stage != GENERATE or GENERATE in options.stages or all(s.ranks.values()))
+        and not (s.joined and not s.counts)
     ]
-    if not any(s.compared for s in summaries):
+    if not any(s.compared or s.joined for s in summaries):
         return NotComparableError(_lack("nothing was compared", summaries))
     poor = [
         s
@@ -250,8 +262,32 @@ def _one_sided(stage: StagePlan, pairing: Pairing) -> str | None:
 
 def _tables(stage: StagePlan, options: Options) -> Iterator[pl.DataFrame]:
     for pairing, benchmark, target in loading.load(stage, options.jobs):
+        samples = _of_samples(stage, pairing)
+        if samples is not None:
+            yield _table(stage, pairing, samples, options)
+            continue
         for rows in _ahead(_side_by_side(benchmark, target, options)):
             yield _table(stage, pairing, rows, options)
+
+
+def _of_samples(stage: StagePlan, pairing: Pairing) -> pl.DataFrame | None:
+    """Rollouts of both sides, sample by sample; None where they are no rollouts."""
+    sides = stage.benchmark, stage.target
+    both = pairing.benchmark, pairing.target
+    read = [
+        side.read(process)
+        for side, process in zip(sides, both, strict=True)
+        if isinstance(side, RolloutStage) and process is not None
+    ]
+    if len(read) < len(sides):
+        return None
+    # Imported here: most comparisons are of dumps.
+    from rlprobe.compare.match import samples
+    from rlprobe.dumps.rollouts import table
+
+    left, right = read[0].frame, table.meeting(*read)
+    matches = samples.match(left.get_column("name"), right.get_column("name"))
+    return pairs.side_by_side(left, right, matches)
 
 
 def _side_by_side(benchmark: Table, target: Table, options: Options) -> Iterator[pl.DataFrame]:

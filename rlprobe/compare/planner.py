@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlprobe import stages
-from rlprobe.compare.sides import UNNAMED, Process, Side, StageSource
+from rlprobe.compare.sides import UNNAMED, Process, RolloutStage, Side, StageSource
 from rlprobe.errors import NotComparableError, UsageError
 
 
@@ -50,8 +50,10 @@ def plan(
     Raises:
         DumpError: processes without ranks are paired by what they hold, and that is damaged.
         UsageError: several stages are wanted of two single ones, or one that does not exist.
-        NotComparableError: a wanted stage is on neither side, or the sides have no stage in common.
+        NotComparableError: a wanted stage is on neither side, the sides have no stage in common, or
+            one holds rollouts and the other does not.
     """
+    _require_alike(benchmark, target)
     names = [stages.ALIASES.get(name, name) for name in wanted or ()]
     steps = map_steps or {}
     if _pointed_at(benchmark, target, names):
@@ -79,6 +81,20 @@ def plan(
         _stage_plan(name, benchmark.stages.get(name), target.stages.get(name), steps)
         for name in chosen
     ]
+
+
+def _require_alike(benchmark: Side, target: Side) -> None:
+    """Rollouts are compared with rollouts of their kind: others have other fields."""
+    kinds = [
+        next((s.folder.kind.name for s in side.stages.values() if isinstance(s, RolloutStage)), "")
+        for side in (benchmark, target)
+    ]
+    if kinds[0] != kinds[1]:
+        said = [kind or "a dump" for kind in kinds]
+        raise NotComparableError(
+            f"{benchmark.name} holds {said[0]}, {target.name} {said[1]}: compare dumps with dumps, "
+            "and rollouts with rollouts of one kind"
+        )
 
 
 def _pointed_at(benchmark: Side, target: Side, names: Sequence[str]) -> bool:
@@ -115,6 +131,8 @@ def _stage_plan(
     steps: Mapping[int, int],
     notes: Sequence[str] = (),
 ) -> StagePlan:
+    own = [note for source in (benchmark, target) if source is not None for note in source.notes]
+    notes = list(dict.fromkeys([*notes, *own]))
     if benchmark is None or target is None:
         only = benchmark or target
         assert only is not None

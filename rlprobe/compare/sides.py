@@ -24,9 +24,13 @@ from rlprobe.errors import ConfigError, DumpError, StoreError, UsageError
 from rlprobe.store import listing, read
 
 if TYPE_CHECKING:
+    from rlprobe.dumps.rollouts.folder import Folder
+    from rlprobe.dumps.rollouts.table import Read
     from rlprobe.dumps.tensors.source import TensorSource
 
 MANIFEST, RECORDS, DUMP = "manifest.json", "records", "dump"
+#: Where a run or a dump tree keeps key data.
+KEY_DATA = ("data", "dump/data")
 #: Name of a single stage directory that does not say which stage it holds.
 UNNAMED = "unnamed"
 _RANK_DIR = re.compile(r"^(?:rank|proc)(\d*)$")
@@ -51,6 +55,11 @@ class StageSource:
     def unranked(self) -> frozenset[Process]:
         """Processes whose rank nothing says; the number they have here is of their order."""
         return frozenset()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of it."""
+        return ()
 
     def label(self, process: Process) -> str:
         """What the user knows this process by."""
@@ -151,6 +160,47 @@ class RunStage(StageSource):
 
 
 @dataclass(frozen=True)
+class RolloutStage(StageSource):
+    """What was generated: rollouts as a framework keeps them, a sample's fields as records."""
+
+    folder: Folder
+    #: The step that was read last: its records and its tensors are asked for one by one.
+    last: dict[Process, Read] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        from rlprobe.dumps.rollouts.sample import OF_THE_RUN
+
+        names = ", ".join(sorted(OF_THE_RUN))
+        return (*self.folder.notes, f"what names a request of one run is not compared: {names}")
+
+    def read(self, process: Process) -> Read:
+        """The records of a step, and what its samples are known by.
+
+        Raises:
+            DumpError: a file is damaged.
+        """
+        from rlprobe.dumps.rollouts import table
+
+        if process not in self.last:
+            self.last.clear()
+            self.last[process] = table.read(self.folder.read(process.step), process.step)
+        return self.last[process]
+
+    def label(self, process: Process) -> str:
+        return f"step {process.step}"
+
+    def table(self, process: Process) -> Table:
+        return Held(self.read(process).frame)
+
+    def tensors(self, process: Process, check_crc: bool) -> TensorSource | None:
+        return self.read(process).tensors
+
+    def stacks(self, process: Process) -> dict[str, str]:
+        return {}
+
+
+@dataclass(frozen=True)
 class Side:
     """One side of a comparison."""
 
@@ -181,6 +231,8 @@ def resolve(name: str, store: Path | None = None) -> Side:
     path = Path(name)
     if not path.exists():
         path = _run_of_key(store, name)
+    if path.is_file() and path.suffix != ".json":
+        return Side(name, path, _rollouts(path, path.name))
     if path.is_file():
         return Side(name, path, {_stage_above(path): _from_file(path)}, direct=True)
     if (path / MANIFEST).is_file() or (path / RECORDS).is_dir():
@@ -191,30 +243,34 @@ def resolve(name: str, store: Path | None = None) -> Side:
     found = _from_tree(path)
     if not found and (path / DUMP).is_dir():
         found = _from_part(path / DUMP) or _from_tree(path / DUMP)
-    if not found:
+    if not found and any((path / place).is_dir() for place in KEY_DATA):
+        return Side(name, path, {})
+    return Side(name, path, found or _rollouts(path, "dump"))
+
+
+def _rollouts(path: Path, sought: str) -> dict[str, StageSource]:
+    """Rollouts as frameworks keep them, where a path holds them and nothing else.
+
+    Raises:
+        DumpError: it holds none either; the message says what was looked for.
+    """
+    # Imported here: most comparisons are of dumps.
+    from rlprobe.dumps.rollouts import folder
+
+    found = folder.find(path)
+    if found is not None:
+        return {stages.GENERATE: RolloutStage([Process(s, 0) for s in found.steps], found)}
+    if path.is_file():
         raise DumpError(
-            f"{path} holds no dump: looked for a run ({MANIFEST}), dump.json or debug.json, "
-            "rank*/ or proc*/, step*/, stage directories holding step*/, and directories of "
-            f"process numbers holding any of these{_other_kind(path)}"
+            f"{path} is neither {records.DUMP} nor {records.DEBUG}, nor a file of rollouts "
+            "(verl's {step}.jsonl, gen_batch.dp or tq_batch.pt, slime's debug data)"
         )
-    return Side(name, path, found)
-
-
-#: Files by which folders are known that users have and that hold no dump.
-_OTHERS = {
-    "gen_batch.dp": "rollouts of verl's skip.rollout, pickles that rlprobe does not load",
-    "tq_batch.pt": "rollouts of verl's skip.rollout_tq, pickles that rlprobe does not load",
-    "*.jsonl": "verl's trainer.rollout_data_dir, texts and scores without token ids",
-}
-
-
-def _other_kind(path: Path) -> str:
-    """What a folder is instead, where it is one of those that users have."""
-    for pattern, what in _OTHERS.items():
-        for place in ("", "*/", "*/*/"):
-            if next(path.glob(place + pattern), None) is not None:
-                return f". It holds {what}: compare dumps, or key data beside them"
-    return ""
+    raise DumpError(
+        f"{path} holds no {sought}: looked for a run ({MANIFEST}), dump.json or debug.json, rank*/ "
+        "or proc*/, step*/, stage directories holding step*/, directories of process numbers "
+        "holding any of these, and rollouts (verl's {step}.jsonl, gen_batch.dp and tq_batch.pt, "
+        "slime's debug data)"
+    )
 
 
 def _run_of_key(store: Path | None, name: str) -> Path:

@@ -132,6 +132,12 @@ class Summary:
     #: What vouches for each table beside summary.json (:func:`rlprobe.dumps.results.describe`).
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
+    @property
+    def joined(self) -> int:
+        """Rows of key data that were joined by sample."""
+        keys = {} if self.samples is None else self.samples["keys"]
+        return sum(int(found["matched"]) for found in keys.values())
+
     def add(self, table: pl.DataFrame) -> None:
         """Count one process's rows (columns of :data:`SCHEMA`)."""
         for status, count in table.get_column("status").value_counts().iter_rows():

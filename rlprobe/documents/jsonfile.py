@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from rlprobe.documents.limits import (
@@ -42,6 +43,7 @@ def parse(
     nonfinite: bool = False,
     depth: int = MAX_DEPTH,
     any_text: bool = False,
+    repeated: list[str] | None = None,
 ) -> Any:
     """The value that a JSON text stands for.
 
@@ -50,6 +52,7 @@ def parse(
         nonfinite: accept bare NaN and Infinity, which JSON lacks and Python writes.
         depth: levels of lists and mappings that are accepted.
         any_text: accept texts that no file can hold as they are, for what a model has written.
+        repeated: gets the keys that stand twice in one mapping, of which the last counts.
 
     Raises:
         DocumentError: not JSON, nested too deeply, a number too long, or a text that is none.
@@ -57,7 +60,10 @@ def parse(
     text = data if isinstance(data, str) else decoded(data)
     try:
         value = json.loads(
-            text, parse_int=_whole, parse_constant=_CONSTANTS.__getitem__ if nonfinite else _refused
+            text,
+            parse_int=_whole,
+            parse_constant=_CONSTANTS.__getitem__ if nonfinite else _refused,
+            object_pairs_hook=None if repeated is None else _noting(repeated),
         )
     except json.JSONDecodeError as error:
         raise DocumentError(
@@ -83,6 +89,17 @@ def mapping(value: Any) -> dict[str, Any]:
 def _name(value: object) -> str:
     names = {list: "a list", str: "a text", bool: "a truth value", type(None): "null"}
     return names.get(type(value), "a number")
+
+
+def _noting(repeated: list[str]) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    def whole(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            repeated.append(next(name for name in names if names.count(name) > 1))
+        return found
+
+    return whole
 
 
 _CONSTANTS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}

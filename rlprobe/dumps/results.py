@@ -112,6 +112,12 @@ def summary(directory: Path) -> dict[str, Any] | None:
     return value
 
 
+def of_key_data_alone(said: dict[str, Any]) -> bool:
+    """Whether a stage has no records on either side, and key data that were joined."""
+    keys = (said.get("samples") or {}).get("keys") or {}
+    return not any(said["counts"].values()) and any(found["matched"] for found in keys.values())
+
+
 def sealed(said: dict[str, Any]) -> str:
     """The text of a summary, with the digest that shows every change of it."""
     rest = {name: value for name, value in said.items() if name != "digest"}

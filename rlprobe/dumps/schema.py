@@ -8,6 +8,8 @@ import polars as pl
 
 #: dtype of a row for something in the file that cannot be read; ``value`` says why.
 UNREADABLE_DTYPE = "unreadable"
+#: ``op`` of a record that is a field of a sample of a rollout (:mod:`rlprobe.dumps.rollouts`).
+ROLLOUT = "Rollout"
 
 #: Columns of one dump file, a row per leaf in msprobe's row order.
 LEAF_SCHEMA: dict[str, Any] = {

@@ -12,10 +12,15 @@ from rlprobe.judge.analysis import OUTCOME, Finding, Step
 from rlprobe.judge.excuses import padding_only
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import Difference
+from rlprobe.judge.noise import SAFETY
 from rlprobe.judge.origin import Origin
 from rlprobe.judge.outcomes import Outcome, gradients
+from rlprobe.judge.roundoff import ELEMENTARY, FP32, UNIT
 from rlprobe.judge.stage import Stage
 from rlprobe.roles import BENCHMARK, TARGET
+
+#: What an elementwise computation in fp32 may differ by, of numbers that are equal.
+_LAST = SAFETY * ELEMENTARY**0.5 * FP32
 
 
 def judge(results: Results, step: int) -> Step:
@@ -91,13 +96,20 @@ def _finding(stage: Stage, key_data: dict[str, Difference], padded: bool) -> Fin
     return Finding(stage, own, outcomes, produced, first, rank)
 
 
-def _outcome(difference: Difference, floor: float) -> Outcome | None:
-    """A result of a stage, joined by sample; None where no row could be joined."""
+def _outcome(difference: Difference, floor: float | None) -> Outcome | None:
+    """A result of a stage, joined by sample.
+
+    None where no row could be joined, and where it differs and nothing says by how much it may
+    (:data:`reasons.NO_FLOOR`); that it is finite on one side alone needs no floor.
+    """
     if difference.error is None:
         return None
     alone = difference.lopsided
+    if floor is None and difference.error and not any(alone):
+        return None
     side = None if not any(alone) else "target" if alone[1] >= alone[0] else "benchmark"
-    return Outcome(difference.name, difference.error, floor, max(alone), side, difference.count)
+    own = floor or 0.0
+    return Outcome(difference.name, difference.error, own, max(alone), side, difference.count)
 
 
 def _following(finding: Finding, excused: list[pl.DataFrame]) -> Finding:
@@ -111,15 +123,21 @@ def _following(finding: Finding, excused: list[pl.DataFrame]) -> Finding:
     return dataclasses.replace(finding, stage=stage, origin=None, rank=None)
 
 
-def _deepest(rows: pl.DataFrame) -> float:
-    """The floor of what follows the deepest forward record."""
+def _deepest(rows: pl.DataFrame) -> float | None:
+    """The floor of what follows the deepest forward record; None where none is of floats.
+
+    Where all of them are equal to the last bit, what is computed of them last may still be rounded
+    otherwise.
+    """
+    floats = [pl.col(f"dtype_{side}").is_in(list(UNIT)) for side in ("benchmark", "target")]
     forward = rows.filter(
         (pl.col("phase") == execution.FORWARD)
-        & pl.col("floor").is_not_null()
+        & pl.any_horizontal(floats).fill_null(False)
+        & pl.col("shape_benchmark").is_not_null()
         & (pl.col("slot") != "parameters")
     )
     largest = forward.get_column("floor").max()
-    return float(largest) if isinstance(largest, float) else 0.0
+    return max(float(largest), _LAST) if isinstance(largest, float) else None
 
 
 def _first(stage: Stage, produced: list[Outcome]) -> tuple[Origin | None, int | None]:

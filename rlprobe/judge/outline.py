@@ -11,11 +11,15 @@ import polars as pl
 from rlprobe import stages
 from rlprobe.compare import lacking, measures
 from rlprobe.compare.writer import Summary
-from rlprobe.judge import analysis, compared, decisive
+from rlprobe.dumps.results import KEY_DATA
+from rlprobe.judge import analysis, compared, decisive, generated, keydata
 from rlprobe.judge.analysis import Finding, Step
+from rlprobe.judge.generated import Generated
 from rlprobe.judge.inputs import Results
-from rlprobe.judge.reasons import EXCUSES, UNJUDGED
+from rlprobe.judge.keydata import Difference
+from rlprobe.judge.reasons import EXCUSES, NO_FLOOR, UNJUDGED
 from rlprobe.roles import TARGET
+from rlprobe.terminal import counted
 
 #: Records listed.
 WORST = 10
@@ -38,9 +42,11 @@ def first_step(results: Results) -> int:
         lazy = compared.scan(results, TARGET, stage, ["step", "status"])
         if lazy is None:
             continue
-        steps = lazy.filter(~pl.col("status").is_in(alone)).select(pl.col("step").min())
-        step = compared.collect(steps, results.compared(TARGET, stage)).item()
-        found += [] if step is None else [int(step)]
+        for table in (lazy, results.table(TARGET, stage, KEY_DATA)):
+            if table is not None:
+                steps = table.filter(~pl.col("status").is_in(alone)).select(pl.col("step").min())
+                step = compared.collect(steps, results.compared(TARGET, stage)).item()
+                found += [] if step is None else [int(step)]
     return min(found, default=0)
 
 
@@ -56,7 +62,12 @@ def lines(
         stacks: lines about who called a record, by its name; empty where none are wanted.
     """
     diverged = analysis.first_of(step)
-    yield from _first(step, diverged, stacks)
+    rollouts = generated.found(step)
+    if rollouts is None or diverged is not None:
+        yield from _first(step, diverged, stacks)
+    if rollouts is not None:
+        yield from [""] if diverged is not None else []
+        yield from _rollouts(rollouts)
     yield from _key_data(step)
     yield from _worst(step, stacks)
     yield from _counts(summaries)
@@ -101,6 +112,29 @@ def _first(
     yield from _stack(row, stacks)
 
 
+def _rollouts(found: Generated) -> Iterator[str]:
+    """Which samples are the same, and where the first other one parts."""
+    yield (
+        f"Rollouts: {counted(found.samples, 'sample')} on both sides, {found.same:,} with the same "
+        "response"
+    )
+    if found.benchmark_only or found.target_only:
+        yield (
+            f"  without partner: {found.benchmark_only:,} of the benchmark, "
+            f"{found.target_only:,} of the target"
+        )
+    if found.first is not None:
+        where, *texts = found.first
+        yield f"  the first that parts: {lacking.short(where)}"
+        for side, text in zip(("benchmark", "target"), texts, strict=True):
+            yield f"    {side + ':':<11}{text!r}"
+    for name, (count, first) in found.fields.items():
+        yield (
+            f"  of equal responses, {name} differs in {counted(count, 'sample')}, first "
+            f"{lacking.short(first)}"
+        )
+
+
 def _key_data(step: Step) -> Iterator[str]:
     """Key data that part, of whatever stage, and rows that found no partner."""
     said = []
@@ -114,6 +148,19 @@ def _key_data(step: Step) -> Iterator[str]:
                     else f"error {outcome.error:.3g}, round-off allows {outcome.floor:.2g}"
                 )
                 said.append(f"{stage}: {outcome.name}: {far}")
+        judged = {outcome.name for outcome in finding.produced}
+        said += [
+            f"{stage}: {difference.name}: differs by {difference.error:.3g} (relative L2), not "
+            f"judged: {UNJUDGED[NO_FLOOR]}"
+            for difference in finding.key_data
+            if difference.error and difference.name not in judged
+        ]
+    said += [
+        f"{keydata.stage_of(name)}: {name}: {_far(difference)}, not judged: no records of the stage"
+        for name, difference in sorted(step.key_data.items())
+        if keydata.stage_of(name) not in step.findings
+        and (difference.error or any(difference.lopsided))
+    ]
     for name, found in sorted(step.key_data.items()):
         if found.benchmark_only or found.target_only:
             said.append(
@@ -124,6 +171,14 @@ def _key_data(step: Step) -> Iterator[str]:
         yield ""
         yield "Key data that part:"
         yield from (f"  {line}" for line in said)
+
+
+def _far(difference: Difference) -> str:
+    if any(difference.lopsided):
+        return "finite on one side only at {} of {} values".format(
+            f"{sum(difference.lopsided):,}", f"{difference.count:,}"
+        )
+    return f"differs by {difference.error:.3g} (relative L2)"
 
 
 def _names(row: Mapping[str, Any]) -> str:

@@ -31,6 +31,7 @@ NO_PARTNER, OTHER_SHAPE, OTHER_KIND, UNREADABLE, NO_NUMBERS, BOTH_NONFINITE = (
 )
 GIVEN, NOT_JOINED, AS_CHANGES, METRIC = "given", "not_joined", "as_changes", "metric"
 ALL_ZERO = "all_zero"
+NO_FLOOR, GENERATED = "no_floor", "generated"
 UNJUDGED: dict[str, str] = {
     LATER_STEP: "of a captured step after the first, which inherits what updates differ by",
     AFTER_UPDATE: "after the stage's first update of weights, which it inherits",
@@ -46,4 +47,7 @@ UNJUDGED: dict[str, str] = {
     GIVEN: "what a stage was given; looked at by the gate and by the cause",
     METRIC: "a number that the trainer reports; curves need controls that were not run",
     NOT_JOINED: "key data of which no row could be joined by sample",
+    NO_FLOOR: "a result of a stage without floating-point forward records: nothing says how deep "
+    "the model is, so that nothing bounds its round-off",
+    GENERATED: "what was generated, and what was made of it: round-off may choose another token",
 }

@@ -21,6 +21,7 @@ from rlprobe.judge.excuse import Excuse, begin, reduce
 from rlprobe.judge.excuses import (
     all_zero,
     earlier_updates,
+    generated,
     inherited,
     near_ties,
     positions,
@@ -132,6 +133,7 @@ def _process(rank: int, rows: pl.DataFrame, one_precision: bool) -> Process:
     ordered, calls = execution.timeline(rows)
     moved = earlier_updates.inherited(ordered)
     ordered = begin(ordered, one_precision, later_updates=moved is not None)
+    ordered = reduce(ordered, generated.excuses(ordered))
     ordered = reduce(ordered, inherited.excuses(ordered))
     ordered = reduce(ordered, earlier_updates.excuses(ordered, moved or {}))
     ordered = reduce(ordered, all_zero.excuses(ordered))

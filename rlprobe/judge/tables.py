@@ -159,9 +159,7 @@ def _key_data_table(
             if outcome.lopsided:
                 row |= {"status": "nonfinite", "reason": outcome.side}
         else:
-            joined = difference.error is not None
-            because = reasons.GIVEN if joined else reasons.NOT_JOINED
-            row |= {"judged": False, "unjudged_because": because}
+            row |= {"judged": False, "unjudged_because": _unjudged(difference, stage)}
         rows.append(row)
         late = finding is not None and finding.stage.before_update is not None
         if late and keydata.OUTCOMES.get(name) == stage:  # what came after the first update
@@ -179,6 +177,14 @@ def _key_data_table(
                              "unjudged_because": reasons.LATER_STEP})  # fmt: skip
     table = pl.DataFrame(rows, schema=SCHEMA).with_columns(slot=pl.lit(KEY_DATA))
     return table.with_columns(pl.col("beyond").fill_null(False))
+
+
+def _unjudged(difference: Difference, stage: str) -> str:
+    """Why key data that both sides have are held against nothing."""
+    if difference.error is None:
+        return reasons.NOT_JOINED
+    own = keydata.OUTCOMES.get(difference.name) == stage
+    return reasons.NO_FLOOR if own else reasons.GIVEN
 
 
 def _other_steps_key_data(results: Results, step: int) -> dict[int, list[str]]:

@@ -116,21 +116,24 @@ def test_a_directory_without_dumps_says_what_was_looked_for(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("file", "said"),
+    ("file", "said", "step"),
     [
-        ("3.jsonl", "rollout_data_dir, texts and scores without token ids"),
-        ("1/gen_batch.dp", "skip.rollout, pickles that rlprobe does not load"),
-        ("GBS4_N2_in8_out8/1/gen_batch.dp", "skip.rollout, pickles"),
-        ("1/0/tq_batch.pt", "skip.rollout_tq"),
+        ("3.jsonl", "verl's rollout_data_dir", 3),
+        ("1/gen_batch.dp", "verl's skip.rollout", 1),
+        ("GBS4_N2_in8_out8/7/gen_batch.dp", "verl's skip.rollout", 7),
+        ("run_project/GBS4_N2_in8_out8/7/gen_batch.dp", "verl's skip.rollout", 7),
+        ("1/0/tq_batch.pt", "verl's skip.rollout_tq", 1),
     ],
 )
-def test_folders_of_rollouts_are_named_for_what_they_are(
-    tmp_path: Path, file: str, said: str
+def test_folders_of_rollouts_are_known_for_what_they_are(
+    tmp_path: Path, file: str, said: str, step: int
 ) -> None:
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text("{}")
-    with pytest.raises(DumpError, match=said):
-        sides.resolve(str(tmp_path))
+    for path in (tmp_path, (tmp_path / file).parent, tmp_path / file):
+        (found,) = sides.resolve(str(path)).stages.values()
+        assert isinstance(found, sides.RolloutStage)
+        assert (found.folder.kind.name, list(found.folder.steps)) == (said, [step])
 
 
 def test_a_file_of_another_name_is_refused(tmp_path: Path) -> None:

@@ -69,6 +69,20 @@ class Samples:
         self._map_steps = map_steps or {}
         self._sides = open_side(benchmark), open_side(target)
 
+    @property
+    def lone(self) -> str | None:
+        """The side that alone has key data; None where both have some, or neither has."""
+        have = [side is not None for side in self._sides]
+        return None if have[0] == have[1] else "benchmark" if have[0] else "target"
+
+    def stages(self) -> list[str]:
+        """Stages of which both sides have key data, in the order of a step."""
+        both = [
+            set() if side is None else {stage_of(key) for key in side.keys()}  # noqa: SIM118
+            for side in self._sides
+        ]
+        return sorted(both[0] & both[1], key=stages.order)
+
     def compare(self, stage: str) -> Compared | None:
         """Join the key data and token sketches of a stage.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import polars as pl
 
 from rlprobe import stages
@@ -20,9 +22,10 @@ from rlprobe.diagnose.gate import (
 from rlprobe.diagnose.gate.check import Gate
 from rlprobe.diagnose.gate.evidence import Shut, caveat, listed, opened, shut
 from rlprobe.errors import DumpError
-from rlprobe.judge import sources
+from rlprobe.judge import generated, sources
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.extent import Extents
+from rlprobe.judge.generated import Generated
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import TARGET
 from rlprobe.terminal import counted
@@ -39,6 +42,8 @@ _OF_RUNS = {
     settings.PRECISION: "check autocast, TF32 and HF32 on both sides",
     extent.CONTROL: "dump the benchmark twice: what it differs from itself by is no fault",
 }
+#: Item of what else is kept of a sample.
+_FIELDS = "fields of samples"
 #: Two devices' norms of the same numbers, accumulated in fp32, agree to this.
 _NORM = 1e-5
 _INTEGERS = r"^torch\.u?int(8|16|32|64)$"
@@ -51,8 +56,13 @@ def check(results: Results, step: Step, extents: Extents) -> Gate:
         DumpError: a table is damaged.
     """
     first = _first_stage(step)
-    tokens, other_tokens = _samples(results, step) or _tokens(first)
-    given, other_rewards = batch.of_dumps(step.key_data)
+    rollouts = generated.found(step)
+    if rollouts is None:
+        tokens, other_tokens = _samples(results, step) or _tokens(first)
+        given, other_rewards = batch.of_dumps(step.key_data)
+    else:
+        tokens, other_tokens = _responses(rollouts, step)
+        given, other_rewards = _rewards(rollouts, step)
     known = {item.item for item in given}
     weight, other_weights = _weights(first)
     held = judged.item(results, step, extents)
@@ -107,6 +117,69 @@ def _samples(results: Results, step: Step) -> tuple[GateItem, Shut | None] | Non
     return shut(
         samples.TOKENS, evidence, "give both sides the same rollouts; then dump them again"
     ), closed
+
+
+def _responses(found: Generated, step: Step) -> tuple[GateItem, Shut | None]:
+    """What was generated, sample by sample."""
+    lone = found.benchmark_only + found.target_only
+    if found.first is None and not lone:
+        same = f"the responses of {found.samples} samples are the same on both sides"
+        return opened(samples.TOKENS, same), None
+    parts = []
+    if found.samples > found.same:
+        parts.append(f"{found.samples - found.same} of {found.samples} responses differ")
+    if lone:
+        parts.append(
+            f"{found.benchmark_only} samples are on the benchmark only, {found.target_only} on the "
+            "target only"
+        )
+    evidence = "; ".join(parts)
+    said = [evidence]
+    if found.first is not None:
+        where, benchmark, target = found.first
+        said.append(f"first {where}: {benchmark!r} against {target!r}")
+    closed = Shut("data", "response", found.stage, 0, None, None, {}, {}, said, step.number)
+    return shut(
+        samples.TOKENS,
+        "; ".join(said),
+        "replay the benchmark's rollouts on the target, or compare dumps of what was computed of "
+        "the same samples",
+    ), closed
+
+
+def _rewards(found: Generated, step: Step) -> tuple[list[GateItem], Shut | None]:
+    """What samples of equal responses were worth, and whatever else was kept of them."""
+    items: list[GateItem] = []
+    closed = None
+    if found.rewards:
+        said = _fields(found.rewards)
+        items.append(
+            shut(
+                batch.REWARDS,
+                f"of equal responses, {said}",
+                "find out why the reward of this sample differs",
+            )
+        )
+        closed = Shut("data", batch.REWARDS, found.stage, 0, None, None, {}, {},
+                      [f"of equal responses, {said}"], step.number)  # fmt: skip
+    others = {name: f for name, f in found.fields.items() if name not in found.rewards}
+    if others:
+        items.append(
+            caveat(
+                _FIELDS,
+                f"of equal responses, {_fields(others)}",
+                "look at these fields on both sides; numbers that a device computed (log-probs) "
+                "are not held against round-off here",
+            )
+        )
+    return items, closed
+
+
+def _fields(found: Mapping[str, tuple[int, str]]) -> str:
+    return listed(
+        [f"{name} differs in {counted(count, 'sample')} (first {first})" for name, (count, first) in
+         found.items()]
+    )  # fmt: skip
 
 
 def _tokens(finding: Finding | None) -> tuple[GateItem, Shut | None]:

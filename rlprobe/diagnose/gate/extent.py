@@ -6,6 +6,7 @@ from typing import Any
 
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, listed, opened, shut
+from rlprobe.dumps.results import of_key_data_alone
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.excuses import positions
 from rlprobe.judge.inputs import Results
@@ -98,7 +99,7 @@ def coverage_item(results: Results, step: Step) -> GateItem:
     split: dict[str, list[str]] = {}
     for stage in results.stages():
         summary = results.summary(TARGET, stage)
-        if summary is None:
+        if summary is None or of_key_data_alone(summary):
             continue
         if not summary["compared"]:
             poor.append(f"{stage}: nothing was compared")

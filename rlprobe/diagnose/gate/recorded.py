@@ -17,6 +17,7 @@ from rlprobe.diagnose.gate.evidence import Evidence, caveat, listed
 from rlprobe.judge import keydata
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.excuse import LOPSIDED
+from rlprobe.judge.keydata import Difference
 from rlprobe.judge.reasons import NO_PARTNER, UNREADABLE
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.store.read import Run
@@ -176,16 +177,11 @@ def _unpaired(evidence: Evidence) -> list[str]:
 def of_dumps(step: Step) -> GateItem | None:
     """The same item, of the key data of two dumps."""
     said = _lone_rows(step)
-    of_none = {
-        name: difference
-        for name, difference in sorted(step.key_data.items())
-        if keydata.stage_of(name) not in step.findings
-    }
     said += [
-        f"{name} of {keydata.stage_of(name)}, of which no record was compared, was not judged and "
-        f"differs by {difference.error:.3g} (relative L2)"
-        for name, difference in of_none.items()
-        if difference.error
+        f"{name} of {keydata.stage_of(name)}, of which no floating-point forward record was "
+        f"compared, was not judged and {_apart(difference)}"
+        for name, difference in sorted(step.key_data.items())
+        if (difference.error or any(difference.lopsided)) and _has_no_floor(step, name)
     ]
     for because, words in (
         (NO_PARTNER, "key data on one side only"),
@@ -198,6 +194,22 @@ def of_dumps(step: Step) -> GateItem | None:
     return caveat(
         ITEM, "; ".join(said), "save the same key data of the same samples and stages on both sides"
     )
+
+
+def _apart(difference: Difference) -> str:
+    if any(difference.lopsided):
+        return f"is finite on one side only at {sum(difference.lopsided):,} values"
+    return f"differs by {difference.error:.3g} (relative L2)"
+
+
+def _has_no_floor(step: Step, name: str) -> bool:
+    """Whether nothing says by how much round-off may move a result, or anything of its stage."""
+    stage = keydata.stage_of(name)
+    finding = step.findings.get(stage)
+    if finding is None:
+        return True
+    own = keydata.OUTCOMES.get(name) == stage
+    return own and name not in {outcome.name for outcome in finding.produced}
 
 
 def _lone_rows(step: Step) -> list[str]:

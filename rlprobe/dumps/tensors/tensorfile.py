@@ -130,36 +130,74 @@ def read_pt(data: memoryview, check_crc: bool = False) -> TensorFile:
     Raises:
         ValueError: with the reason.
     """
-    entries = zipentries.entries(data)
-    pickles = [name for name in entries if name.endswith("/data.pkl")]
-    if len(pickles) != 1:
-        raise ValueError("no data.pkl in it: not a file torch.save wrote")
-    prefix = pickles[0][: -len("data.pkl")]
-    order = entries.get(f"{prefix}byteorder")
-    if order is not None and bytes(data[order.start : order.stop]) != b"little":
-        raise ValueError("it was written on a big-endian machine")
-    entry = entries[pickles[0]]
-    if entry.stop - entry.start > tensorpickle.MAX_BYTES:
+    archive = Archive.open(data, zipentries.MAX_ENTRIES, check_crc)
+    if len(archive.pickle) > tensorpickle.MAX_BYTES:
         raise ValueError("its pickle is too long for one tensor")
-    layout = tensorpickle.parse(bytes(data[entry.start : entry.stop]))
-    storage = entries.get(f"{prefix}data/{layout.storage}")
-    if storage is None:
-        raise ValueError(f"storage {layout.storage!r:.40} is missing from it")
-    if check_crc and zlib.crc32(data[storage.start : storage.stop]) != storage.crc32:
-        raise ValueError("CRC-32 of its storage is wrong: the file is damaged")
-    dtype = DTYPES[layout.dtype]
-    raw = data[storage.start : storage.stop]
-    if layout.storage_size * dtype.size > len(raw):
-        raise ValueError(
-            f"its storage should hold {layout.storage_size} elements, {len(raw)} bytes are there"
-        )
-    return _checked(dtype, layout.shape, layout.strides, raw, layout.offset)
+    return archive.tensor(tensorpickle.parse(bytes(archive.pickle)))
 
 
-def _checked(
+@dataclass(frozen=True)
+class Archive:
+    """What ``torch.save`` wrote: a pickle, and the storages of the tensors in it."""
+
+    data: memoryview
+    pickle: memoryview
+    entries: dict[str, zipentries.Entry]
+    prefix: str
+    check_crc: bool
+
+    @classmethod
+    def open(cls, data: memoryview, most: int, check_crc: bool = False) -> Archive:
+        """Find the parts of a file.
+
+        Args:
+            data: the file.
+            most: entries that are read.
+            check_crc: check each storage that is used.
+
+        Raises:
+            ValueError: it is no file of ``torch.save``, or damaged.
+        """
+        entries = zipentries.entries(data, most)
+        pickles = [name for name in entries if name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise ValueError("no data.pkl in it: not a file torch.save wrote")
+        prefix = pickles[0][: -len("data.pkl")]
+        order = entries.get(f"{prefix}byteorder")
+        if order is not None and bytes(data[order.start : order.stop]) != b"little":
+            raise ValueError("it was written on a big-endian machine")
+        entry = entries[pickles[0]]
+        return cls(data, data[entry.start : entry.stop], entries, prefix, check_crc)
+
+    def tensor(self, layout: tensorpickle.Layout) -> TensorFile:
+        """A tensor of the pickle over its storage.
+
+        Raises:
+            ValueError: the storage is missing, damaged or too small.
+        """
+        storage = self.entries.get(f"{self.prefix}data/{layout.storage}")
+        if storage is None:
+            raise ValueError(f"storage {layout.storage!r:.40} is missing from it")
+        raw = self.data[storage.start : storage.stop]
+        if self.check_crc and zlib.crc32(raw) != storage.crc32:
+            raise ValueError("CRC-32 of its storage is wrong: the file is damaged")
+        dtype = DTYPES[layout.dtype]
+        if layout.storage_size * dtype.size > len(raw):
+            raise ValueError(
+                f"its storage should hold {layout.storage_size} elements, {len(raw)} bytes are "
+                "there"
+            )
+        return over(dtype, layout.shape, layout.strides, raw, layout.offset)
+
+
+def over(
     dtype: DType, shape: tuple[int, ...], strides: tuple[int, ...], raw: Any, offset: int
 ) -> TensorFile:
-    """Refuse what reaches outside the storage, or claims far more elements than it has."""
+    """A tensor over the bytes of a storage; strides and offset in elements.
+
+    Raises:
+        ValueError: it reaches outside the storage, or claims far more elements than that has.
+    """
     elements = np.frombuffer(raw, dtype=dtype.raw, count=len(raw) // dtype.size)
     size = math.prod(shape)
     last = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True))
@@ -182,4 +220,4 @@ def _npy(data: memoryview) -> TensorFile:
     for length in shape[:-1] if head.fortran else reversed(shape[1:]):
         steps.append(steps[-1] * length)
     strides = tuple(steps if head.fortran else reversed(steps)) if shape else ()
-    return _checked(dtype, shape, strides, data[head.start :], 0)
+    return over(dtype, shape, strides, data[head.start :], 0)

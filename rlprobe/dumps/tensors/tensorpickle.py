@@ -1,22 +1,28 @@
-"""The pickle inside a ``.pt`` file, understood without unpickling.
+"""The pickle inside a ``.pt`` file of one tensor, understood without unpickling.
 
 ``torch.save(tensor)`` writes a call of ``torch._utils._rebuild_tensor_v2`` (or ``_v3``, or
-``_rebuild_parameter`` around it) on a persistent storage id. The opcodes are interpreted here over
-plain data; the only names that mean anything are those calls, torch's storages and dtypes and an
-empty ``OrderedDict``. Anything else is refused, and nothing is ever imported or called.
+``_rebuild_parameter`` around it) on a persistent storage id. The only names that mean anything are
+those calls, torch's storages and dtypes and an empty ``OrderedDict``. Anything else is refused, and
+nothing is ever imported or called (:mod:`.pickled`).
 """
 
 from __future__ import annotations
 
-import pickletools
 from dataclasses import dataclass
 from typing import Any
 
+from rlprobe.dumps.tensors import pickled
 from rlprobe.dumps.tensors.dtypes import DTYPES, STORAGES
+from rlprobe.dumps.tensors.pickled import Global, Object, Persistent
 
 MAX_BYTES = 1 << 16
 _MAX_OPCODES = 2000
 _MAX_RANK = 64
+_PARAMETER = Global("torch._utils", "_rebuild_parameter")
+_TENSOR, _TYPED = (Global("torch._utils", f"_rebuild_tensor_v{n}") for n in (2, 3))
+_HOOKS = Global("collections", "OrderedDict")
+#: Calls that :func:`layout` understands.
+CALLS = frozenset((_PARAMETER, _TENSOR, _TYPED))
 
 
 @dataclass(frozen=True)
@@ -33,23 +39,10 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class _Name:
-    module: str
-    name: str
-
-
-@dataclass(frozen=True)
 class _Storage:
     key: str
     dtype: str | None
     size: int
-
-
-class _Empty:
-    """An empty OrderedDict: a tensor's backward hooks, of which a saved one has none."""
-
-
-_MARK = object()
 
 
 def parse(blob: bytes) -> Layout:
@@ -60,133 +53,96 @@ def parse(blob: bytes) -> Layout:
     """
     if len(blob) > MAX_BYTES:
         raise ValueError(f"its pickle has {len(blob)} bytes: more than one tensor")
-    value = _run(blob)
-    if not isinstance(value, Layout):
+    value = pickled.parse(blob, _MAX_OPCODES)
+    if not isinstance(value, Object):
         raise ValueError(f"it holds {_what(value)}, not one tensor")
-    return value
+    found = layout(value)
+    _require_nothing_else(value)
+    return found
 
 
-def _run(blob: bytes) -> Any:
-    stack: list[Any] = []
-    memo: dict[int, Any] = {}
-    count = 0
-    try:
-        for opcode, argument, _ in pickletools.genops(blob):
-            count += 1
-            if count > _MAX_OPCODES:
-                raise ValueError("its pickle is too long for one tensor")
-            name = opcode.name
-            if name == "STOP":
-                return stack.pop()
-            _step(name, argument, stack, memo)
-    except (IndexError, KeyError, TypeError) as error:
-        raise ValueError(f"its pickle is damaged: {error!r}") from error
-    raise ValueError("its pickle is cut short")
+def layout(call: Object) -> Layout:
+    """The tensor that a call would have made.
 
-
-def _step(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> None:
-    if name in ("PROTO", "FRAME"):
-        return
-    if name in _LITERALS:
-        stack.append(argument)
-    elif name in ("NONE", "NEWTRUE", "NEWFALSE"):
-        stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[name])
-    elif name == "MARK":
-        stack.append(_MARK)
-    elif name == "EMPTY_TUPLE":
-        stack.append(())
-    elif name in ("TUPLE1", "TUPLE2", "TUPLE3"):
-        size = int(name[-1])
-        if len(stack) < size:
-            raise IndexError("stack")
-        last = tuple(stack[-size:])
-        del stack[-size:]
-        stack.append(last)
-    elif name == "TUPLE":
-        items: list[Any] = []
-        while (item := stack.pop()) is not _MARK:
-            items.append(item)
-        stack.append(tuple(reversed(items)))
-    elif name in ("BINPUT", "LONG_BINPUT", "PUT"):
-        memo[int(argument)] = stack[-1]
-    elif name == "MEMOIZE":
-        memo[len(memo)] = stack[-1]
-    elif name in ("BINGET", "LONG_BINGET", "GET"):
-        stack.append(memo[int(argument)])
-    elif name == "GLOBAL":
-        module, _, attribute = argument.partition(" ")
-        stack.append(_Name(module, attribute))
-    elif name == "STACK_GLOBAL":
-        attribute, module = stack.pop(), stack.pop()
-        stack.append(_Name(str(module), str(attribute)))
-    elif name == "BINPERSID":
-        stack.append(_storage(stack.pop()))
-    elif name == "REDUCE":
-        arguments, function = stack.pop(), stack.pop()
-        stack.append(_call(function, arguments))
+    Raises:
+        ValueError: it is no call that makes one, or its numbers make no sense.
+    """
+    call = _inner(call)
+    made_by, arguments = call.made_by, call.arguments
+    if made_by not in (_TENSOR, _TYPED):
+        raise ValueError(f"its pickle calls {made_by!s:.80}; only a tensor is accepted")
+    if len(arguments) < (4 if made_by == _TENSOR else 7):
+        raise ValueError("a tensor in it lacks its size")
+    storage = _storage(arguments[0])
+    offset, shape, strides = arguments[1:4]
+    kind = arguments[6] if made_by == _TYPED else None
+    if made_by == _TENSOR:
+        dtype = storage.dtype
     else:
-        raise ValueError(f"its pickle uses {name}, which no tensor needs; refused")
+        dtype = kind.name if isinstance(kind, Global) and kind.module == "torch" else None
+    if dtype is None or dtype not in DTYPES:
+        raise ValueError(f"element type {dtype} is not known")
+    shape, strides = sizes(shape), sizes(strides)
+    numbers = (*shape, *strides, offset, storage.size)
+    if (
+        len(shape) != len(strides)
+        or len(shape) > _MAX_RANK
+        or any(type(n) is not int or n < 0 for n in numbers)
+    ):
+        raise ValueError("its shape, strides or offset make no sense")
+    size = storage.size if storage.dtype is not None else storage.size // DTYPES[dtype].size
+    return Layout(storage.key, dtype, size, offset, shape, strides)
 
 
-_LITERALS = frozenset(
-    (
-        "BININT",
-        "BININT1",
-        "BININT2",
-        "LONG1",
-        "LONG4",
-        "INT",
-        "LONG",
-        "BINUNICODE",
-        "SHORT_BINUNICODE",
-        "BINUNICODE8",
-    )
-)
+def sizes(value: Any) -> tuple[Any, ...]:
+    """A shape: a tuple, or ``torch.Size`` of one.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(value, Object) and value.made_by == Global("torch", "Size") and value.arguments:
+        value = value.arguments[0]
+    if not isinstance(value, (tuple, list)):
+        raise ValueError("its shape, strides or offset make no sense")
+    return tuple(value)
 
 
-def _storage(identity: Any) -> _Storage:
+def _inner(call: Object) -> Object:
+    """The tensor of a parameter; of anything else, itself."""
+    first = call.arguments[0] if call.arguments else None
+    return first if call.made_by == _PARAMETER and isinstance(first, Object) else call
+
+
+def _require_nothing_else(call: Object) -> None:
+    """Refuse hooks and whatever else may stand beside a tensor's numbers."""
+    inner = _inner(call)
+    beside = [*call.arguments[1:], *(inner.arguments[1:] if inner is not call else ())]
+    for argument in beside:
+        empty = isinstance(argument, Object) and not (
+            argument.arguments or argument.items or argument.values or argument.state
+        )
+        if isinstance(argument, Object) and not (empty and argument.made_by == _HOOKS):
+            raise ValueError(
+                f"its pickle calls {argument.made_by!s:.80}; only a tensor is accepted"
+            )
+    if any(one.state is not None or one.items or one.values for one in (call, inner)):
+        raise ValueError("its pickle holds more than a tensor")
+
+
+def _storage(value: Any) -> _Storage:
     """``("storage", storage type, key, location, elements)``."""
+    identity = value.identity if isinstance(value, Persistent) else None
     if not (isinstance(identity, tuple) and len(identity) == 5 and identity[0] == "storage"):
         raise ValueError("a persistent id is no storage")
     kind, key, size = identity[1], identity[2], identity[4]
-    if not isinstance(kind, _Name) or not isinstance(key, str) or type(size) is not int:
+    if not isinstance(kind, Global) or not isinstance(key, str) or type(size) is not int:
         raise ValueError("a persistent id is no storage")
     if kind.name == "UntypedStorage" and kind.module in ("torch.storage", "torch"):
         return _Storage(key, None, size)
     if kind.module != "torch" or kind.name not in STORAGES:
-        raise ValueError(f"storage type {kind.module}.{kind.name} is not known")
+        raise ValueError(f"storage type {kind} is not known")
     return _Storage(key, STORAGES[kind.name], size)
 
 
-def _call(function: Any, arguments: Any) -> Any:
-    if not isinstance(function, _Name) or not isinstance(arguments, tuple):
-        raise ValueError("its pickle calls something that is no function")
-    name = (function.module, function.name)
-    if name == ("collections", "OrderedDict") and arguments == ():
-        return _Empty()
-    if name == ("torch._utils", "_rebuild_parameter") and isinstance(arguments[0], Layout):
-        return arguments[0]
-    if name == ("torch._utils", "_rebuild_tensor_v2"):
-        storage, offset, shape, strides = arguments[:4]
-        dtype = storage.dtype if isinstance(storage, _Storage) else None
-    elif name == ("torch._utils", "_rebuild_tensor_v3"):
-        storage, offset, shape, strides = arguments[:4]
-        kind = arguments[6]
-        dtype = kind.name if isinstance(kind, _Name) and kind.module == "torch" else None
-    else:
-        raise ValueError(f"its pickle calls {'.'.join(name):.80}; only a tensor is accepted")
-    if not isinstance(storage, _Storage) or dtype not in DTYPES:
-        raise ValueError(f"element type {dtype} is not known")
-    sizes = (*shape, *strides, offset, storage.size)
-    if (
-        len(shape) != len(strides)
-        or len(shape) > _MAX_RANK
-        or any(type(n) is not int or n < 0 for n in sizes)
-    ):
-        raise ValueError("its shape, strides or offset make no sense")
-    size = storage.size if storage.dtype is not None else storage.size // DTYPES[dtype].size
-    return Layout(storage.key, dtype, size, offset, tuple(shape), tuple(strides))
-
-
 def _what(value: Any) -> str:
-    return "nothing" if value is None else type(value).__name__.strip("_").lower()
+    return "nothing" if value is None else type(value).__name__.lower()

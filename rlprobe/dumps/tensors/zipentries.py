@@ -29,15 +29,15 @@ class Entry:
     crc32: int
 
 
-def entries(data: memoryview) -> dict[str, Entry]:
-    """Entries by name.
+def entries(data: memoryview, most: int = MAX_ENTRIES) -> dict[str, Entry]:
+    """Entries by name, at most so many.
 
     Raises:
         ValueError: not a zip of stored entries, or damaged.
     """
     count, size, offset = _directory(data)
-    if count > MAX_ENTRIES:
-        raise ValueError(f"{count} zip entries, at most {MAX_ENTRIES} are read")
+    if count > most:
+        raise ValueError(f"{count} zip entries, at most {most} are read")
     if offset + size > len(data):
         raise ValueError("the zip directory lies beyond the end of the file: it is truncated")
     found: dict[str, Entry] = {}
