@@ -17,6 +17,7 @@ from typing import Any
 from rlprobe import disk, redaction, terminal
 from rlprobe.cli.common import CommandParser, called, defaults
 from rlprobe.errors import RlprobeError
+from rlprobe.imports import uncollected
 from rlprobe.version import __version__
 
 #: Command -> what it does. The module is the name with underscores.
@@ -62,7 +63,8 @@ def parse(words: Sequence[str]) -> tuple[Any, argparse.Namespace]:
     )
     module: Any = None
     if command in COMMANDS:
-        module = importlib.import_module(f"{__name__}.{command.replace('-', '_')}")
+        with uncollected():
+            module = importlib.import_module(f"{__name__}.{command.replace('-', '_')}")
         module.add_parser(subparsers)
     else:
         for name, summary in COMMANDS.items():

@@ -13,11 +13,11 @@ from rlprobe import terminal
 from rlprobe.cli.common import given_path, write_json
 from rlprobe.compare import outdir, planner, sides
 from rlprobe.compare.compare import COVERAGE, Options, compare, insufficient
-from rlprobe.compare.match import rules
 from rlprobe.compare.planner import StagePlan
 from rlprobe.compare.writer import Summary
 from rlprobe.errors import NotComparableError, RlprobeError, UsageError
 from rlprobe.files import written
+from rlprobe.imports import uncollected
 from rlprobe.stages import ALIASES
 
 _log = logging.getLogger(__name__)
@@ -159,6 +159,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options(args: argparse.Namespace) -> Options:
+    own = None
+    if args.rules is not None:
+        from rlprobe.compare.match import rules
+
+        own = rules.load(args.rules)
     return Options(
         args.pair,
         tuple(args.stage),
@@ -166,7 +171,7 @@ def _options(args: argparse.Namespace) -> Options:
         args.jobs,
         args.check_crc,
         _bounds() if args.noise else None,
-        None if args.rules is None else rules.load(args.rules),
+        own,
         dict(args.map_step),
     )
 
@@ -218,9 +223,10 @@ def _two_sides(args: argparse.Namespace) -> _Outcome:
 def _print(args: argparse.Namespace, summaries: list[Summary], plan: list[StagePlan]) -> None:
     """What was found, for whoever sits before the screen."""
     # Imported here: judging is not needed before something was compared.
-    from rlprobe.judge import outline
-    from rlprobe.judge.inputs import Results
-    from rlprobe.judge.judge import judge
+    with uncollected():
+        from rlprobe.judge import outline
+        from rlprobe.judge.inputs import Results
+        from rlprobe.judge.judge import judge
 
     if sum(sum(s.counts.values()) for s in summaries) > outline.MOST and not args.stacks:
         for line in outline.unjudged(summaries, str(args.out)):

@@ -14,16 +14,17 @@ import polars as pl
 from rlprobe import stages
 from rlprobe.compare import lacking, loading, measures, planner, writer
 from rlprobe.compare.match import pairs
-from rlprobe.compare.match.rules import Rules
 from rlprobe.compare.planner import Pairing, StagePlan
 from rlprobe.compare.sides import KEY_DATA, RolloutStage, Side
 from rlprobe.compare.tables import Table
 from rlprobe.compare.writer import Summary
 from rlprobe.errors import NotComparableError
+from rlprobe.imports import uncollected
 from rlprobe.stages import ALIASES, GENERATE
 from rlprobe.store import listing
 
 if TYPE_CHECKING:
+    from rlprobe.compare.match.rules import Rules
     from rlprobe.compare.samples.run import Samples
 
 _log = logging.getLogger(__name__)
@@ -204,6 +205,8 @@ def _lack(what: str, summaries: Sequence[Summary]) -> str:
         if s.checksums["differ"]:
             lines.append(f"  {s.checksums['differ']} of {s.checksums['compared']} checksums differ")
         lines += [f"  {line}" for line in lacking.said(s.lacking.items())]
+        if not s.compared:  # nothing else says them on the screen
+            lines += [f"  note: {note}" for note in s.notes]
         for reason, found in s.lacking.items():
             commonest[reason] = commonest.get(reason, 0) + found.records
     lines.append(_advice(max(commonest, key=commonest.__getitem__, default=""), summaries))
@@ -295,7 +298,8 @@ def _side_by_side(benchmark: Table, target: Table, options: Options) -> Iterator
     mapped = options.rules is not None and options.rules.mapping is not None
     if mapped or not pairs.same_names(benchmark, target):
         # Imported here: most pairs have the same names.
-        from rlprobe.compare.match import matcher, rules
+        with uncollected():
+            from rlprobe.compare.match import matcher, rules
 
         left, right = benchmark.rows(pairs.LOADED), target.rows(pairs.LOADED)
         found = matcher.match(left, right, options.rules or rules.load())
@@ -365,7 +369,8 @@ def _elementwise(
     table: pl.DataFrame, stage: StagePlan, pairing: Pairing, options: Options
 ) -> pl.DataFrame:
     # Imported here: compiled kernels cost more to import than most comparisons take.
-    from rlprobe.compare.tensors import elementwise
+    with uncollected():
+        from rlprobe.compare.tensors import elementwise
 
     benchmark, target = (
         side.tensors(process, options.check_crc) if side and process else None

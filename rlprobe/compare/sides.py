@@ -21,7 +21,7 @@ from rlprobe import stages
 from rlprobe.compare.tables import Held, Stored, Table
 from rlprobe.dumps import records
 from rlprobe.errors import ConfigError, DumpError, StoreError, UsageError
-from rlprobe.store import listing, read
+from rlprobe.store import listing
 
 if TYPE_CHECKING:
     from rlprobe.dumps.rollouts.folder import Folder
@@ -278,6 +278,9 @@ def _run_of_key(store: Path | None, name: str) -> Path:
     nothing = f"{name}: no such file or directory"
     if store is None:
         raise UsageError(f"{nothing} (a run's key needs --store)")
+    # Imported here: most sides are paths, and the models of a manifest load slowly.
+    from rlprobe.store import read
+
     if not read.is_key(name):
         raise UsageError(f"{nothing}, and no run's key: 4 or more of the digits 0-9a-f")
     try:

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from rlprobe.imports import hidden, uncollected
+
 #: Bytes of tensors from which the import of the compiled kernels pays.
 WORTHWHILE = 128 << 20
 
@@ -29,7 +31,9 @@ class Arithmetic(Protocol):
 def expect(size: int) -> None:
     """Load the compiled kernels if ``size`` bytes are worth it."""
     if size >= WORTHWHILE:
-        from rlprobe.compare.tensors import kernels  # noqa: F401
+        # numba looks for SciPy's version and for a configuration in YAML, and needs neither
+        with uncollected(), hidden("scipy", "yaml"):
+            from rlprobe.compare.tensors import kernels  # noqa: F401
 
 
 def chosen(wide: bool) -> Arithmetic:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numba import njit
 
-from rlprobe.dumps.tensors.imports import hidden
+from rlprobe.imports import hidden
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
