@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _SIDES = (
     "a run of the store (its directory, or its key with --store), a dump tree, a stage, step, rank "
-    "or proc directory, a dump.json or debug.json"
+    "or proc directory, a dump.json or debug.json, a folder of rollouts of verl or slime"
 )
 
 

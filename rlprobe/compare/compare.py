@@ -80,7 +80,7 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
         plan = []
     planned = {stage.stage for stage in plan}
     plan += [_of_key_data(stage) for stage in more if stage not in planned]
-    summaries = []
+    summaries: list[Summary] = []
     for stage in sorted(plan, key=lambda one: stages.order(one.stage)):
         summary = Summary(options.pair, stage.stage, list(stage.notes))
         if samples is not None and samples.lone and not summaries:

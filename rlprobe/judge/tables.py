@@ -268,8 +268,8 @@ def read(results: Results, digest: str | None = None) -> Step:
     for name in sorted(summary.stages, key=stages.order):
         table = read_table(results, name, summary)
         own = table.filter(pl.col("step") == summary.step)
-        if own.is_empty():
-            continue
+        if own.filter(pl.col("slot") != KEY_DATA).is_empty():
+            continue  # key data of a stage without records: nothing was found by judging
         step.findings[name] = _finding(name, summary, own, step.key_data)
     return step
 

@@ -21,6 +21,7 @@ from rlprobe.diagnose.gate import (
 )
 from rlprobe.diagnose.gate.check import Gate
 from rlprobe.diagnose.gate.evidence import Shut, caveat, listed, opened, shut
+from rlprobe.dumps.results import of_key_data_alone
 from rlprobe.errors import DumpError
 from rlprobe.judge import generated, sources
 from rlprobe.judge.analysis import Finding, Step
@@ -283,16 +284,25 @@ _SHOWN = ("dtype", "shape", "max", "min", "norm")
 
 def _stages(results: Results, step: Step) -> GateItem:
     known = [(name, s) for name in results.stages() if (s := results.summary(TARGET, name))]
+    alone = [name for name, summary in known if of_key_data_alone(summary)]
     compared = [name for name, summary in known if summary["compared"]]
-    lacking = [name for name, summary in known if not summary["compared"]]
+    lacking = [name for name, s in known if not s["compared"] and name not in alone]
     steps = sorted({n for _, summary in known for n in summary["steps"]})
     notes = [note for _, summary in known for note in summary["notes"]]
-    if not compared:
+    if not compared and not alone:
         return shut(extent.STAGES, "nothing was compared", "see what compare said")
+    if not compared:
+        return shut(
+            extent.STAGES,
+            f"only key data were compared ({listed(alone)}): nothing says how deep the model is",
+            "dump the stage beside them, so that what round-off allows is known",
+        )
     text = (
         f"{counted(len(compared), 'stage')} ({listed(compared)}), of which step {step.number} is "
         "judged"
     )
+    if alone:
+        text += f"; key data alone of {listed(alone)}"
     if lacking:
         text += f"; on one side only or without counterpart: {listed(lacking)}"
     if len(steps) > 1:

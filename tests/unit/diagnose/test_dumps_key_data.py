@@ -18,6 +18,7 @@ from rlprobe.judge import reasons
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import BENCHMARK, TARGET
 from tests.msprobe import dumps
+from tests.msprobe.dumps import call, scalar, tensor
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.test_diagnose_dumps import model, states
 from tests.unit.diagnose.transformer import Device
@@ -204,6 +205,102 @@ def test_the_step_that_was_asked_for_is_the_one_that_is_judged(tmp_path: Path) -
     assert compare(tmp_path, "-q", "--map-step", "0:3") == 0
     found = diagnose(tmp_path)
     assert found["verdict"] == "diverged" and found["first"]["operator"] == "old_log_probs"
+
+
+#: Records of a stage of which none says how deep the model is: ids, gradients, a scalar, none.
+NO_FORWARD: dict[str, dict[str, Any]] = {
+    "ids": {
+        "Module.model.embed.Embedding.forward.0": call(
+            [tensor((9, 0, None, None), (4,), "torch.int64")], []
+        )
+    },
+    "gradients": {"Module.model.a.Linear.backward.0": {"input": [tensor()], "output": [tensor()]}},
+    "scalar": {"Torch.f.0.forward": call([scalar(0.5)], [])},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("records", NO_FORWARD)
+def test_without_forward_records_of_floats_nothing_bounds_a_result(
+    tmp_path: Path, records: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, values in (("b", LOG_PROBS), ("t", changed((0, 1), -2.002))):
+        side(tmp_path / name, {"old_log_probs": values, "entropys": LOG_PROBS})
+        shutil.rmtree(tmp_path / name / STAGE)
+        if NO_FORWARD[records]:
+            dumps.write(tmp_path / name / STAGE / "step0/rank0", NO_FORWARD[records])
+    assert compare(tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert "First to part" not in printed
+    assert "old_log_probs: differs by 0.00021 (relative L2), not judged" in printed
+    found = diagnose(tmp_path)
+    assert found["verdict"] != "diverged", found["sentence"]
+    assert judged(tmp_path, "old_log_probs")["unjudged_because"] == reasons.NO_FLOOR
+    item = next(i for i in found["gate"] if i["item"] == "recorded alike")
+    assert "old_log_probs" in item["evidence"] and "differs by 0.00021" in item["evidence"]
+    assert main(["report", str(tmp_path / "out")]) == 0
+
+
+def test_what_is_not_finite_on_one_side_needs_no_floor(tmp_path: Path) -> None:
+    for name, values in (("b", LOG_PROBS), ("t", changed((0, 1), np.nan))):
+        side(tmp_path / name, {"old_log_probs": values})
+        dumps.write(tmp_path / name / STAGE / "step0/rank0", NO_FORWARD["ids"])
+    assert compare(tmp_path, "-q") == 0
+    found = diagnose(tmp_path)
+    assert found["verdict"] == "diverged" and found["first"]["operator"] == "old_log_probs"
+
+
+@pytest.mark.parametrize(("off", "verdict"), [(1e-7, "aligned"), (1e-3, "diverged")])
+def test_results_of_records_equal_to_the_last_bit_may_be_rounded(
+    tmp_path: Path, off: float, verdict: str
+) -> None:
+    """A logarithm of the same logits is another kernel's on the other side."""
+    for name, factor in (("b", 1.0), ("t", 1 + off)):
+        values = (np.asarray(LOG_PROBS) * factor).tolist()
+        side(tmp_path / name, {"old_log_probs": values})
+        path = next((tmp_path / name).rglob("dump.json"))
+        text = path.read_text().replace('"Norm"', '"md5": "0a0b0c0d", "Norm"')
+        path.write_text(text)
+    assert compare(tmp_path, "-q") == 0
+    assert diagnose(tmp_path)["verdict"] == verdict
+
+
+def test_key_data_of_a_stage_without_records_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The update was dumped, and key data of the log-prob stage were saved beside it."""
+    for name, values in (("b", LOG_PROBS), ("t", changed((1, 0), np.nan))):
+        side(tmp_path / name, {"old_log_probs": values}, stage=stages.ACTOR_UPDATE)
+    assert compare(tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert "old_log_probs: finite on one side only at 1 of 6 values, not judged" in printed
+    found = diagnose(tmp_path)
+    assert found["verdict"] == "aligned", found["sentence"]
+    item = next(i for i in found["gate"] if i["item"] == "recorded alike")
+    assert "old_log_probs" in item["evidence"] and "one side only" in item["evidence"]
+    assert set(found["extent"]) == {STAGE, stages.ACTOR_UPDATE}
+
+
+def test_key_data_alone_are_compared(tmp_path: Path) -> None:
+    for name in "bt":
+        for key, rows in (("prompts", PROMPTS), ("responses", RESPONSES)):
+            save(tmp_path / name, key, rows)
+        save(tmp_path / name, "old_log_probs", np.asarray(LOG_PROBS, np.float32))
+    assert compare(tmp_path, "-q") == 0
+    table = pl.read_parquet(tmp_path / f"out/{STAGE}/key_data.parquet")
+    assert table["identical"].all() and table.height == 6
+    found = diagnose(tmp_path)
+    assert states(found)["tokens"] != "shut"
+    assert judged(tmp_path, "old_log_probs")["unjudged_because"] == reasons.NO_FLOOR
+
+
+def test_key_data_on_one_side_alone_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    side(tmp_path / "b", {"old_log_probs": LOG_PROBS})
+    dumps.write(tmp_path / "t" / STAGE / "step0/rank0", model())
+    assert compare(tmp_path) == 0
+    assert "key data are on the benchmark only, and were not compared" in capsys.readouterr().out
 
 
 def test_runs_compared_by_hand_are_judged_alike(align: Align, tmp_path: Path) -> None:
