@@ -99,6 +99,8 @@ class RunSpec:
     fault: str | None = None
     #: 1, or less where the fault is weakened.
     fault_strength: float = 1.0
+    #: Number of a perturbed control, from 1; 0 for every other run.
+    perturbed: int = 0
     #: Key of the benchmark run whose rollouts are replayed; None for the benchmark itself.
     replay_of: str | None = None
     #: What a refining run keeps tensors of; None for every other run.
@@ -141,6 +143,8 @@ class RunSpec:
             declared["code"] = self.identities.code
         if self.fault_strength != 1.0:
             declared["fault_strength"] = self.fault_strength
+        if self.perturbed:
+            declared["perturbed"] = self.perturbed
         if self.suspects is not None:
             declared["suspects"] = self.suspects.declared()
         if self.replay_of is not None:

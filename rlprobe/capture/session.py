@@ -110,6 +110,11 @@ class Session:
     #: ``FILE:NAME`` of a planted fault, or None.
     fault: str | None = None
     fault_strength: float = 1.0
+    #: Number of a perturbed control, whose weights are disturbed in the last bit of ``precision``
+    #: before it trains (:mod:`rlprobe.capture.perturbed`); 0: none.
+    perturbed: int = 0
+    #: That the models compute in; empty where nobody said.
+    precision: str = ""
     #: Canonical stages that must have been captured when the run ends.
     expected_stages: tuple[str, ...] = ()
     #: The version that the run's identity is made with; None where nothing declares one.

@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "diagnose": "gate, noise floor, first divergence and cause, as diagnosis.json",
     "report": "write the page",
     "verdict": "print the verdict; exit 0 aligned, 3 diverged, 4 not comparable",
+    "curves": "judge a training's metrics against those of further ones on the benchmark's device",
     "store": "look into, check and clean the store",
     "rollouts": "look into recorded rollouts",
     "doctor": "check an alignment's storage, partitions, devices and images before it runs",

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from rlprobe.cli.common import given_path, write_json
-from rlprobe.roles import ROLES
+from rlprobe.roles import ROLES, is_role
+
+
+def _role(text: str) -> str:
+    if not is_role(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no role; accepted: {', '.join(ROLES)}, or perturbed1, perturbed2, …"
+        )
+    return text
 
 
 def add_parser(subparsers: Any) -> None:
@@ -24,7 +32,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--role",
         required=True,
-        choices=ROLES,
+        type=_role,
+        metavar="ROLE",
+        help=f"{', '.join(ROLES)}, or perturbed1, perturbed2, …",
     )
     parser.add_argument("--store", type=given_path, help="instead of the store the file names")
     parser.add_argument(

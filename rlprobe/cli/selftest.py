@@ -91,6 +91,21 @@ def add_parser(subparsers: Any) -> None:
         "record, stage, micro-batch, step and rank comes first",
     )
     parser.add_argument(
+        "--of",
+        type=given_path,
+        action="append",
+        default=[],
+        metavar="RESULTS_DIR",
+        help="in pass blind this finished alignment instead of those of the self-test (repeatable)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        metavar="N",
+        help="in pass blind another sample (default %(default)s)",
+    )
+    parser.add_argument(
         "--all", action="store_true", help="in pass blind every quantity in every way; takes hours"
     )
     parser.set_defaults(run=run)
@@ -131,33 +146,44 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _blind(args: argparse.Namespace, cases: Sequence[Case]) -> int:
-    """One aligned run of every kind of alignment, disturbed; exit code 1 where that was silent."""
+    """Aligned alignments, disturbed; exit code 1 where that was silent."""
     from rlprobe.errors import UsageError
-    from rlprobe.selftest import session
     from rlprobe.selftest.blind import run as blind
     from rlprobe.selftest.blind import score
 
     if args.passes != ["blind"] or args.count < 1:
         raise UsageError("--pass blind stands alone, and --count is at least 1")
-    chosen = blind.one_of_each_kind(cases)
-    options = session.Options(
-        directory=args.directory, passes=session.Passes(weakened=False), ray=False, jobs=args.jobs
-    )
     found = {}
-    for result in session.run(chosen, options):
-        results = args.directory / "results" / result.case.name
-        if result.full.verdict != "aligned":
-            raise UsageError(f"{results} is {result.full.verdict}: there is nothing to disturb")
+    for results in args.of or _aligned(args, cases):
         began = time.monotonic()
-        one = blind.disturbed(results, args.directory / "blind", None if args.all else args.count)
-        print(score.render(result.case.name, one, time.monotonic() - began))
-        found[result.case.name] = one
+        count = None if args.all else args.count
+        one = blind.disturbed(results, args.directory / "blind", count, args.seed)
+        print(score.render(results.name, one, time.monotonic() - began))
+        found[results.name] = one
     if args.json:
         write_json(args.json, {name: one.as_dict() for name, one in found.items()})
     short = score.shortfalls(list(found.values()))
     for line in short:
         _log.warning("falls short: %s", line)
     return 1 if short else 0
+
+
+def _aligned(args: argparse.Namespace, cases: Sequence[Case]) -> list[Path]:
+    """Results of one aligned run of every kind of alignment, made where they are not there."""
+    from rlprobe.errors import UsageError
+    from rlprobe.selftest import session
+    from rlprobe.selftest.blind import run as blind
+
+    options = session.Options(
+        directory=args.directory, passes=session.Passes(weakened=False), ray=False, jobs=args.jobs
+    )
+    found = []
+    for result in session.run(blind.one_of_each_kind(cases), options):
+        results = args.directory / "results" / result.case.name
+        if result.full.verdict != "aligned":
+            raise UsageError(f"{results} is {result.full.verdict}: there is nothing to disturb")
+        found.append(results)
+    return found
 
 
 def _passes(args: argparse.Namespace) -> Any:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from rlprobe.config.container import ContainerSection
 from rlprobe.config.resources import ResourcesSection
 from rlprobe.config.section import Section
 
 RunKey = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+#: Fewer runs say too little about a spread.
+LEAST_PERTURBED = 2
+#: How many perturbed controls to run, or the keys of imported ones.
+Perturbed = Annotated[int, Field(ge=0, le=16)] | tuple[RunKey, ...]
 EnvironmentName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -106,6 +110,26 @@ class ControlsSection(Section):
         "target is then judged by its error against this run relative to the benchmark's. With "
         "an imported benchmark: the key of an imported run, else there is none.",
     )
+    perturbed: Perturbed = Field(
+        default=0,
+        description="Further replays of the benchmark's device, metrics alone, whose initial "
+        "weights are disturbed in the last bit: the trainer's curves are judged against what they "
+        "part by. A number (2 at least), or with an imported benchmark the keys of imported runs.",
+        examples=[3],
+    )
+
+    @model_validator(mode="after")
+    def _a_spread(self) -> ControlsSection:
+        given = self.perturbed
+        count = len(given) if isinstance(given, tuple) else given
+        if given and count < LEAST_PERTURBED:
+            raise ValueError(
+                f"perturbed: found {count}; accepted: 0, or {LEAST_PERTURBED} runs at least, as "
+                "one says too little about a spread"
+            )
+        if isinstance(given, tuple) and len(set(given)) < count:
+            raise ValueError("perturbed: a key is given twice")
+        return self
 
 
 class AnalysisSection(Section):

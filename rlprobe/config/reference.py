@@ -38,7 +38,7 @@ _NOT_IDENTITY: dict[str, set[str] | None] = {
     },
     "benchmark": {"resources", "run"},
     "target": {"resources"},
-    "controls": {"repeat", "repeat_target", "high_precision"},
+    "controls": {"repeat", "repeat_target", "high_precision", "perturbed"},
     "capture": {"budget_mib"},
     "analysis": {"image", "torch_image", "official_table", "resources"},
     "resources": None,

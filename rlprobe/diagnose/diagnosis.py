@@ -11,6 +11,7 @@ from rlprobe.causes import CAUSES, MEANINGS
 from rlprobe.documents import structfile
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.errors import DumpError
+from rlprobe.judge.curves import Curve
 from rlprobe.judge.extent import Extents
 
 FORMAT = 2
@@ -110,6 +111,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     stages: list[StageResult]
     #: Per stage and captured step: how much was recorded, judged, excused and not judged, and why.
     extent: Extents = {}
+    #: Every metric of the trainer over its steps.
+    curves: list[Curve] = []
     #: sha256 of ``judged/summary.json``, the tables that this diagnosis follows from.
     judged: str | None = None
     format: int = FORMAT

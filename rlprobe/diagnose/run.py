@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import msgspec
 import polars as pl
 
 from rlprobe import stages
-from rlprobe.diagnose import sentence
+from rlprobe.diagnose import curves, sentence
 from rlprobe.diagnose.cause import classify
 from rlprobe.diagnose.cause.classify import of_gate
 from rlprobe.diagnose.diagnosis import (
@@ -39,7 +39,9 @@ from rlprobe.judge import (
     tables,
     tokens,
 )
+from rlprobe.judge import curves as judge_curves
 from rlprobe.judge.analysis import Finding, Step
+from rlprobe.judge.curves import NOT_JUDGED, Curve
 from rlprobe.judge.extent import Extents
 from rlprobe.judge.floors import R_LIMIT, REPEAT_FACTOR
 from rlprobe.judge.inputs import Results, require
@@ -57,6 +59,14 @@ class Judged:
 
     summary: str
     extents: Extents
+    #: Every metric of the trainer over its steps, and how many perturbed controls there were.
+    curves: list[Curve] = field(default_factory=list)
+    controls: int = 0
+
+    def said(self) -> str:
+        """What stands after a verdict: the curves, and how much was judged."""
+        of_curves = sentence.of_curves(self.curves, self.controls)
+        return of_curves + sentence.extent(extent.total(self.extents))
 
 
 def diagnose(directory: Path) -> Diagnosis:
@@ -75,7 +85,13 @@ def diagnose(directory: Path) -> Diagnosis:
     number = outline.first_step(results) if results.of_dumps else first_step(benchmark, target)
     step = judge(results, number)
     judged = tables.tables(results, step)
-    how_much = Judged(tables.write(results, step, judged), _extents(results, judged))
+    curves_found = [] if results.of_dumps else curves.find(results, step)
+    how_much = Judged(
+        tables.write(results, step, judged),
+        _extents(results, judged, curves_found),
+        curves_found,
+        len(curves.perturbed(results)),
+    )
     controls = {
         role: run
         for role in (REPEAT, REPEAT_TARGET, HIGH_PRECISION)
@@ -91,16 +107,20 @@ def diagnose(directory: Path) -> Diagnosis:
     strip = _strip(results, target, step, diverged, gate)
     if gate.is_shut:
         return _not_comparable(results, gate, step, strip, benchmark, how_much)
+    gone = curves.left(curves_found)
+    if diverged is None and gone is not None:
+        return _left(results, step, strip, gate, gone, target, how_much)
     if diverged is None:
         later = len([s for s in target.manifest.steps if s > number])
         return _aligned(results, gate, step, strip, later, how_much)
     return _diverged(results, gate, step, strip, diverged, benchmark, target, how_much)
 
 
-def _extents(results: Results, judged: dict[str, pl.DataFrame]) -> Extents:
+def _extents(results: Results, judged: dict[str, pl.DataFrame], found: list[Curve]) -> Extents:
     """How much was judged, of records, key data and what the trainer reports."""
     runs = [run for role in (BENCHMARK, TARGET) if (run := results.run(role)) is not None]
-    return extent.with_metrics(extent.of(judged), *runs)
+    held = {curve.metric for curve in found if curve.verdict != NOT_JUDGED}
+    return extent.with_metrics(extent.of(judged), *runs, judged=held)
 
 
 def first_step(benchmark: Run, target: Run) -> int:
@@ -150,7 +170,7 @@ def _aligned(
     return Diagnosis(
         verdict="aligned",
         sentence=sentence.aligned(results.plan, strip, largest, unused, caveats, step.number, later)
-        + sentence.extent(extent.total(judged.extents)),
+        + judged.said(),
         gate=gate.items,
         first=None,
         cause=None,
@@ -158,6 +178,7 @@ def _aligned(
         noise=_noise(results, step, None),
         stages=strip,
         extent=judged.extents,
+        curves=judged.curves,
         judged=judged.summary,
     )
 
@@ -189,7 +210,7 @@ def _diverged(
             row.get("excess"),
             cause,
         )
-        + sentence.extent(extent.total(judged.extents)),
+        + judged.said(),
         gate=gate.items,
         first=first,
         cause=cause,
@@ -197,8 +218,40 @@ def _diverged(
         noise=_noise(results, step, diverged),
         stages=strip,
         extent=judged.extents,
+        curves=judged.curves,
         judged=judged.summary,
     )
+
+
+def _left(
+    results: Results,
+    step: Step,
+    strip: list[StageResult],
+    gate: Gate,
+    gone: Curve,
+    target: Run,
+    judged: Judged,
+) -> Diagnosis:
+    """No record parts, and the trainer's curves do."""
+    begin = target.manifest.first_step
+    number = gone.step or 0
+    return Diagnosis(
+        verdict="diverged",
+        sentence=sentence.left(
+            results.plan, number, None if begin is None else begin + number, gone,
+            judge_curves.said(gone),
+        )
+        + judged.said(),
+        gate=gate.items,
+        first=curves.first(gone),
+        cause=curves.cause(judged.curves, gone),
+        coverage=coverage(results),
+        noise=_noise(results, step, None),
+        stages=strip,
+        extent=judged.extents,
+        curves=judged.curves,
+        judged=judged.summary,
+    )  # fmt: skip
 
 
 def _not_comparable(
@@ -232,6 +285,7 @@ def _not_comparable(
         noise=_noise(results, step, None),
         stages=strip,
         extent=judged.extents,
+        curves=judged.curves,
         judged=judged.summary,
     )
 

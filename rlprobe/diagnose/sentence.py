@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 from rlprobe.diagnose.diagnosis import (
     CONSISTENT,
     OBSERVED,
@@ -12,6 +15,7 @@ from rlprobe.diagnose.diagnosis import (
     GateItem,
     StageResult,
 )
+from rlprobe.judge.curves import LEFT, NO_CONTROL, NOT_JUDGED, WITHIN, Curve
 from rlprobe.judge.decisive import DENSE, ELEMENTS, NORM, Measure
 from rlprobe.judge.extent import Extent
 from rlprobe.judge.inputs import Plan
@@ -92,6 +96,48 @@ def why(cause: Cause) -> str:
     if cause.known == UNKNOWN:
         return _UNKNOWN
     return f" {_KNOWN[cause.known]}: {cause.statement}."
+
+
+def left(plan: Plan, step: int, trainer_step: int | None, curve: Curve, said: str) -> str:
+    """No record parts, and a metric of the trainer leaves what chaos makes.
+
+    Args:
+        plan: the alignment.
+        step: where it leaves, from 0.
+        trainer_step: the trainer's own number of that step, where known.
+        curve: the metric that leaves first.
+        said: by how much, in words.
+    """
+    own = "" if trainer_step is None else f" (trainer's {trainer_step})"
+    return (
+        f"{plan.name}: {_sides(plan)} part in the trainer's curves: {curve.metric} leaves what "
+        f"chaos makes at step {step}{own}, {said}. No record that was judged differs."
+    )
+
+
+def of_curves(found: Sequence[Curve], controls: int) -> str:
+    """What was found of the trainer's curves, to stand after a verdict; empty where one step ran.
+
+    Args:
+        found: every metric.
+        controls: how many perturbed controls there were.
+    """
+    steps = max((curve.steps for curve in found), default=0)
+    if steps < 2:
+        return ""
+    counts = Counter[str](curve.verdict for curve in found)
+    if not counts[WITHIN] and not counts[LEFT]:
+        return (
+            f" Curves of {counted(len(found), 'metric')} over {steps} steps: not judged ("
+            + (NO_CONTROL if not controls else "too few perturbed controls are there")
+            + ")."
+        )
+    text = (
+        f" Curves over {steps} steps against {counted(controls, 'perturbed run')}: "
+        f"{counts[WITHIN]} of {counted(len(found), 'metric')} within"
+    )
+    text += f", {counts[LEFT]} left" if counts[LEFT] else ""
+    return text + (f", {counts[NOT_JUDGED]} not judged." if counts[NOT_JUDGED] else ".")
 
 
 def extent(judged: Extent) -> str:

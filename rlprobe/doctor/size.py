@@ -79,6 +79,7 @@ def of_roles(alignment: Alignment) -> dict[str, Size] | None:
     ):
         if getattr(controls, name):
             roles[name] = side.world_size
+    # a perturbed control leaves the trainer's metrics, a line a step
     return {role: _of_run(alignment, shape, world) for role, world in roles.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 import polars as pl
@@ -92,12 +92,13 @@ def is_computed(metric: str) -> bool:
     return _UNRELATED.search(metric) is None
 
 
-def with_metrics(extents: Extents, *runs: Run) -> Extents:
-    """Extents with the trainer's metrics, none of which is judged by itself.
+def with_metrics(extents: Extents, *runs: Run, judged: Collection[str] = ()) -> Extents:
+    """Extents with the trainer's metrics, of which only curves are judged.
 
     Args:
         extents: of the stages.
         runs: both sides.
+        judged: metrics whose curves have a verdict (:mod:`rlprobe.judge.curves`).
 
     Raises:
         StoreError: a run's metrics are damaged.
@@ -108,12 +109,14 @@ def with_metrics(extents: Extents, *runs: Run) -> Extents:
             found = line.get("metrics")
             if isinstance(found, dict) and isinstance(line.get("step"), int):
                 names.setdefault(line["step"], set()).update(filter(is_computed, map(str, found)))
-    counted = {
-        step: Extent(len(found), 0, {}, {METRIC: len(found)})
-        for step, found in sorted(names.items())
-        if found
-    }
+    counted = {step: _of_metrics(found, judged) for step, found in sorted(names.items()) if found}
     return {**extents, TRAINER: counted} if counted else extents
+
+
+def _of_metrics(found: set[str], judged: Collection[str]) -> Extent:
+    held = len(found.intersection(judged))
+    rest = len(found) - held
+    return Extent(len(found), held, {}, {METRIC: rest} if rest else {})
 
 
 def total(extents: Extents) -> Extent:

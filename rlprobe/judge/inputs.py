@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +87,8 @@ class Results:
     store: Path
     #: A comparison of two dumps: no runs, and the stages stand in the directory itself.
     of_dumps: bool = False
+    #: Runs by role, each opened once: what is read of them is checked once.
+    _opened: dict[str, Run] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def open(cls, directory: Path) -> Results:
@@ -136,13 +138,15 @@ class Results:
         Raises:
             StoreError: it is there and damaged.
         """
+        if role in self._opened:
+            return self._opened[role]
         planned = self.plan.runs.get(role)
         if planned is None or not (self.store / "runs" / planned.key / "manifest.json").is_file():
             return None
         # Imported here: a comparison of dumps has no runs, and their models load slowly.
         from rlprobe.store.read import Run
 
-        return Run.open(self.store, planned.key)
+        return self._opened.setdefault(role, Run.open(self.store, planned.key))
 
     def compared(self, pair: str, stage: str) -> Path:
         """Where a comparison's files are, or would be."""

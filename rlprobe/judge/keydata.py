@@ -18,7 +18,6 @@ from rlprobe.dumps.key_data import (
     REWARDS,
     TOKENS,
     Array,
-    KeyData,
     Row,
     stage_of,
 )
@@ -32,13 +31,13 @@ __all__ = ["ADVANTAGES", "GIVEN", "OUTCOMES", "REWARDS", "TOKENS", "Array", "Row
 
 def names(run: Run) -> list[str]:
     """Names of the key data that a run has."""
-    data = _of(run)
+    data = run.recorded
     return [] if data is None else data.keys()
 
 
 def pads(run: Run, step: int) -> bool:
     """Whether any micro-batch of a step has positions that are no tokens, as its mask says."""
-    data = _of(run)
+    data = run.recorded
     batches = [] if data is None else data.micro_batches(step).values()
     return any(batch.valid is not None and not np.all(batch.valid) for batch in batches)
 
@@ -54,13 +53,8 @@ def load(run: Run, name: str, step: int) -> list[Row]:
     Raises:
         DumpError: a file is damaged.
     """
-    data = _of(run)
+    data = run.recorded
     return [] if data is None else data.rows(name, step)
-
-
-def _of(run: Run) -> KeyData | None:
-    data = run.key_data()
-    return None if data is None else KeyData(data, run.mock_proof() or [])
 
 
 @dataclass(frozen=True)

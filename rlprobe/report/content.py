@@ -10,7 +10,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from rlprobe.diagnose import diagnosis, mismatch
+from rlprobe.diagnose import diagnosis, mismatch, sentence
+from rlprobe.diagnose.curves import perturbed
 from rlprobe.diagnose.diagnosis import Diagnosis, GateItem, StageResult
 from rlprobe.judge import analysis, extent, noise
 from rlprobe.judge.analysis import Step
@@ -21,7 +22,7 @@ from rlprobe.report import card, chart, commands, heat, payload, scope, side_by_
 from rlprobe.report.card import Card
 from rlprobe.report.commands import Command
 from rlprobe.report.scope import Grid, Reason
-from rlprobe.report.side_by_side import MetricRow, Setting, WeightRow
+from rlprobe.report.side_by_side import CurveRow, MetricRow, Setting, WeightRow
 from rlprobe.report.tables import StageTable
 from rlprobe.roles import TARGET
 from rlprobe.store.read import Run
@@ -127,6 +128,9 @@ class Page:
     worst: list[StageTable]
     key_data: list[KeyRow]
     metrics: list[MetricRow]
+    curves: list[CurveRow]
+    #: What the sentence says of them.
+    curves_said: str
     many_steps: bool
     mismatch: Gap | None
     weights: list[WeightRow]
@@ -170,7 +174,7 @@ def gather(
     first_step = target.manifest.first_step
     different, same = side_by_side.environment(benchmark, target)
     metrics = side_by_side.metrics(benchmark, target)
-    curves = side_by_side.curves(benchmark, target)
+    curves = side_by_side.curves(benchmark, target, found.curves)
     stages = [name for name in results.stages(TARGET) if tables.is_judged(results, name)]
     records = payload.records(results, stages)
     marked = (found.noise.get("first") or {}).get("record")
@@ -206,6 +210,8 @@ def gather(
         ],
         key_data=[_key_row(step.key_data[name]) for name in sorted(step.key_data)],
         metrics=metrics,
+        curves=side_by_side.verdicts(found.curves, first_step or 0),
+        curves_said=sentence.of_curves(found.curves, len(perturbed(results))).strip(),
         many_steps=any(len(curve["steps"]) > 1 for curve in curves),
         mismatch=_gap(benchmark, target, step.number),
         weights=side_by_side.weights(benchmark, target, step.number),

@@ -9,10 +9,13 @@ from rlprobe import redaction
 from rlprobe.diagnose.diagnosis import CAVEAT, SHUT, Diagnosis
 from rlprobe.files import replace_text
 from rlprobe.judge import extent
+from rlprobe.judge.curves import LEFT, ratio
 from rlprobe.report.page import number
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#])")
 _VERDICTS = {"aligned": "Aligned", "diverged": "Diverged", "not_comparable": "Not comparable"}
+#: Curves listed at most.
+_CURVES = 12
 _STATES = {
     "aligned": "aligned", "diverged": "**diverged**", "inherited": "differs, after the first",
     "replayed": "replayed", "not_compared": "not judged",
@@ -54,6 +57,15 @@ def markdown(found: Diagnosis) -> str:
         f"| {stage.stage} | {_STATES[stage.state]} | {stage.records:,} | {stage.beyond:,} |"
         for stage in found.stages
     ]
+    gone = [curve for curve in found.curves if curve.verdict == LEFT]
+    if gone:
+        lines += ["", "| curve that left | step | benchmark | target | difference | may be |"]
+        lines += ["|---|---:|---:|---:|---:|---:|"]
+        lines += [
+            f"| {_plain(c.metric)} | {c.step} | {number(c.benchmark)} | {number(c.target)} "
+            f"| {number(c.difference)} | {number(c.allowed)} |"
+            for c in sorted(gone, key=lambda c: (c.step or 0, -ratio(c)))[:_CURVES]
+        ]
     limits = [item for item in found.gate if item.state in (CAVEAT, SHUT)]
     if limits:
         lines += ["", "| gate | state | found |", "|---|---|---|"]

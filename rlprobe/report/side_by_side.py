@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
 from rlprobe import stages
+from rlprobe.judge.curves import LEFT, Curve, ratio
 from rlprobe.judge.extent import is_computed
 from rlprobe.store.read import Run
 
@@ -101,27 +103,74 @@ def metrics(benchmark: Run, target: Run) -> list[MetricRow]:
 _CURVES = 24
 
 
-def curves(benchmark: Run, target: Run) -> list[dict[str, Any]]:
-    """Each metric over the trainer's steps on both sides: name, steps, benchmark, target."""
+def curves(benchmark: Run, target: Run, judged: Sequence[Curve]) -> list[dict[str, Any]]:
+    """Each metric over the trainer's steps on both sides: name, steps, benchmark, target.
+
+    Where it was judged also what it may be, ``low`` and ``high``, and the ``verdict``; those that
+    left come first.
+    """
+    known = {curve.metric: curve for curve in judged}
+    begin = benchmark.manifest.first_step or 0
     by_name: dict[str, dict[int, MetricRow]] = {}
     for row in metrics(benchmark, target):
         by_name.setdefault(row.name, {})[row.step] = row
     found = []
-    for name, rows in list(by_name.items())[:_CURVES]:
+    gone = [n for n in by_name if (c := known.get(n)) is not None and c.verdict == LEFT]
+    for name in [*gone, *(n for n in by_name if n not in gone)][:_CURVES]:
+        rows = by_name[name]
         steps = sorted(rows)
-        found.append(
-            {
-                "name": name,
-                "steps": steps,
-                "benchmark": [_finite(rows[step].benchmark) for step in steps],
-                "target": [_finite(rows[step].target) for step in steps],
-            }
-        )
+        drawn: dict[str, Any] = {
+            "name": name,
+            "steps": steps,
+            "benchmark": [_finite(rows[step].benchmark) for step in steps],
+            "target": [_finite(rows[step].target) for step in steps],
+        }
+        curve = known.get(name)
+        if curve is not None and curve.band:
+            band = {begin + step: (low, high) for step, low, high in curve.band}
+            drawn["verdict"] = curve.verdict
+            drawn["low"], drawn["high"] = (
+                [_finite(band.get(step, (None, None))[side]) for step in steps] for side in (0, 1)
+            )
+        found.append(drawn)
     return found
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class CurveRow:
+    """A metric's verdict."""
+
+    name: str
+    verdict: str
+    #: The trainer's step where it left, or came nearest to that.
+    step: int | None
+    benchmark: float | None
+    target: float | None
+    difference: float | None
+    allowed: float | None
+    why: str
+
+
+def verdicts(judged: Sequence[Curve], begin: int) -> list[CurveRow]:
+    """Curves that have a verdict over several steps, those that left first, then by nearness.
+
+    Args:
+        judged: of the diagnosis.
+        begin: the trainer's number of the first step.
+    """
+    rows = [c for c in judged if c.band]
+    rows.sort(key=lambda c: (c.verdict != LEFT, c.step or 0, -ratio(c)))
+    return [
+        CurveRow(
+            c.metric, c.verdict, None if c.at is None else begin + c.at, c.benchmark, c.target,
+            c.difference, c.allowed, c.why,
+        )
+        for c in rows
+    ]  # fmt: skip
 
 
 def _by_step(run: Run) -> dict[tuple[int, str], float]:

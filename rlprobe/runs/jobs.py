@@ -61,6 +61,11 @@ class Jobs:
         """Both sides' manifests of a comparison, the side compared against first."""
         return [self.manifest(role) for role in self.pairs[pair]]
 
+    def read_whole(self) -> list[str]:
+        """Manifests of runs that no comparison has: those whose metrics alone are read."""
+        compared = {role for roles in self.pairs.values() for role in roles}
+        return [self.manifest(role) for role in self.runs if role not in compared]
+
     def needs(self, role: str) -> list[str]:
         """Manifests that must exist before a role's run can start."""
         return [] if self.runs[role].replay_of is None else [self.manifest(BENCHMARK)]

@@ -175,8 +175,6 @@ def _fresh(store: Path, spec: RunSpec) -> Path:
 
 def session_of(spec: RunSpec, store: Path, scratch: Path) -> Session:
     """What every process of the run is told."""
-    capture = spec.capture
-    generates = stages.GENERATE in spec.stages
     replay = None
     if spec.replay_of is not None:
         replay = ReplayOptions(path=str(store / "runs" / spec.replay_of / "rollouts"))
@@ -186,24 +184,7 @@ def session_of(spec: RunSpec, store: Path, scratch: Path) -> Session:
         framework_version=spec.framework_version,
         dump=str(scratch / "dump"),
         side=str(scratch / "side"),
-        capture=CaptureOptions(
-            engine=capture.engine,
-            stages=spec.stages,
-            ranks=capture.ranks,
-            step_start=spec.steps.start,
-            step_end=spec.steps.end,
-            level=capture.level,
-            task=capture.task,
-            summary_mode=capture.summary_mode,
-            sketch=capture.sketch,
-            token_sketch=capture.token_sketch,
-            key_data=capture.key_data,
-            configurations=capture.configurations,
-            memory=capture.memory,
-            token_range=capture.token_range if generates else None,
-            budget_mib=capture.budget_mib,
-            **_kept(spec.suspects),
-        ),
+        capture=_captured(spec),
         replay=replay,
         collect_rollouts=spec.role == BENCHMARK,
         recompute_rewards=spec.recompute_rewards,
@@ -212,7 +193,40 @@ def session_of(spec: RunSpec, store: Path, scratch: Path) -> Session:
         device=spec.device,
         fault=_absolute_fault(spec.fault),
         fault_strength=spec.fault_strength,
+        perturbed=spec.perturbed,
+        precision=spec.precision,
         expected_stages=spec.stages,
+    )
+
+
+def _captured(spec: RunSpec) -> CaptureOptions:
+    capture = spec.capture
+    if spec.perturbed:
+        # the trainer's metrics, and the proof that it trained on the same samples
+        return CaptureOptions(
+            step_start=spec.steps.start,
+            step_end=spec.steps.end,
+            key_data=False,
+            configurations=False,
+        )
+    generates = stages.GENERATE in spec.stages
+    return CaptureOptions(
+        engine=capture.engine,
+        stages=spec.stages,
+        ranks=capture.ranks,
+        step_start=spec.steps.start,
+        step_end=spec.steps.end,
+        level=capture.level,
+        task=capture.task,
+        summary_mode=capture.summary_mode,
+        sketch=capture.sketch,
+        token_sketch=capture.token_sketch,
+        key_data=capture.key_data,
+        configurations=capture.configurations,
+        memory=capture.memory,
+        token_range=capture.token_range if generates else None,
+        budget_mib=capture.budget_mib,
+        **_kept(spec.suspects),
     )
 
 

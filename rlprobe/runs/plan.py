@@ -6,8 +6,9 @@ import dataclasses
 import os
 from collections.abc import Mapping
 
-from rlprobe import frameworks
+from rlprobe import frameworks, roles
 from rlprobe.config import Alignment, DeviceSection
+from rlprobe.errors import ConfigError
 from rlprobe.roles import BENCHMARK, HIGH_PRECISION, PAIRS, REPEAT, REPEAT_TARGET, TARGET
 from rlprobe.runs import code, identity
 from rlprobe.spec import Identities, RunSpec
@@ -45,6 +46,7 @@ def plan(
         fault: str | None = None,
         replay_of: str | None = None,
         imported: str | None = None,
+        perturbed: int = 0,
     ) -> RunSpec:
         declared = RunSpec(
             role=role,
@@ -82,11 +84,14 @@ def plan(
             fault=fault,
             replay_of=replay_of,
             imported=imported,
+            perturbed=perturbed,
         )
         framework = frameworks.get(alignment.framework)
         if imported is None:
             framework.layout(declared).require(role)
-        return dataclasses.replace(declared, executed=framework.expected_stages(declared))
+        executed = framework.expected_stages(declared)
+        # of a perturbed control the trainer's metrics are wanted and nothing else
+        return dataclasses.replace(declared, executed=() if perturbed else executed)
 
     benchmark, target, controls = alignment.benchmark, alignment.target, alignment.controls
     collected = spec(BENCHMARK, benchmark, "benchmark", imported=benchmark.run)
@@ -113,7 +118,25 @@ def plan(
     if controls.repeat_target:
         # All that the target has, its fault included: is it equal to itself?
         runs[REPEAT_TARGET] = spec(REPEAT_TARGET, target, "target", fault=fault, replay_of=origin)
+    for number, key in _perturbed(alignment):
+        role = roles.perturbed(number)
+        runs[role] = spec(
+            role, benchmark, "benchmark", replay_of=origin, imported=key, perturbed=number
+        )
     return runs
+
+
+def _perturbed(alignment: Alignment) -> list[tuple[int, str | None]]:
+    """Number of each perturbed control, and the key of one that is imported."""
+    wanted = alignment.controls.perturbed
+    if isinstance(wanted, tuple):
+        return list(enumerate(wanted, 1))
+    if wanted and alignment.benchmark.run is not None:
+        raise ConfigError(
+            f"controls.perturbed: {wanted} replays on the benchmark's device, which is elsewhere "
+            "(benchmark.run is given): run them there, export the alignment, and give their keys"
+        )
+    return [(number, None) for number in range(1, wanted + 1)]
 
 
 def pairs(runs: Mapping[str, RunSpec]) -> dict[str, tuple[str, str]]:

@@ -22,14 +22,15 @@ _BRIEF = "builtin:tiny-qwen2-brief"
 _CRITIC = {False: "builtin:tiny-qwen2-critic", True: "builtin:tiny-qwen2-critic-bias"}
 _ESTIMATORS = {"ppo": "gae", "grpo": "grpo"}
 
+#: Of a step.
+_PROMPTS = 4
 _OVERRIDES = (
-    "data.train_batch_size=4",
+    f"data.train_batch_size={_PROMPTS}",
     "data.max_prompt_length=64",
     "data.max_response_length=16",
     "data.shuffle=false",
     "actor_rollout_ref.actor.use_kl_loss=true",
     "actor_rollout_ref.actor.optim.lr=1e-3",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2",
@@ -38,11 +39,23 @@ _OVERRIDES = (
     "critic.ppo_micro_batch_size_per_gpu=2",
 )
 
+#: Adapters on the actor, which is its own reference without them; merged for the CPU rollout.
+_LORA = (
+    "actor_rollout_ref.model.lora_rank=8",
+    "actor_rollout_ref.model.lora_alpha=16",
+    "actor_rollout_ref.model.target_modules=all-linear",
+    "actor_rollout_ref.model.lora.merge=true",
+)
+
 #: What ``needs`` may say, and what each key accepts.
 ACCEPTED: dict[str, str] = {
     "world_size": "a whole number from 1",
     "target_world_size": "a whole number from 1",
     "steps": "a whole number from 1",
+    "captured": "a whole number from 1, at most steps",
+    "perturbed": "0, or a whole number from 2",
+    "updates": "1, 2 or 4",
+    "lora": "true or false",
     "algorithm": " or ".join(_ESTIMATORS),
     "temperature": "a number above 0",
     "precision": "fp32, bf16 or fp16",
@@ -88,9 +101,13 @@ def alignment(
         "world_size": needs.get("world_size", 1),
     }
     steps = needs.get("steps", 1)
+    prompts = _PROMPTS // needs.get("updates", 1)
     overrides = [
         f"algorithm.adv_estimator={_ESTIMATORS[needs.get('algorithm', 'ppo')]}",
         *_OVERRIDES,
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
+        f"critic.ppo_mini_batch_size={prompts}",
+        *(_LORA if needs.get("lora", False) else []),
         f"actor_rollout_ref.rollout.temperature={needs.get('temperature', 1.0)}",
         f"actor_rollout_ref.rollout.ignore_eos={str(not varied).lower()}",
         # ranks keep the rows they are given, and with them other numbers of tokens
@@ -109,7 +126,7 @@ def alignment(
         },
         "data": {"train_files": "builtin:arithmetic"},
         "seed": seed,
-        "steps": {"total": steps, "start": 0, "end": steps - 1},
+        "steps": {"total": steps, "start": 0, "end": needs.get("captured", steps) - 1},
         "overrides": overrides,
         "capture": capture,
         "benchmark": device,
@@ -119,7 +136,7 @@ def alignment(
             "environment": {**OTHER_KERNELS, **needs.get("environment", {})},
             "fault": fault,
         },
-        "controls": {"repeat": True},
+        "controls": {"repeat": True, "perturbed": needs.get("perturbed", 0)},
         "store": store,
         "results": results,
     }
@@ -139,16 +156,23 @@ def check(needs: Mapping[str, Any]) -> None:
     for key in needs:
         if key not in ACCEPTED:
             raise ConfigError(f"needs: {key!r} is unknown; accepted: {', '.join(ACCEPTED)}")
-    for key in ("world_size", "target_world_size", "steps"):
+    for key in ("world_size", "target_world_size", "steps", "captured"):
         value = needs.get(key, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             refuse(key)
+    if needs.get("captured", 1) > needs.get("steps", 1):
+        refuse("captured")
+    perturbed = needs.get("perturbed", 0)
+    if not isinstance(perturbed, int) or isinstance(perturbed, bool) or perturbed in (1, -1):
+        refuse("perturbed")
     for key, known in (
         ("algorithm", tuple(_ESTIMATORS)),
         ("model", tuple(_MODELS)),
         ("precision", ("fp32", "bf16", "fp16")),
         ("response_lengths", ("equal", "varied")),
         ("critic_head_bias", (True, False)),
+        ("updates", (1, 2, 4)),
+        ("lora", (True, False)),
     ):
         if key in needs and needs[key] not in known:
             refuse(key)

@@ -32,7 +32,7 @@ from rlprobe.judge import tables
 from rlprobe.judge.inputs import NAME as PLAN
 from rlprobe.judge.inputs import Results
 from rlprobe.refine import refined, suspects
-from rlprobe.roles import BENCHMARK, REPEAT, TARGET
+from rlprobe.roles import BENCHMARK, REPEAT, TARGET, is_perturbed
 from rlprobe.rollouts import hdf5
 from rlprobe.rollouts.model import Ragged
 from rlprobe.runs.jobs import Jobs
@@ -259,7 +259,8 @@ class Pipeline:
                 _log.info("%s: collecting a new alignment (%s)", trial.name, trial.alignment)
             collected = launch(runs[BENCHMARK], self._store, start=start)
             _check_lengths(trial, collected.parent)
-            launch(runs[REPEAT], self._store, start=start)
+            for role in (REPEAT, *filter(is_perturbed, runs)):
+                launch(runs[role], self._store, start=start)
             if not directory.exists():
                 # complete, or not there: what was interrupted is made again
                 unfinished = directory.with_suffix(".unfinished")

@@ -114,7 +114,8 @@ class _Commit:
             self.tree.add(METRICS, self.objects.put_bytes(data))
         rollouts = self._rollouts()
         replay_of = declared.get("replay_of")
-        if not tables and not rollouts and not ingested.files:
+        # of a perturbed control the trainer's metrics are all there is
+        if not (tables or rollouts or ingested.files or METRICS in self.tree.files):
             raise StoreError(f"{self.dump} is empty: nothing was captured, so nothing is committed")
         try:
             return Manifest(

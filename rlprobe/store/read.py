@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import polars as pl
 from rlprobe import formats
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError, read_bytes
+from rlprobe.dumps.key_data import KeyData
 from rlprobe.errors import StoreError
 from rlprobe.store import copies, listing
 from rlprobe.store.manifest import MAX_BYTES, NAME, Manifest
@@ -99,7 +101,21 @@ class Run:
         """
         if not any(file.path.startswith("dump/data/") for file in self.manifest.files):
             return None
+        return self._checked_data
+
+    @functools.cached_property
+    def _checked_data(self) -> Path | None:
         return listing.checked_below(self.path, "dump/data")
+
+    @functools.cached_property
+    def recorded(self) -> KeyData | None:
+        """Its key data, named by its proof; None where it has none. Read once an opened run.
+
+        Raises:
+            StoreError: a file is missing, changed or not of the run.
+        """
+        data = self.key_data()
+        return None if data is None else KeyData(data, self.mock_proof() or [])
 
     def token_sketches(self, stage: str) -> pl.DataFrame | None:
         """Sketches per token (columns: ``tokensketches.SCHEMA``), None where there are none."""

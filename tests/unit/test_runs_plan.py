@@ -67,6 +67,29 @@ def test_the_benchmark_generates_and_the_others_do_not() -> None:
     assert len(runs["target"].stages) == 5
 
 
+def test_perturbed_controls_replay_the_benchmark_for_their_metrics_alone() -> None:
+    runs = planned(controls={"perturbed": 2})
+    assert set(runs) == {"benchmark", "target", "repeat", "perturbed1", "perturbed2"}
+    assert len(set(keys(runs).values())) == 5
+    for role in ("perturbed1", "perturbed2"):
+        assert runs[role].replay_of == runs["benchmark"].key
+        assert runs[role].stages == ()
+    assert "perturbed1" not in str(pairs(runs)), "nothing of theirs is compared"
+    assert keys(planned(controls={"perturbed": 3}))["perturbed2"] == keys(runs)["perturbed2"]
+    assert keys(planned(controls={}))["repeat"] == keys(runs)["repeat"]
+
+
+def test_perturbed_controls_of_an_imported_benchmark_are_imported() -> None:
+    given = ["cd" * 32, "ef" * 32]
+    runs = planned(benchmark={"run": KEY}, controls={"perturbed": given})
+    assert [runs[f"perturbed{n}"].key for n in (1, 2)] == given
+    with pytest.raises(ConfigError, match=r"controls\.perturbed: 2 replays .* give their keys"):
+        planned(benchmark={"run": KEY}, controls={"perturbed": 2})
+    for few in (1, given[:1], given[:1] * 2, 17, -1):
+        with pytest.raises(ConfigError, match="perturbed"):
+            planned(controls={"perturbed": few})
+
+
 @pytest.mark.parametrize(
     ("benchmark", "high"), [("fp32", "fp64"), ("bf16", "fp32"), ("fp16", "fp32")]
 )

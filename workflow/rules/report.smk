@@ -26,6 +26,7 @@ rule diagnose:
             for pair in jobs.pairs
             for stage in jobs.stages(pair)
         ],
+        jobs.read_whole(),
         plan=jobs.plan_file,
         mark=jobs.plan_mark,
     output:

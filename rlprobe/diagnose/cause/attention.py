@@ -55,7 +55,7 @@ def _moved(chances: dict[str, Any], own: Shape) -> list[str]:
     if before and after:
         said[0] += f" and sum to {after / before:.7g} times the benchmark's"
     if own.factor is not None:
-        said[0] += f"; their norm is {own.factor:.5g} times the benchmark's"
+        said[0] += f"; their norm is {abs(own.factor):.5g} times the benchmark's"
     if chances["max_target"] < 1 == chances["max_benchmark"]:
         said.append("no probability is 1 any more")
     return said

@@ -84,6 +84,9 @@ def _clipping(
             "benchmark's, one factor a rank: they are clipped by a norm of their own"
         ])  # fmt: skip
     one = common is not None and common.count == common.total
+    if one and common is not None and common.factor < 0:
+        # a norm is never negative, so no clipping turns a gradient around
+        return _multiple(common, world_size)
     said = _clipped(rows, common)
     return Found("hyperparameter", [said]) if one else unknown(said)
 
@@ -171,32 +174,28 @@ _MOST = 0.75
 
 def common_factor(rows: pl.DataFrame) -> Common | None:
     """The factor that at least half of the rows' norms differ by; None where there is none."""
-    ratios = _ratios(rows)
+    shapes = [of(row) for row in rows.iter_rows(named=True)]
+    ratios = _ratios(shapes)
     if not ratios:
         return None
     middle = statistics.median(ratios)
     spread = statistics.median(abs(r - middle) for r in ratios)
     if abs(middle - 1.0) < 1e-6 or spread > 0.01 * abs(middle - 1.0) + 1e-6:
         return None
-    shapes = [of(row) for row in rows.iter_rows(named=True)]
     measured = [s for s in shapes if s.error > 0]
     scaled = sum(s.scaled for s in measured)
-    near = _ONE * min(abs(middle - 1.0), middle) + 2e-6
+    near = _ONE * min(abs(middle - 1.0), abs(middle)) + 2e-6
     count = sum(abs(r - middle) <= near for r in ratios)
     return Common(middle, count, len(ratios)) if scaled * 2 >= len(measured) else None
 
 
-def _ratios(rows: pl.DataFrame) -> list[float]:
-    return [
-        t / b
-        for b, t in rows.select("norm_benchmark", "norm_target").iter_rows()
-        if b and t is not None and math.isfinite(t / b)
-    ]
+def _ratios(shapes: list[Shape]) -> list[float]:
+    return [shape.factor for shape in shapes if shape.factor is not None]
 
 
 def _clipped(rows: pl.DataFrame, common: Common | None) -> str:
     """Evidence of a clipping that makes other gradients of the same ones."""
-    ratios = _ratios(rows)
+    ratios = _ratios([of(row) for row in rows.iter_rows(named=True)])
     if common is not None and common.count == common.total:
         return (
             f"{common.of_what('gradients that differ')} after clipping are {times(common.factor)} "

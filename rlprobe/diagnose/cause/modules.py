@@ -62,7 +62,7 @@ def described(shape: Shape) -> list[str]:
     """What a difference without a law looks like."""
     said = [f"an error of {shape.error:.2g}"]
     if shape.factor is not None:
-        said[0] += f"; the norm is {times(shape.factor)} times the benchmark's"
+        said[0] += f"; the norm is {times(abs(shape.factor))} times the benchmark's"
     if shape.offset is not None and abs(shape.offset) > 0.5 * shape.error:
         said.append(f"the mean is off by {shape.offset:.2g} of the root mean square")
     if shape.like_rounding is not None:

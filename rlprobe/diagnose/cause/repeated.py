@@ -38,7 +38,7 @@ def factors(finding: Finding, row: dict[str, Any]) -> tuple[float, float] | None
         return None
     low, high = _range(shapes)
     unit = UNIT.get(str(row.get("dtype_benchmark")), 0.0)
-    effect = min(min(abs(f - 1.0), f) for f in (low, high))
+    effect = min(min(abs(f - 1.0), abs(f)) for f in (low, high))
     noise = _NOISE * max(float(each.get("floor") or 0.0) for each in every)
     return (low, high) if high - low <= _APART * effect + noise + 2.0 * unit else None
 

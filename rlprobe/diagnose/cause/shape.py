@@ -48,7 +48,8 @@ class Shape:
     """A record's difference."""
 
     error: float
-    #: ||target|| / ||benchmark||; None where a norm is unknown or zero.
+    #: ||target|| / ||benchmark||, with a minus where the target is turned around; None where a norm
+    #: is unknown or zero.
     factor: float | None
     #: The difference is a multiplication by ``factor`` within the uncertainty of the error.
     scaled: bool
@@ -81,6 +82,8 @@ def of(row: dict[str, Any]) -> Shape:
     scaled = permuted = False
     rounded_to = like = None
     if factor is not None and error > 0:
+        if exact and _is_turned(row, error, factor):
+            factor = -factor
         bias = abs(factor - 1.0)
         scaled = exact and bias > 0 and _leaves_nothing(row, error, factor, uncertainty)
         scaled = scaled and _extremes_scale(row, factor)
@@ -92,12 +95,23 @@ def of(row: dict[str, Any]) -> Shape:
     return Shape(error, factor, scaled, permuted, rounded_to, like, _offset(row))
 
 
+def _is_turned(row: dict[str, Any], error: float, factor: float) -> bool:
+    """Whether the target points the other way: e**2 > 1 + f**2, and nothing but a multiple is left.
+
+    An error that is known to 9 % leaves the sign of small multiples open.
+    """
+    uncertainty = 2.0 * float(row.get("error_uncertainty") or 0.0)
+    known = row.get("residual")
+    straight = known is not None and known <= _LEFT * min(error, factor)
+    return straight and error > math.hypot(1.0, factor) * (1.0 + uncertainty)
+
+
 def _leaves_nothing(row: dict[str, Any], error: float, factor: float, uncertainty: float) -> bool:
     """Whether the best multiple of the benchmark leaves no more of the target than round-off."""
     noise = _NOISE * float(row.get("floor") or 0.0)
     known = row.get("residual")
     if known is not None:
-        return bool(known <= math.hypot(_LEFT * min(error, factor), noise))
+        return bool(known <= math.hypot(_LEFT * min(error, abs(factor)), noise))
     # ||t - b|| >= | ||t|| - ||b|| |, with equality for multiples; sketches are 9 % uncertain.
     low = error / (1.0 + uncertainty)
     lacks_cos = max(low**2 - (factor - 1.0) ** 2, 0.0) / (2.0 * factor) if factor else 1.0
@@ -111,9 +125,10 @@ def _extremes_scale(row: dict[str, Any], factor: float) -> bool:
     A fifth of the difference, or of what remains where that is less.
     """
     rounding = 2.0 * UNIT.get(str(row.get("dtype_benchmark")), 0.0)
-    allowed = 0.2 * min(abs(factor - 1.0), factor) + 2e-6 + rounding
-    for name in ("max", "min"):
-        b, t = row.get(f"{name}_benchmark"), row.get(f"{name}_target")
+    allowed = 0.2 * min(abs(factor - 1.0), abs(factor)) + 2e-6 + rounding
+    for name, other in (("max", "min"), ("min", "max")):
+        # what is turned around has its largest where the other has its smallest
+        b, t = row.get(f"{name if factor > 0 else other}_benchmark"), row.get(f"{name}_target")
         if b is None or t is None:
             continue
         if not abs(t - factor * b) <= allowed * abs(b):

@@ -45,6 +45,9 @@ REQUIRED: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
+#: Makes and loads a model before slime keeps copies of its weights (v0.1.0 to main).
+_BUILD = "initialize_model_and_optimizer"
+
 _warned = False
 
 
@@ -147,6 +150,14 @@ def _actor(module: ModuleType) -> None:
     )
     wrap_function(module, "train", workers.train)
     wrap_function(module, "forward_only", workers.forward_only)
+    session = control.session()
+    if session is not None and session.perturbed:
+        if not hasattr(module, _BUILD):
+            raise HookError(
+                f"slime {versions.installed()}: {module.__name__} has no {_BUILD}, so the weights "
+                "of a perturbed control cannot be disturbed; take controls.perturbed out"
+            )
+        wrap_function(module, _BUILD, workers.build)
 
 
 def _model(module: ModuleType) -> None:

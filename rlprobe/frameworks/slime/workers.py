@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlprobe import stages
-from rlprobe.capture import configurations, determinism, megatron_layout
+from rlprobe.capture import configurations, determinism, megatron_layout, perturbed
 from rlprobe.capture.names import unwrap
 from rlprobe.capture.session import Session
 from rlprobe.faults.declare import Site
@@ -61,6 +61,16 @@ def around_init(
     role = argument(original, "role", (self, *args), kwargs)
     if session.capture.configurations and role == "actor" and running.rank() == 0:
         configurations.write(session, {"slime": vars(configured)})
+    return result
+
+
+def build(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """slime's ``initialize_model_and_optimizer``; then a perturbed control's weights move."""
+    result = original(*args, **kwargs)
+    session = control.session()
+    if session is not None and session.perturbed:
+        model, optimizer = result[:2]
+        perturbed.disturb(model, session.perturbed, session.precision, optimizer)
     return result
 
 

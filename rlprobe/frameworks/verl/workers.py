@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlprobe import stages
-from rlprobe.capture import determinism, megatron_layout, names
+from rlprobe.capture import determinism, megatron_layout, names, perturbed
 from rlprobe.capture.recorder import Recorder, StageScope
 from rlprobe.capture.session import Session
 from rlprobe.faults.declare import Site
@@ -175,12 +175,18 @@ def _recorder(session: Session, role: str, rank: int, world_size: int, engine: A
 def around_reset(
     original: Callable[..., Any], self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Seed before the model is built, then watch the engine's micro batches and updates."""
+    """Seed before the model is built, then watch the engine's micro batches and updates.
+
+    Of a perturbed control the weights are disturbed once they are there.
+    """
     session = control.session()
     if session is None:
         return original(self, *args, **kwargs)
     determinism.apply(session)
     result = original(self, *args, **kwargs)
+    if session.perturbed:
+        optimizer = getattr(self.engine, "optimizer", None)
+        perturbed.disturb(self.engine.module, session.perturbed, session.precision, optimizer)
     _watch(self.engine)
     return result
 

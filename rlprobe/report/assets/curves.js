@@ -9,7 +9,7 @@ function drawCurves() {
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line") }, ticks: { stroke: colour("--line") } };
   for (const curve of data.curves ?? []) {
     if (curve.steps.length < 2) continue;
-    const figure = node("figure", {}, node("figcaption", { class: "mono", text: curve.name }));
+    const figure = node("figure", {}, node("figcaption", { class: "mono", text: curve.verdict ? `${curve.name}: ${say("curve_" + curve.verdict)}` : curve.name }));
     const holder = node("div");
     figure.append(holder);
     place.append(figure);

@@ -1,0 +1,251 @@
+"""Do the trainer's curves stay together? Every metric over the steps, against what chaos makes.
+
+Training amplifies round-off, so that two correct devices' losses and rewards part after some steps.
+How far, the perturbed controls show: replays on the benchmark's device whose initial weights were
+moved in the last bit (:mod:`rlprobe.capture.perturbed`). Benchmark and controls are draws of what a
+correct device makes; the target's must be one more. Of each metric and step it is judged by the
+interval that one more draw lies in, ::
+
+    |target - mean| <= FACTOR(degrees of freedom) * deviation * sqrt(1 + 1 / runs)
+
+deviation and mean being those of benchmark and controls. A few runs say little about a deviation at
+one step; it changes slowly, so that of the steps around it is taken together. What the sides may
+differ by because they round otherwise is allowed in any case.
+
+What ``FACTOR`` was measured by, and its false alarms: docs/diagnosis.md.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from rlprobe.judge.extent import is_computed
+from rlprobe.store.read import Run
+
+#: Metric -> the trainer's step, counted from 0 -> value.
+Table = Mapping[str, Mapping[int, float]]
+Verdict = Literal["within", "left", "not_judged"]
+WITHIN: Final = "within"
+LEFT: Final = "left"
+NOT_JUDGED: Final = "not_judged"
+
+#: Perturbed controls, without which nothing is judged.
+LEAST = 2
+#: Steps on either side whose deviations are taken together with a step's own.
+_AROUND = 2
+#: What a schedule or a setting says is the same number on both sides.
+_SET = re.compile(r"(^|[/_])(lr|learning_rate|coef|coeff|beta|epoch|global_step|step)$")
+#: Of numbers that are set, and of no devices' arithmetic: a few roundings of fp32.
+_PRINTED = 1e-6
+#: Shares of tokens or sequences, which change by whole ones.
+_SHARE = re.compile(r"frac|_ratio$|clip_ratio|aborted")
+#: So many single tokens may fall on the other side of a bound.
+_FEW = 4.0
+
+
+class Curve(msgspec.Struct, frozen=True):
+    """One metric over the steps."""
+
+    metric: str
+    verdict: Verdict
+    #: Where it left, counted from 0; None where it did not.
+    step: int | None = None
+    #: Steps that were looked at.
+    steps: int = 0
+    #: Where it left, or came nearest to that: its values, their difference from the mean of
+    #: benchmark and controls, and what that may be. ``at`` is the step.
+    at: int | None = None
+    benchmark: float | None = None
+    target: float | None = None
+    difference: float | None = None
+    allowed: float | None = None
+    #: Why it is not judged, or left without a number.
+    why: str = ""
+    #: Step, and the lowest and highest value that it may have there.
+    band: list[tuple[int, float, float]] = []
+
+
+class Rounding(msgspec.Struct, frozen=True):
+    """What metrics may differ by where weights do not."""
+
+    #: Relative to the larger of the metric and 1, the order of what is averaged.
+    relative: float = _PRINTED
+    #: Response tokens of a step; None where unknown.
+    tokens: int | None = None
+
+
+NO_CONTROL = "controls.perturbed was not run"
+ONE_SIDE = "on one side only"
+NO_SPREAD = "a share of single tokens, of which the controls show no spread"
+NONFINITE = "not finite on the benchmark or a control"
+
+
+def table_of(run: Run) -> dict[str, dict[int, float]]:
+    """A run's metrics that are of what was computed.
+
+    Raises:
+        StoreError: they are damaged.
+    """
+    return of_lines(run.metrics())
+
+
+def of_lines(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+    """Metrics by name and step, of ``metrics.jsonl``'s lines."""
+    found: dict[str, dict[int, float]] = {}
+    for line in lines:
+        values, step = line.get("metrics"), line.get("step")
+        if not isinstance(values, dict) or not isinstance(step, int):
+            continue
+        for name, value in values.items():
+            if isinstance(value, int | float) and is_computed(str(name)):
+                found.setdefault(str(name), {})[step] = float(value)
+    return found
+
+
+def computed(table: Table) -> Table:
+    """Metrics without those of how long something took."""
+    return {name: values for name, values in table.items() if is_computed(name)}
+
+
+def judge(
+    benchmark: Table, target: Table, controls: Sequence[Table], rounding: Rounding
+) -> list[Curve]:
+    """A verdict on every metric of either side, in the order of names.
+
+    Args:
+        benchmark: its metrics.
+        target: the same of the target.
+        controls: of the perturbed controls; fewer than two judge nothing.
+        rounding: what is allowed whatever the controls show.
+    """
+    names = sorted(benchmark.keys() | target.keys())
+    return [_curve(name, benchmark, target, controls, rounding) for name in names]
+
+
+def _curve(
+    name: str, benchmark: Table, target: Table, controls: Sequence[Table], rounding: Rounding
+) -> Curve:
+    b, t = benchmark.get(name), target.get(name)
+    if not b or not t:
+        return Curve(name, NOT_JUDGED, why=ONE_SIDE)
+    every = sorted(b.keys() | t.keys())
+    if len(controls) < LEAST:
+        return Curve(name, NOT_JUDGED, steps=len(every), why=NO_CONTROL)
+    known = [control.get(name, {}) for control in controls]
+    steps = [step for step in every if step in b and all(step in one for one in known)]
+    # a step that the benchmark and its controls reached and the target did not is no agreement
+    lost = next((step for step in steps if step not in t), None)
+    if not steps:
+        return Curve(name, NOT_JUDGED, steps=len(every), why=NO_CONTROL)
+    drawn = np.array([[one[step] for step in steps] for one in (b, *known)])
+    finite = np.isfinite(drawn).all(axis=0)
+    if not finite.any():
+        return Curve(name, NOT_JUDGED, steps=len(steps), why=NONFINITE)
+    steps = [step for step, good in zip(steps, finite, strict=True) if good and step in t]
+    if not steps:
+        return Curve(name, LEFT, lost, 0, why="no value on the target")
+    drawn = np.array([[one[step] for step in steps] for one in (b, *known)])
+    mine = np.array([t[step] for step in steps])
+    return _judged(name, steps, drawn, mine, lost, rounding)
+
+
+def _judged(
+    name: str,
+    steps: list[int],
+    drawn: npt.NDArray[np.float64],
+    mine: npt.NDArray[np.float64],
+    lost: int | None,
+    rounding: Rounding,
+) -> Curve:
+    spread, freedom = deviation(drawn)
+    floor = _floor(name, drawn, mine, rounding)
+    runs = len(drawn)
+    allowed = np.maximum(factor(freedom) * spread * math.sqrt(1 + 1 / runs), floor)
+    difference = np.abs(mine - drawn.mean(axis=0))
+    ratio = np.where(np.isfinite(difference), difference / allowed, np.inf)
+    beyond = np.flatnonzero(ratio > 1)
+    if beyond.size and not spread.any() and _SHARE.search(name) and rounding.tokens is None:
+        return Curve(name, NOT_JUDGED, steps=len(steps), why=NO_SPREAD)
+    mean = drawn.mean(axis=0)
+    band = [
+        (step, float(m - most), float(m + most))
+        for step, m, most in zip(steps, mean, allowed, strict=True)
+    ]
+    at = int(beyond[0]) if beyond.size else int(ratio.argmax())
+    left = steps[at] if beyond.size else None
+    if lost is not None and (left is None or lost < left):
+        return Curve(name, LEFT, lost, len(steps), lost, why="no value on the target", band=band)
+    return Curve(
+        name, LEFT if left is not None else WITHIN, left, len(steps), steps[at],
+        float(drawn[0, at]), _plain(mine[at]), _plain(difference[at]), float(allowed[at]),
+        "" if math.isfinite(mine[at]) else "not finite on the target", band,
+    )  # fmt: skip
+
+
+def _plain(value: np.floating[Any]) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _floor(
+    name: str,
+    drawn: npt.NDArray[np.float64],
+    mine: npt.NDArray[np.float64],
+    rounding: Rounding,
+) -> npt.NDArray[np.float64]:
+    size: npt.NDArray[np.float64] = np.maximum(
+        np.abs(drawn).max(axis=0), np.nan_to_num(np.abs(mine), posinf=0.0)
+    )
+    if _SET.search(name):
+        return np.asarray(_PRINTED * size + np.finfo(np.float64).tiny)
+    floor = rounding.relative * np.maximum(size, 1.0)
+    if rounding.tokens and _SHARE.search(name):
+        floor = np.maximum(floor, _FEW / rounding.tokens)
+    return np.asarray(floor)
+
+
+def deviation(
+    drawn: npt.NDArray[np.float64],
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Standard deviation of one draw at each step, and the degrees of freedom behind it.
+
+    Args:
+        drawn: [runs, steps] values of benchmark and controls.
+    """
+    runs, count = drawn.shape
+    variance = drawn.var(axis=0, ddof=1)
+    spread, freedom = np.empty(count), np.empty(count)
+    for step in range(count):
+        near = slice(max(0, step - _AROUND), step + _AROUND + 1)
+        spread[step] = math.sqrt(float(np.mean(variance[near])))
+        freedom[step] = (runs - 1) * len(variance[near])
+    return spread, freedom
+
+
+def factor(freedom: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """How many deviations one more draw may lie from the mean."""
+    return 8.0 + 40.0 / freedom
+
+
+def ratio(curve: Curve) -> float:
+    """A curve's difference in multiples of what it may be; infinite where it is no number."""
+    if curve.difference is None or not curve.allowed:
+        return math.inf
+    return curve.difference / curve.allowed
+
+
+def said(curve: Curve) -> str:
+    """By how much a metric left, in words."""
+    if curve.difference is None or curve.allowed is None:
+        return curve.why or "no number to compare"
+    return (
+        f"{curve.target:.6g} against {curve.benchmark:.6g} on the benchmark, {curve.difference:.2g}"
+        f" from the mean of benchmark and controls where {curve.allowed:.2g} may be "
+        f"({ratio(curve):.3g} times)"
+    )
