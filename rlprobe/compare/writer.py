@@ -13,6 +13,7 @@ import polars as pl
 from rlprobe.compare import lacking, measures
 from rlprobe.compare.lacking import Lacking
 from rlprobe.compare.match.rules import RECOMPUTE
+from rlprobe.compare.tensors.figures import FIGURES
 from rlprobe.dumps import results
 from rlprobe.dumps.results import FORMAT, RECORDS, SUMMARY
 from rlprobe.files import replace_text, written
@@ -64,15 +65,7 @@ SCHEMA: dict[str, Any] = {
     "error": pl.Float64,
     "error_kind": pl.String,
     "error_uncertainty": pl.Float64,
-    "euclidean": pl.Float64,
-    "cosine": pl.Float64,
-    "max_abs_err": pl.Float64,
-    "max_abs_index": pl.Int64,
-    "max_rel_err": pl.Float64,
-    "ulp_max": pl.Float64,
-    "within_1e3": pl.Float64,
-    "within_5e3": pl.Float64,
-    "saturated": pl.Int64,
+    **FIGURES,
     "noise": pl.Float64,
     "ratio": pl.Float64,
 }

@@ -132,27 +132,35 @@ class Cluster:
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = self.environment(node)
         environment.pop("RAY_ADDRESS")  # "ray start" would take it for where to join
-        command = containers.wrap(
-            [self._plan.python, "-m", "ray.scripts.scripts", *self._ray_start(node, head)],
+        command = ["-m", "ray.scripts.scripts", *self._ray_start(node, head)]
+        process = self._python(
+            command, environment, log, node=node.name, step_name=self._plan.step_name
+        )
+        self._steps.append(_Step(node, process, log))
+
+    def _python(
+        self, command: list[str], environment: Mapping[str, str], log: Path, **where: str
+    ) -> subprocess.Popen[bytes]:
+        """Start the run's Python as the run is started; it ends with this process."""
+        wrapped = containers.wrap(
+            [self._plan.python, *command],
             environment,
             self._plan.container,
             self._plan.device,
             self._plan.binds,
             self._plan.job_id,
             self._plan.scratch,
-            node=node.name,
-            step_name=self._plan.step_name,
+            **where,
         )
         with log.open("ab") as output:
-            process = subprocess.Popen(
-                command,
+            return subprocess.Popen(
+                wrapped,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=end_with_parent,
             )
-        self._steps.append(_Step(node, process, log))
 
     def _ray_start(self, node: Node, head: bool) -> list[str]:
         arguments = ["start", "--block", "--disable-usage-stats"]
@@ -177,38 +185,18 @@ class Cluster:
         Raises:
             RunError: a node ended, or did not join in time.
         """
-        command = containers.wrap(
-            [
-                self._plan.python,
-                "-m",
-                "rlprobe.frameworks.raynodes",
-                str(len(self.nodes)),
-                f"--timeout={self._plan.timeout_s:g}",
-            ],
-            self.environment(),
-            self._plan.container,
-            self._plan.device,
-            self._plan.binds,
-            self._plan.job_id,
-            self._plan.scratch,
-        )
+        count, timeout = str(len(self.nodes)), f"--timeout={self._plan.timeout_s:g}"
         log = self._plan.scratch / "logs" / "ray-nodes.log"
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
-            try:
-                while process.poll() is None:
-                    self.check()
-                    time.sleep(0.2)
-            finally:
-                process.kill()
-                process.wait()
+        process = self._python(
+            ["-m", "rlprobe.frameworks.raynodes", count, timeout], self.environment(), log
+        )
+        try:
+            while process.poll() is None:
+                self.check()
+                time.sleep(0.2)
+        finally:
+            process.kill()
+            process.wait()
         if process.returncode:
             raise RunError(
                 f"fewer than {len(self.nodes)} nodes joined Ray within "

@@ -1,1 +1,1 @@
-"""Tensor files read without torch, and the distance of two tensors in one blocked pass."""
+"""How far apart two tensors are, element by element, in one blocked pass."""

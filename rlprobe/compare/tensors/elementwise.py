@@ -11,7 +11,7 @@ import polars as pl
 from rlprobe.compare import measures
 from rlprobe.compare.tensors import arithmetic
 from rlprobe.compare.tensors.distance import distance
-from rlprobe.compare.tensors.figures import Distance
+from rlprobe.compare.tensors.figures import FIGURES, Distance
 from rlprobe.dumps.tensors.source import TensorSource
 from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError
 
@@ -24,15 +24,7 @@ RESULT: dict[str, Any] = {
     "t_reason": pl.String,
     "t_error": pl.Float64,
     "t_identical": pl.Boolean,
-    "euclidean": pl.Float64,
-    "cosine": pl.Float64,
-    "max_abs_err": pl.Float64,
-    "max_abs_index": pl.Int64,
-    "max_rel_err": pl.Float64,
-    "ulp_max": pl.Float64,
-    "within_1e3": pl.Float64,
-    "within_5e3": pl.Float64,
-    "saturated": pl.Int64,
+    **FIGURES,
 }
 
 

@@ -3,6 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+#: Columns of records.parquet that are read off the tensors themselves (:class:`Distance`).
+FIGURES: dict[str, Any] = {
+    "euclidean": pl.Float64,
+    "cosine": pl.Float64,
+    "max_abs_err": pl.Float64,
+    "max_abs_index": pl.Int64,
+    "max_rel_err": pl.Float64,
+    "ulp_max": pl.Float64,
+    "within_1e3": pl.Float64,
+    "within_5e3": pl.Float64,
+    "saturated": pl.Int64,
+}
 
 
 @dataclass(frozen=True)

@@ -55,9 +55,7 @@ def _record(data: bytes, quantity: Quantity, way: str) -> bytes:
     table = pl.read_parquet(io.BytesIO(data))
     at = quantity.row or 0
     if way == MISSING:
-        return _parquet(
-            table, table.with_row_index("_row").filter(pl.col("_row") != at).drop("_row")
-        )
+        return _parquet(table, pl.concat([table[:at], table[at + 1 :]]))
     row = table.row(at, named=True)
     new = dict(row)
     if way == DTYPE:
@@ -160,9 +158,7 @@ def _weight(data: bytes, quantity: Quantity, way: str) -> bytes:
     table = pl.read_parquet(io.BytesIO(data))
     at = quantity.row or 0
     if way == MISSING:
-        return _parquet(
-            table, table.with_row_index("_row").filter(pl.col("_row") != at).drop("_row")
-        )
+        return _parquet(table, pl.concat([table[:at], table[at + 1 :]]))
     row = table.row(at, named=True)
     row["digest"] = _other(row["digest"])
     for name in ("norm", "sketch"):
