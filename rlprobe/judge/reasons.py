@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
-NEAR_TIES, RECOMPOSED, PADDING_ONLY, INHERITED = (
+NEAR_TIES, RECOMPOSED, MASKED_VALUE, PADDING_ONLY, INHERITED = (
     "near_ties",
     "recomposed",
+    "masked_value",
     "padding_only",
     "inherited",
 )
@@ -16,6 +17,7 @@ NEAR_TIES, RECOMPOSED, PADDING_ONLY, INHERITED = (
 EXCUSES: dict[str, str] = {
     NEAR_TIES: "behind a choice of experts that fell the other way within round-off",
     RECOMPOSED: "inside a block that agrees and holds its rows otherwise",
+    MASKED_VALUE: "an additive mask that says never with another number, and masks the same",
     PADDING_ONLY: "differs only at positions that no result depends on (padding)",
     INHERITED: "differs as much as what the stage was given accounts for",
 }

@@ -23,6 +23,7 @@ from rlprobe.judge.excuses import (
     earlier_updates,
     generated,
     inherited,
+    masked_value,
     near_ties,
     positions,
     recomposed,
@@ -139,6 +140,7 @@ def _process(rank: int, rows: pl.DataFrame, one_precision: bool) -> Process:
     ordered = reduce(ordered, all_zero.excuses(ordered))
     ties, flips = near_ties.excuses(ordered)
     ordered = reduce(ordered, ties)
+    ordered = reduce(ordered, masked_value.excuses(ordered))
     inside, blocks = recomposed.excuses(ordered, calls)
     return Process(rank, reduce(ordered, inside), calls, flips, blocks)
 

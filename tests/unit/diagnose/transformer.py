@@ -222,9 +222,8 @@ class Model:
         )
         frequencies = 10000.0 ** (-np.arange(0, WIDTH // HEADS, 2) / (WIDTH / HEADS))
         angle = np.concatenate([positions[..., None] * frequencies] * 2, -1)
-        mask = np.where(np.tril(np.ones((TOKENS, TOKENS))) > 0, 0.0, -3.4e38).astype(F32)[
-            None, None
-        ]
+        masked = self.fault("masked value", -3.4e38)
+        mask = np.where(np.tril(np.ones((TOKENS, TOKENS))) > 0, 0.0, masked).astype(F32)[None, None]
 
         def make() -> Node:
             weight = self.nodes["model.embed_tokens.weight"]
