@@ -91,6 +91,8 @@ class Difference:
     lopsided: tuple[int, int] = (0, 0)
     #: How many are not finite on both sides alike; they are left out of the differences.
     both_nonfinite: int = 0
+    #: Formats of the values: numpy's names of floating-point ones; whole numbers are of one.
+    formats: tuple[str, str] = ("", "")
     #: Each joined sample's values on both sides, where they are one number a token.
     pairs: list[tuple[str, Array, Array]] = field(default_factory=list, repr=False)
 
@@ -164,8 +166,16 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
         count=count,
         lopsided=(int(alone[0]), int(alone[1])),
         both_nonfinite=both,
+        formats=(_formats(benchmark), _formats(target)),
         pairs=flat,
     )
+
+
+def _formats(rows: list[Row]) -> str:
+    names = {
+        row.values.dtype.name if row.values.dtype.kind == "f" else "whole numbers" for row in rows
+    }
+    return ", ".join(sorted(names))
 
 
 def _first_token(differences: list[Array]) -> float | None:

@@ -70,6 +70,13 @@ def _formats(evidence: Evidence) -> list[str]:
                 f"{name}: {rows.height:,} records have another format, first {first['name']} "
                 f"({first['dtype_benchmark']} against {first['dtype_target']})"
             )
+    other_formats = [
+        f"{name} ({' against '.join(difference.formats)})"
+        for name, difference in evidence.step.key_data.items()
+        if difference.formats[0] != difference.formats[1]
+    ]
+    if other_formats:
+        found.append(f"key data have another format: {listed(other_formats, 4)}")
     return found
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from rlprobe.selftest.blind.quantities import (
@@ -20,6 +21,8 @@ from rlprobe.selftest.blind.quantities import (
     NAN,
     PROOF,
     RECORD,
+    SHAPE,
+    SINGLE,
     ZERO,
     Quantity,
 )
@@ -62,6 +65,10 @@ def _record(data: bytes, quantity: Quantity, way: str) -> bytes:
         if row["dtype"] is None:
             raise UnchangedError
         new["dtype"] = "torch.bfloat16" if row["dtype"] != "torch.bfloat16" else "torch.float32"
+    elif way == SHAPE:
+        shape = list(row["shape"] or [])
+        new["shape"] = [*shape[:-1], shape[-1] + 1] if shape else [2]
+        new["digest"] = _other(row["digest"])
     else:
         moved = _moved(row, quantity, way)
         if moved == {name: row[name] for name in moved}:
@@ -107,20 +114,39 @@ def _array(data: bytes, way: str) -> bytes:
     values = np.load(io.BytesIO(data), allow_pickle=False)
     if not values.size:
         raise UnchangedError
-    if way == ZERO:
+    if way == DTYPE:
+        return _saved(values.astype(_OTHER.get(values.dtype.name, "float64")))
+    if way == SINGLE:
+        new = values.copy().reshape(-1)
+        at = int(np.argmax(np.abs(new.astype(np.float64))))
+        new[at : at + 1] = _changed(new[at : at + 1])
+        new = new.reshape(values.shape)
+    elif way == ZERO:
         new = np.zeros_like(values)
     elif way == NAN:
         if not np.issubdtype(values.dtype, np.floating):
             raise UnchangedError
         new = np.full_like(values, np.nan)
-    elif np.issubdtype(values.dtype, np.floating):
-        new = (values * (1.0 + MOVED)).astype(values.dtype)
     else:
-        new = values ^ True if values.dtype == bool else values + 1
+        new = _changed(values)
     if np.array_equal(new, values, equal_nan=np.issubdtype(values.dtype, np.floating)):
         raise UnchangedError
+    return _saved(new)
+
+
+#: Another format for each that frameworks record; what is not here becomes float64.
+_OTHER = {"float64": "float32"}
+
+
+def _changed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    if np.issubdtype(values.dtype, np.floating):
+        return np.asarray((values * (1.0 + MOVED)).astype(values.dtype))
+    return np.asarray(values ^ True if values.dtype == bool else values + 1)
+
+
+def _saved(values: npt.NDArray[Any]) -> bytes:
     out = io.BytesIO()
-    np.save(out, new, allow_pickle=False)
+    np.save(out, values, allow_pickle=False)
     return out.getvalue()
 
 
@@ -134,7 +160,8 @@ def _metric(data: bytes, quantity: Quantity, way: str) -> bytes:
     if way == MISSING:
         del entry["metrics"][quantity.name]
     else:
-        new = float("nan") if way == NAN else value * (1.0 + MOVED)
+        by = value * MOVED if quantity.floor is None else TIMES * quantity.floor
+        new = float("nan") if way == NAN else value + by
         if new == value:
             raise UnchangedError
         entry["metrics"][quantity.name] = new

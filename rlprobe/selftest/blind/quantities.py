@@ -12,24 +12,28 @@ import polars as pl
 from rlprobe import stages
 from rlprobe.dumps.key_data import stage_of
 from rlprobe.judge import extent, tables
+from rlprobe.judge.curves import Curve
 from rlprobe.judge.extent import Extents
 from rlprobe.judge.inputs import Results
 from rlprobe.store.read import Run
 
 RECORD, KEY_DATA, METRIC, WEIGHT, PROOF = "record", "key_data", "metric", "weight", "proof"
 
-#: Ten times its floor; NaN; zero; another dtype; missing; a statistic that its digest contradicts.
-TEN_FLOORS, NAN, ZERO, DTYPE, MISSING, CONTRADICTION = (
+#: Ten times its floor; NaN; zero; another dtype or shape; missing; a statistic that its digest
+#: contradicts; one value of many.
+TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION, SINGLE = (
     "ten_floors",
     "nan",
     "zero",
     "dtype",
+    "shape",
     "missing",
     "contradiction",
+    "single",
 )
 WAYS: dict[str, tuple[str, ...]] = {
-    RECORD: (TEN_FLOORS, NAN, ZERO, DTYPE, MISSING, CONTRADICTION),
-    KEY_DATA: (TEN_FLOORS, NAN, ZERO, MISSING),
+    RECORD: (TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION),
+    KEY_DATA: (TEN_FLOORS, NAN, ZERO, DTYPE, MISSING, SINGLE),
     METRIC: (TEN_FLOORS, NAN, MISSING),
     WEIGHT: (TEN_FLOORS, MISSING),
     PROOF: (TEN_FLOORS, MISSING),
@@ -50,19 +54,22 @@ class Quantity:
     #: What is sampled from each at least once: kind, stage, slot, micro-batch, step, rank.
     group: tuple[str, ...]
     name: str
-    #: Relative; None where the baseline has none.
+    #: Relative, of a metric absolute; None where the baseline has none.
     floor: float | None
     #: Why the baseline says that it is not judged; None where it is.
     declared: str | None
 
 
-def of(results: Results, target: Run, extents: Extents) -> list[Quantity]:
+def of(
+    results: Results, target: Run, extents: Extents, curves: Sequence[Curve] = ()
+) -> list[Quantity]:
     """Everything that the target recorded.
 
     Args:
         results: a finished alignment whose verdict is "aligned".
         target: its target run.
         extents: what its diagnosis says was judged.
+        curves: what it says of the trainer's metrics.
     """
     found: list[Quantity] = []
     for stage in results.stages():
@@ -70,7 +77,7 @@ def of(results: Results, target: Run, extents: Extents) -> list[Quantity]:
         if captured is not None and captured.state == "captured":
             found += _records(results, target, stage)
     found += _key_data(results, target)
-    found += _metrics(target, extents)
+    found += _metrics(target, extents, curves)
     found += _weights(target)
     found += _proof(target)
     return found
@@ -104,34 +111,50 @@ def _records(results: Results, target: Run, stage: str) -> Iterator[Quantity]:
 
 def _key_data(results: Results, target: Run) -> Iterator[Quantity]:
     declared: dict[tuple[str, int], str | None] = {}
+    held: set[tuple[str, int]] = set()
+    passes: dict[str, int | None] = {}
     for stage in results.stages():
         table = tables.read_table(results, stage).filter(pl.col("slot") == tables.KEY_DATA)
         for name, step, judged, why in table.select(
             "name", "step", "judged", "unjudged_because"
         ).iter_rows():
             declared[name, step] = None if judged else why
+            if judged:
+                held.add((name, step))
+        passes[stage] = tables.before_update(results, stage)
     for file in target.manifest.files:
         parts = Path(file.path).parts
         if parts[:2] != ("dump", "data") or not file.path.endswith(".npy"):
             continue
         name = parts[2]
         step = int(parts[3].removeprefix("step")) if parts[3].startswith("step") else 0
-        group = (KEY_DATA, stage_of(name) or "", name, "", str(step), "")
-        yield Quantity(
-            KEY_DATA, stage_of(name), file.path, None, group, file.path, None,
-            declared.get((name, step)),
-        )  # fmt: skip
+        stage = stage_of(name)
+        micro = next((int(p[10:]) for p in parts if p.startswith("micro_step")), 0)
+        early = passes.get(stage)
+        why = declared.get((name, step))
+        if (name, step) in held and early is not None and micro < early:
+            why = None  # judged, though later micro-batches of the name are not
+        group = (KEY_DATA, stage or "", name, str(micro), str(step), "")
+        yield Quantity(KEY_DATA, stage, file.path, None, group, file.path, None, why)
 
 
-def _metrics(target: Run, extents: Extents) -> Iterator[Quantity]:
+def _metrics(target: Run, extents: Extents, curves: Sequence[Curve]) -> Iterator[Quantity]:
     if not target.has("metrics.jsonl"):
         return
+    widths = {
+        (curve.metric, step): (high - low) / 2 for curve in curves for step, low, high in curve.band
+    }
     for number, line in enumerate(target.metrics()):
         listed = extents.get(extent.TRAINER, {}).get(line.get("step", -1))
         declared = next(iter(listed.unjudged), None) if listed is not None else None
+        step = line.get("step")
         for name in filter(extent.is_computed, line.get("metrics") or {}):
-            group = (METRIC, "", name.partition("/")[0], "", str(line.get("step")), "")
-            yield Quantity(METRIC, None, "metrics.jsonl", number, group, name, None, declared)
+            group = (METRIC, "", name.partition("/")[0], "", str(step), "")
+            width = widths.get((name, step))
+            yield Quantity(
+                METRIC, None, "metrics.jsonl", number, group, name, width,
+                declared if width is None else None,
+            )  # fmt: skip
 
 
 def _weights(target: Run) -> Iterator[Quantity]:

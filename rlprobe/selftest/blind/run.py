@@ -53,7 +53,7 @@ def disturbed(results: Path, directory: Path, count: int | None, seed: int = 1) 
             "disturbed, since the verdict must change"
         )
     copy = Results.open(laboratory.results)
-    found = quantities.of(copy, require(copy, TARGET), before.extent)
+    found = quantities.of(copy, require(copy, TARGET), before.extent, before.curves)
     chosen = quantities.sample(found, count, seed)
     _log.info("%d quantities, %d disturbances", len(found), len(chosen))
     level = quiet.level

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from rlprobe.diagnose.gate import recorded
+from rlprobe.dumps.key_data import KeyData
 
 STATISTICS = ("max", "min", "mean", "norm")
 
@@ -40,6 +41,7 @@ def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any 
     return SimpleNamespace(
         dump=data or Path("/nowhere"),
         key_data=lambda: data,
+        recorded=None if data is None else KeyData(data, proof),
         mock_proof=lambda: list(proof),
         weights=lambda: table,
         manifest=SimpleNamespace(
@@ -76,6 +78,21 @@ def test_another_format_under_one_precision_is_said(slot: str) -> None:
     table = rows(slot=slot, dtype_target="torch.bfloat16")
     assert "torch.float32 against torch.bfloat16" in found(table)
     assert found(table, one_precision=False) == "", "another precision was asked for"
+
+
+@pytest.mark.parametrize(
+    ("formats", "said"),
+    [
+        (("float32", "float64"), "old_log_probs (float32 against float64)"),
+        (("float32", "whole numbers"), "old_log_probs (float32 against whole numbers)"),
+        (("whole numbers", "whole numbers"), ""),
+    ],
+)
+def test_key_data_of_another_format_are_said(formats: tuple[str, str], said: str) -> None:
+    kept = {"old_log_probs": SimpleNamespace(formats=formats, benchmark_only=0, target_only=0)}
+    text = found(key_data=kept)
+    assert said in text and bool(text) == bool(said)
+    assert found(key_data=kept, one_precision=False) == "", "another precision has other formats"
 
 
 def test_whole_numbers_of_another_width_are_no_format() -> None:
@@ -142,7 +159,7 @@ def test_norms_of_other_shards_are_not_compared(tmp_path: Path) -> None:
 
 
 def test_key_data_without_partners_are_said() -> None:
-    difference = SimpleNamespace(benchmark_only=1, target_only=0)
+    difference = SimpleNamespace(benchmark_only=1, target_only=0, formats=("a", "a"))
     assert "1 rows on the benchmark only" in found(key_data={"values": difference})
 
 
