@@ -150,7 +150,7 @@ def _metrics(target: Run, extents: Extents, curves: Sequence[Curve]) -> Iterator
         step = line.get("step")
         for name in filter(extent.is_computed, line.get("metrics") or {}):
             group = (METRIC, "", name.partition("/")[0], "", str(step), "")
-            width = widths.get((name, step))
+            width = widths.get((name, int(step or 0)))
             yield Quantity(
                 METRIC, None, "metrics.jsonl", number, group, name, width,
                 declared if width is None else None,
@@ -174,6 +174,11 @@ def _proof(target: Run) -> Iterator[Quantity]:
         group = (PROOF, entry["stage"], "", "", str(entry["step"]), str(entry["rank"]))
         name = f"samples of {entry['stage']}, step {entry['step']}, rank {entry['rank']}"
         yield Quantity(PROOF, None, "mock_proof.json", number, group, name, None, None)
+
+
+def is_below(quantity: Quantity, way: str) -> bool:
+    """Whether a disturbance is within the floor: zero for what is no larger than its round-off."""
+    return way == ZERO and quantity.floor is not None and quantity.floor >= 1.0
 
 
 def sample(found: Sequence[Quantity], count: int | None, seed: int) -> list[tuple[Quantity, str]]:

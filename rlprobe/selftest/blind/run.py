@@ -63,7 +63,9 @@ def disturbed(results: Path, directory: Path, count: int | None, seed: int = 1) 
         for number, (quantity, way) in enumerate(chosen, 1):
             try:
                 after = laboratory.with_disturbed(quantity, way)
-                outcome, why = score.outcome(before, after, quantity.declared)
+                outcome, why = score.outcome(
+                    before, after, quantity.declared, below=quantities.is_below(quantity, way)
+                )
             except UnchangedError:
                 outcome, why = score.NOTHING, ""
             trials.append(Trial(quantity.kind, quantity.stage, quantity.name, way, outcome, why))

@@ -11,8 +11,16 @@ from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.judge import extent
 
 #: The verdict or a gate item changed; the diagnosis counts it as not judged now; it had said before
-#: that it is not judged; nothing was changed; nothing was said.
-NOTICED, SAID, DECLARED, NOTHING, SILENT = "noticed", "said", "declared", "nothing", "silent"
+#: that it is not judged; nothing was changed; less than round-off was (a zero for what is smaller
+#: than its floor); nothing was said.
+NOTICED, SAID, DECLARED, NOTHING, BELOW, SILENT = (
+    "noticed",
+    "said",
+    "declared",
+    "nothing",
+    "below",
+    "silent",
+)
 
 
 @dataclass(frozen=True)
@@ -28,13 +36,16 @@ class Trial:
     why: str = ""
 
 
-def outcome(before: Diagnosis, after: Diagnosis | str, declared: str | None) -> tuple[str, str]:
+def outcome(
+    before: Diagnosis, after: Diagnosis | str, declared: str | None, *, below: bool = False
+) -> tuple[str, str]:
     """What became of a disturbance, and the reason.
 
     Args:
         before: of the alignment as it was.
         after: with the quantity disturbed, or the error that judging ended in.
         declared: why ``before`` says that the quantity is not judged; None where it is.
+        below: the disturbance is smaller than the quantity's floor.
     """
     if isinstance(after, str):
         return NOTICED, after
@@ -49,7 +60,7 @@ def outcome(before: Diagnosis, after: Diagnosis | str, declared: str | None) -> 
         return SAID, f"judged {right.judged} of {right.recorded}, before {left.judged}"
     if declared is not None:
         return DECLARED, declared
-    return SILENT, ""
+    return (BELOW, "less than its floor") if below else (SILENT, "")
 
 
 @dataclass
@@ -60,7 +71,9 @@ class Sensitivity:
 
     def shares(self) -> dict[str, float]:
         """Share of each outcome among the disturbances that changed something."""
-        counted = Counter(trial.outcome for trial in self.trials if trial.outcome != NOTHING)
+        counted = Counter(
+            trial.outcome for trial in self.trials if trial.outcome not in (NOTHING, BELOW)
+        )
         total = sum(counted.values()) or 1
         return {name: counted[name] / total for name in (NOTICED, SAID, DECLARED, SILENT)}
 
@@ -82,7 +95,7 @@ def render(name: str, found: Sensitivity, seconds: float) -> str:
     rows: dict[tuple[str, str], Counter[str]] = {}
     for trial in found.trials:
         rows.setdefault((trial.kind, trial.way), Counter())[trial.outcome] += 1
-    outcomes = (NOTICED, SAID, DECLARED, SILENT, NOTHING)
+    outcomes = (NOTICED, SAID, DECLARED, SILENT, BELOW, NOTHING)
     lines = [
         f"{name}: {len(found.trials)} disturbances in {seconds:.0f} s",
         f"{'quantity':<12}{'disturbed':<16}" + "".join(f"{o:>10}" for o in outcomes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -79,3 +80,12 @@ def test_what_was_said_before_is_no_silence_and_what_was_not_is() -> None:
     assert score.outcome(plain, plain, None)[0] == score.SILENT
     assert score.outcome(plain, plain, "given") == (score.DECLARED, "given")
     assert score.outcome(plain, "a file is damaged", None)[0] == score.NOTICED
+    assert score.outcome(plain, plain, None, below=True)[0] == score.BELOW
+
+
+def test_only_a_zero_for_what_is_no_more_than_round_off_is_below_its_floor() -> None:
+    some = quantities.Quantity("record", None, "f", 0, ("record",), "loss", 3.0, None)
+    assert quantities.is_below(some, quantities.ZERO)
+    assert not quantities.is_below(some, quantities.NAN)
+    for floor in (None, 0.5):
+        assert not quantities.is_below(dataclasses.replace(some, floor=floor), quantities.ZERO)
