@@ -4,6 +4,8 @@
 #   docker build -f containers/slime-ascend.Dockerfile -t rlprobe/slime-ascend .
 # Nobody publishes this base: build it from a CANN image with quick_install.sh of the Ascend port
 # (docs/cluster.md), and give it as BASE.
+# torch_npu loads the host's driver, which a build host lacks. The test below imports what needs no
+# driver; `rlprobe doctor` imports torch_npu, msprobe, ray and the framework in the image, on the node.
 ARG BASE=slime-ascend:v0.2.2
 FROM ${BASE}
 ARG BASE

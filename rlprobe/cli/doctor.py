@@ -24,6 +24,12 @@ def add_parser(subparsers: Any) -> None:
         help="also start a short job on each partition and look from its nodes",
     )
     parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="start nothing on this machine: without it, a side that names no partition is entered "
+        "here, and imports its packages, makes a tensor, a product and a collective",
+    )
+    parser.add_argument(
         "--wait",
         type=int,
         default=600,
@@ -36,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
     from rlprobe.doctor import examine
 
     items = []
-    for item in examine(args.config, on_cluster=args.on_cluster, wait_s=args.wait):
+    for item in examine(
+        args.config, on_cluster=args.on_cluster, wait_s=args.wait, tried=not args.quick
+    ):
         items.append(item)
         if not args.quiet or item.state in ("warn", "fail"):
             print(item.line(), flush=True)

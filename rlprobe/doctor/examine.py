@@ -11,19 +11,22 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlprobe.config import Alignment, ResourcesSection, load
-from rlprobe.doctor import cluster, software, storage
+from rlprobe.doctor import cluster, node, software, storage
 from rlprobe.doctor.item import Item, fail, ok, skip
 from rlprobe.errors import ConfigError
 from rlprobe.runs.jobs import Jobs
 
 
-def examine(config: Path, *, on_cluster: bool = False, wait_s: int = 600) -> Iterator[Item]:
+def examine(
+    config: Path, *, on_cluster: bool = False, wait_s: int = 600, tried: bool = False
+) -> Iterator[Item]:
     """Look at an alignment's configuration, storage, scheduler and software.
 
     Args:
         config: the alignment's file.
         on_cluster: also start a short job on each side's partition and look from there.
         wait_s: how long such a job may wait in the queue.
+        tried: also start the environment or image of each side that runs on this machine.
 
     Raises:
         ConfigError: the file itself is wrong; nothing else can be looked at then.
@@ -40,6 +43,11 @@ def examine(config: Path, *, on_cluster: bool = False, wait_s: int = 600) -> Ite
     sections = _sections(alignment)
     yield from cluster.look(sections)
     yield from software.look(alignment)
+    if tried:
+        for key in ("benchmark", "target"):
+            section = sections.get(key)
+            if section is not None and section.partition is None:
+                yield from node.here(alignment, key)
     if on_cluster:
         yield from _from_the_nodes(config, alignment, sections, wait_s)
 

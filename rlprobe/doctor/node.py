@@ -15,7 +15,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from rlprobe.capture import determinism
 from rlprobe.config import Alignment, DeviceSection, load
 from rlprobe.doctor import storage
 from rlprobe.doctor.item import Item, fail, ok, warn
@@ -25,10 +27,8 @@ from rlprobe.runs import containers, devices, nodelocal, resources
 _GIB = 1 << 30
 #: Ray's logs and spilled objects, and compile caches.
 _LEAST_NODE_TMP = 5 * _GIB
-_VERSIONS = (
-    "import importlib.metadata as m, json; print(json.dumps("
-    "{d.metadata['Name']: d.version for d in m.distributions() if d.metadata['Name']}))"
-)
+#: Imports of a framework on a cold file system, and the compilation of a first collective.
+_PROBE_S = 900
 
 
 def look(alignment: Alignment, key: str, token: Path) -> Iterator[Item]:
@@ -87,30 +87,83 @@ def _devices(key: str, side: DeviceSection) -> Iterator[Item]:
             yield fail(f"{key} devices", f"{' '.join(row.list_command)} fails", "repair the driver")
 
 
+def here(alignment: Alignment, key: str) -> Iterator[Item]:
+    """Items about this machine as the node of a side that no scheduler places."""
+    side: DeviceSection = getattr(alignment, key)
+    failed = False
+    for item in _devices(key, side):
+        failed = failed or item.state == "fail"
+        yield item
+    if failed:
+        return
+    job = nodelocal.job_id()
+    local = nodelocal.of_job(job)
+    local.make()
+    try:
+        yield from _image(alignment, key, side, job, Path.cwd())
+    finally:
+        local.remove()
+
+
 def _image(
     alignment: Alignment, key: str, side: DeviceSection, job: str, scratch: Path
 ) -> Iterator[Item]:
-    """Start the side's container for real and ask it for versions."""
+    """Start the side's container for real, and have it import, compute and communicate."""
     python = sys.executable if side.container.runtime == "none" else "python"
-    argv = containers.wrap(
-        [python, "-c", _VERSIONS], {}, side.container, side.device, [], job, scratch
-    )
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
-    if done.returncode:
+    words = [python, "-m", "rlprobe.capture.probe", "--device", side.device]
+    words += ["--framework", alignment.framework, "--precision", side.precision]
+    words += ["--devices", str(side.world_size // side.resources.nodes)]
+    environment = {
+        **(determinism.environment(side.device) if alignment.deterministic else {}),
+        **devices.communication(side.device, side.resources.interface, None),
+        **resources.visible(side.device, side.resources),
+        **side.environment,
+    }
+    if side.device == devices.CPU:
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    argv = containers.wrap(words, environment, side.container, side.device, [], job, scratch)
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=_PROBE_S)
+    except subprocess.TimeoutExpired:
+        yield fail(
+            f"{key} container", f"did not answer within {_PROBE_S} s", f"try it: {argv[0]} …"
+        )
+        return
+    answers = [line for line in done.stdout.splitlines() if line.startswith('{"checks"')]
+    if done.returncode or not answers:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         yield fail(f"{key} container", f"does not start: {last}", f"try it: {argv[0]} …")
         return
-    versions = {name.lower(): version for name, version in json.loads(done.stdout).items()}
-    found = versions.get(alignment.framework)
+    yield ok(f"{key} container", "starts" if side.container.image else "this environment")
+    for check in json.loads(answers[-1])["checks"]:
+        yield _answer(alignment, key, side, check)
+
+
+def _answer(alignment: Alignment, key: str, side: DeviceSection, check: dict[str, Any]) -> Item:
+    """One answer of the probe, the framework's version held against the alignment's."""
+    name, found = f"{key} {check['name']}", str(check["found"])
+    if not check["ok"]:
+        return fail(name, found, _REMEDY.get(str(check["name"]), _IMPORT))
     wanted = alignment.version(side)
-    if found is None or found.lstrip("v") != wanted.lstrip("v"):
-        yield fail(
-            f"{key} container",
-            f"{alignment.framework} in it is {found}, framework_version says {wanted}",
+    # slime says no version: it is a checkout
+    versioned = alignment.framework != "slime" and check["name"] == f"import {alignment.framework}"
+    if versioned and found.partition("+")[0] != wanted.removeprefix("v"):
+        return fail(
+            name,
+            f"{found}, framework_version says {wanted}",
             "correct framework_version, or use the image of that version",
         )
-    else:
-        yield ok(f"{key} container", f"starts; {alignment.framework} {found}")
+    return ok(name, found)
+
+
+_IMPORT = "install it in the environment or image of this side, or load what it needs (set_env.sh)"
+_REMEDY = {
+    "cpu devices": "look at the machine",
+    "cuda devices": "nvidia-smi; visible devices; a driver that fits this torch",
+    "npu devices": "npu-smi info; ASCEND_RT_VISIBLE_DEVICES; a driver that fits CANN",
+    "product": "the device or its libraries are broken, or CANN and torch_npu do not fit",
+    "collective": "resources.interface; the driver's links between devices; HCCL's or NCCL's log",
+}
 
 
 def main() -> int:

@@ -11,12 +11,13 @@ accelerator support page and ``ray._private.accelerators``.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlprobe.errors import ConfigError
+from rlprobe.errors import ConfigError, RunError
 
 CPU = "cpu"
 CUDA = "cuda"
@@ -152,6 +153,27 @@ def device_nodes(kind: str, root: Path = Path("/dev")) -> list[str]:
         if (found := re.search(r"[0-9]+$", path.name))
     ]
     return [str(path) for _, path in sorted(numbered)]
+
+
+def require(kind: str, count: int = 1, root: Path = Path("/dev")) -> None:
+    """Refuse to start anything on a host that lacks the devices a run needs.
+
+    Raises:
+        RunError: says what was looked for, and what there is.
+    """
+    row = get(kind)
+    if row.node_pattern is None:
+        return
+    present = len(device_nodes(kind, root))
+    # WSL shows every GPU as one node of another name
+    if present >= count or (kind == CUDA and (root / "dxg").exists()):
+        return
+    raise RunError(
+        f"device: {kind}, but {os.uname().nodename} has {present or 'none'} of the {count} that a "
+        f"run needs: {root}/{row.node_pattern} matches {present or 'nothing'}. Run it on a machine "
+        "that has them (resources.partition where a scheduler places runs), or correct device and "
+        "world_size"
+    )
 
 
 def visible_devices(

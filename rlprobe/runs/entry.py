@@ -93,6 +93,8 @@ def enter(
         ConfigError: a path cannot be bound, or the allocation is too small.
         RunError: a node or device is missing, or a node did not join.
     """
+    if spec.resources.nodes == 1:
+        devices.require(spec.device, spec.world_size)
     job = nodelocal.job_id()
     local = nodelocal.of_job(job)
     nodelocal.sweep()

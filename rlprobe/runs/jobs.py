@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 from rlprobe import frameworks
 from rlprobe.config import Alignment, load
 from rlprobe.documents import jsonfile
+from rlprobe.errors import RunError
 from rlprobe.frameworks.layout import Layout
 from rlprobe.roles import BENCHMARK, TARGET
-from rlprobe.runs import resources
+from rlprobe.runs import devices, resources
 from rlprobe.runs.plan import pairs, plan
 from rlprobe.spec import RunSpec
 from rlprobe.stages import GENERATE
@@ -73,6 +75,22 @@ class Jobs:
     def made_here(self) -> list[str]:
         """Roles whose runs are started by this workflow; imported ones are not."""
         return [role for role, spec in self.runs.items() if spec.imported is None]
+
+    def require_devices(self, roles: Collection[str]) -> None:
+        """Refuse runs that are to start on this machine and whose devices it lacks.
+
+        Args:
+            roles: of the runs that a workflow without a scheduler is about to make.
+
+        Raises:
+            RunError: names the first role whose devices are missing.
+        """
+        for role, spec in self.runs.items():
+            if role in roles and spec.resources.nodes == 1:
+                try:
+                    devices.require(spec.device, spec.world_size)
+                except RunError as error:
+                    raise RunError(f"{role}: {error}") from error
 
     def stages(self, pair: str) -> tuple[str, ...]:
         """Stages compared in a pair: those that the replaying side runs itself."""

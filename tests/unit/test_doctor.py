@@ -45,6 +45,46 @@ def test_a_laptop_is_well(config: Callable[..., Path]) -> None:
     assert "verl 0.9.1" in {i.found for i in items if i.name == "target environment"}
 
 
+def test_a_side_on_this_machine_is_entered_and_tried(config: Callable[..., Path]) -> None:
+    """Real imports, a product and a collective of two processes; and a device that is not here."""
+    pytest.importorskip("verl")
+    items = list(examine(config(target={"device": "npu"}, framework_version="0.8.0"), tried=True))
+    found = by_name(items)
+    for name, answer in {
+        "benchmark import msprobe": "26.",
+        "benchmark import ray": "2.",
+        "benchmark product": "64x64 in fp32 is right",
+        "benchmark collective": "all-reduce over 1 processes by gloo is right",
+    }.items():
+        assert found[name].state == "ok", found[name]
+        assert answer in found[name].found
+    assert found["benchmark import verl"].state == "fail", "the alignment names another version"
+    assert found["target devices"].state == "fail"
+    assert "davinci" in found["target devices"].found
+    assert "target import torch_npu" not in found, "nothing is started without the device"
+
+
+def test_what_an_environment_lacks_is_an_answer() -> None:
+    from rlprobe.capture import probe
+
+    pytest.importorskip("torch")
+    names = {check["name"]: check for check in probe.checks("npu", "slime", 2, "bf16")}
+    assert "torch_npu" in names["import torch_npu"]["found"]
+    assert not names["import torch_npu"]["ok"]
+    assert "No module named 'slime'" in names["import slime"]["found"]
+    assert "product" not in names, "questions that rest on one that failed are not asked"
+
+
+def test_a_wrong_product_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from rlprobe.capture import probe
+
+    real = torch.ones
+    monkeypatch.setattr(torch, "ones", lambda *a, **k: real(*a, **k) * 1.5)
+    with pytest.raises(RuntimeError, match="ones times ones in fp32 is 144"):
+        probe._product("cpu", "fp32")
+
+
 def test_every_failure_says_what_to_do(config: Callable[..., Path]) -> None:
     items = list(
         examine(

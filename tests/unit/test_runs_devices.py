@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlprobe.errors import ConfigError
+from rlprobe.errors import ConfigError, RunError
 from rlprobe.runs import devices
 
 
@@ -72,3 +72,24 @@ def test_a_share_of_a_node_that_nobody_names_is_refused_with_a_way_out() -> None
 def test_an_index_list_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="device indices"):
         devices.expand_indices(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes"), [("npu", ("davinci0", "davinci1")), ("cuda", ("nvidia0",))]
+)
+def test_a_run_is_refused_where_its_devices_are_not(
+    tmp_path: Path, kind: str, nodes: tuple[str, ...]
+) -> None:
+    with pytest.raises(RunError, match=rf"has none of the 1 .*{tmp_path}/.* matches nothing"):
+        devices.require(kind, 1, tmp_path)
+    for node in nodes:
+        (tmp_path / node).touch()
+    devices.require(kind, len(nodes), tmp_path)
+    with pytest.raises(RunError, match=rf"has {len(nodes)} of the 8"):
+        devices.require(kind, 8, tmp_path)
+    devices.require("cpu", 64, tmp_path)
+
+
+def test_a_gpu_under_wsl_is_one(tmp_path: Path) -> None:
+    (tmp_path / "dxg").touch()
+    devices.require("cuda", 1, tmp_path)

@@ -66,6 +66,19 @@ def test_a_wrong_alignment_stops_the_workflow_with_one_message(
     assert "Traceback" not in done.stdout
 
 
+def test_a_target_that_cannot_run_here_costs_no_benchmark(project: Project) -> None:
+    if list(Path("/dev").glob("davinci[0-9]*")):
+        pytest.skip("this machine has an NPU")
+    project.write(target={"device": "npu", "precision": "fp32"})
+    done = project.snakemake()
+    assert done.returncode == 1
+    assert "target: device: npu" in done.stdout
+    assert "matches nothing" in done.stdout
+    assert "benchmark: verl on" not in done.stdout, "nothing was started"
+    # collecting the benchmark alone is no business of the target's device
+    assert project.planned("collect")["run_benchmark"] == 1
+
+
 def test_an_alignment_is_changed_in_its_file(project: Project) -> None:
     done = project.snakemake("--dry-run", "--config", "seed=2")
     assert done.returncode == 1
