@@ -40,7 +40,7 @@ def script(made: Runs) -> Path:
             [
                 "#!/usr/bin/env bash", "set -xeuo pipefail", *exports,
                 f'cd "{directory}"', "ARGS=(", *(f"  {shlex.quote(word)}" for word in words), ")",
-                f'{sys.executable} -m verl.trainer.main_ppo "${{ARGS[@]}}" "$@" 2>&1 | tee train.log',
+                f'{sys.executable} -m verl.trainer.main_ppo "${{ARGS[@]}}" "$@" 2>&1 | tee log',
             ]
         ) + "\n"
     )  # fmt: skip
