@@ -142,7 +142,9 @@ def _checked(section: dict[str, Any], path: Path) -> dict[str, Any]:
         try:
             values[key] = option.check(value)
         except _NotAcceptedError as accepted:
-            problems.append(f"{key}: found {value!r}; accepted: {accepted}")
+            problems.append(
+                f"{key}: found {value!r}{options.why(key, value)}; accepted: {accepted}"
+            )
     if not problems:
         problems = _contradictions(values)
     if problems:

@@ -127,6 +127,7 @@ def _from_command(args: argparse.Namespace) -> int:
 
 
 def _check(path: Path, output: Path | None) -> int:
+    from rlprobe import frameworks
     from rlprobe.frameworks.layout import comparable
     from rlprobe.runs.jobs import Jobs
 
@@ -142,6 +143,11 @@ def _check(path: Path, output: Path | None) -> int:
         print(
             f"{role:<15} {spec.key[:12]}  {spec.device} {spec.precision}  {', '.join(spec.stages)}"
         )
+    benchmark = jobs.runs[BENCHMARK]
+    if benchmark.imported is None:
+        unrecorded = frameworks.get(jobs.alignment.framework).inference_not_recorded(benchmark)
+        if unrecorded is not None:
+            print(f"note: {unrecorded}")
     for sentence in comparable(jobs.layout(BENCHMARK), jobs.layout(TARGET)):
         print(f"note: {sentence}")
     versions = [jobs.runs[role].framework_version for role in (BENCHMARK, TARGET)]

@@ -93,6 +93,11 @@ def add_parser(subparsers: Any) -> None:
     tree.add_argument(
         "--copy", action="store_true", help="copies; by default links, which are read-only"
     )
+    tree.add_argument(
+        "--guide",
+        action="store_true",
+        help="key data under the names of the vendor's guide: responses/…/response0.npy",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -319,7 +324,7 @@ def _tree(args: argparse.Namespace) -> tuple[int, Any]:
     from rlprobe.store.tree import lay_out
 
     found = Run.open(args.store, args.run)
-    count = lay_out(found, args.output, copy=args.copy)
+    count = lay_out(found, args.output, copy=args.copy, guide=args.guide)
     print(f"{args.output}: {counted(count, 'file')} of run {found.key[:16]}")
     return 0, {"key": found.key, "directory": str(args.output), "files": count}
 

@@ -349,7 +349,10 @@ def _from_part(path: Path) -> dict[str, StageSource]:
         return {_stage_above(path / "."): DumpStage([process], {process: path})}
     ranks = records.rank_directories(path, _number(_STEP_DIR, path.name))
     if ranks:
-        return {_known(path.resolve().parent.name): _dump_stage(ranks)}
+        # the vendor's guide draws rank directories in the stage's own, without a step
+        own = _known(path.resolve().name)
+        stage = _known(path.resolve().parent.name) if own == UNNAMED else own
+        return {stage: _dump_stage(ranks)}
     steps = records.step_directories(path)
     if steps or (_by_process(path) and not _stage_directories(path)):
         ranks = _ranks_of_stage(path)
@@ -395,25 +398,33 @@ def _stage_directories(path: Path) -> list[Path]:
     return [
         child
         for child in sorted(p for p in path.iterdir() if p.is_dir() and not p.name.isdecimal())
-        if records.step_directories(child) or _by_process(child)
+        if records.step_directories(child) or _by_process(child) or _without_step(child)
     ]
+
+
+def _without_step(path: Path) -> list[records.RankDirectory]:
+    """Ranks right in a directory of a stage's name, as the vendor's guide draws them: step 0."""
+    if _known(path.name) == UNNAMED:
+        return []
+    return [rank for rank in records.rank_directories(path, 0) if _dumped(rank)]
+
+
+def _dumped(rank: records.RankDirectory) -> bool:
+    return any((rank.path / name).is_file() for name in (records.DUMP, records.DEBUG))
 
 
 def _ranks_of_stage(stage_dir: Path) -> list[records.RankDirectory]:
     """Processes of a stage, whose directories may stand below process numbers."""
     if records.step_directories(stage_dir):
         return _ranks_below(stage_dir)
-    return [rank for child in _by_process(stage_dir) for rank in _ranks_below(child)]
+    below = [rank for child in _by_process(stage_dir) for rank in _ranks_below(child)]
+    return below or _without_step(stage_dir)
 
 
 def _ranks_below(stage_dir: Path) -> list[records.RankDirectory]:
     steps = records.step_directories(stage_dir)
     ranks = [r for step, path in steps for r in records.rank_directories(path, step)]
-    return [
-        rank
-        for rank in ranks
-        if any((rank.path / name).is_file() for name in (records.DUMP, records.DEBUG))
-    ]
+    return [rank for rank in ranks if _dumped(rank)]
 
 
 def _dump_stage(ranks: Sequence[records.RankDirectory]) -> DumpStage:

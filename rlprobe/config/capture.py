@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from rlprobe.config.section import Section
 from rlprobe.errors import ConfigError
@@ -18,6 +18,22 @@ def _canonical(name: str) -> str:
     except ConfigError as error:
         close = difflib.get_close_matches(name, [*STAGES, *ALIASES], n=1)
         raise ValueError(f"{error}{f'; did you mean {close[0]}?' if close else ''}") from error
+
+
+#: msprobe's levels that no capture of stages can have, and what to use instead.
+_OTHER_LEVELS = {
+    "L2": "the kernels of one API; mix records framework calls, and after a divergence refine "
+    "records the suspects' operators with their arguments",
+    "debug": "what code passes to PrecisionDebugger.save; key_data holds a stage's own quantities",
+}
+
+
+def _level(value: object) -> object:
+    if isinstance(value, str) and value in _OTHER_LEVELS:
+        raise ValueError(
+            f"found {value!r}, which is {_OTHER_LEVELS[value]}; accepted: L0, L1 or mix"
+        )
+    return value
 
 
 StageName = Annotated[str, AfterValidator(_canonical)]
@@ -40,7 +56,7 @@ class CaptureSection(Section):
     ranks: tuple[Annotated[int, Field(ge=0)], ...] = Field(
         default=(), description="Ranks recorded; empty: all.", examples=[[0]]
     )
-    level: Literal["L0", "L1", "mix"] = Field(
+    level: Annotated[Literal["L0", "L1", "mix"], BeforeValidator(_level)] = Field(
         default="L0",
         description="msprobe's level: modules (L0), framework calls (L1), both (mix).",
     )

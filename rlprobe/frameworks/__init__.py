@@ -56,6 +56,14 @@ class Framework(Protocol):
     def expected_stages(self, spec: RunSpec) -> tuple[str, ...]:
         """Canonical stages, in order, that a run of ``spec`` executes itself."""
 
+    def inference_not_recorded(self, spec: RunSpec) -> str | None:
+        """Why ``capture.token_range`` records nothing in the benchmark; None where it does, or
+        asks for nothing.
+
+        Raises:
+            ConfigError: the alignment itself asks for what cannot be recorded.
+        """
+
     def layout(self, spec: RunSpec) -> Layout:
         """How the run spreads its actor over processes."""
 
@@ -77,6 +85,27 @@ class Framework(Protocol):
 
     def options(self, words: Sequence[str]) -> dict[str, str]:
         """The options among a command's words, with their values."""
+
+
+def not_recorded(spec: RunSpec, engine: str, instead: str) -> str | None:
+    """What to say where an engine's inference layers are not recorded by an alignment.
+
+    Args:
+        spec: the benchmark's run.
+        engine: what generates.
+        instead: what records its layers.
+
+    Raises:
+        ConfigError: the alignment gives a ``token_range`` of its own: the default asks for nothing
+            that anybody would miss, a given one does.
+    """
+    if spec.capture.token_range is None:
+        return None
+    said = f"an alignment records no layers of {engine}; {instead}"
+    if "token_range" in spec.capture.model_fields_set:
+        found = list(spec.capture.token_range)
+        raise ConfigError(f"capture.token_range: found {found}, but {said}; accepted here: null")
+    return f"capture.token_range: {said}"
 
 
 def get(name: str) -> Framework:

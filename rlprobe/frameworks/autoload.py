@@ -13,7 +13,7 @@ import sys
 
 from rlprobe.capture.session import ENV
 from rlprobe.errors import RlprobeError
-from rlprobe.frameworks import forward, switch
+from rlprobe.frameworks import switch
 
 
 def main() -> None:
@@ -22,7 +22,6 @@ def main() -> None:
         found = switch.read(os.environ[ENV])
         for framework in found.frameworks:
             importlib.import_module(f"rlprobe.frameworks.{framework}").activate()
-        forward.register()
     except RlprobeError as error:
         # site.py would print a traceback and carry on; a clear line and an exit is what is wanted
         sys.stderr.write(f"rlprobe: error: {error}\n")

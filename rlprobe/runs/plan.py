@@ -89,6 +89,7 @@ def plan(
         framework = frameworks.get(alignment.framework)
         if imported is None:
             framework.layout(declared).require(role)
+            framework.inference_not_recorded(declared)
         executed = framework.expected_stages(declared)
         # of a perturbed control the trainer's metrics are wanted and nothing else
         return dataclasses.replace(declared, executed=() if perturbed else executed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -11,14 +12,18 @@ from rlprobe.store.ingest import TENSORS
 from rlprobe.store.objects import linked
 from rlprobe.store.read import Run
 
+#: A key's file of one micro-batch, in the store's tree.
+_KEY_DATA = re.compile(r"(data/(?P<key>[^/]+)/step\d+/rank\d+/micro_step\d+)/(?P=key)\.(npy|json)")
 
-def lay_out(run: Run, target: Path, *, copy: bool = False) -> int:
+
+def lay_out(run: Run, target: Path, *, copy: bool = False, guide: bool = False) -> int:
     """Write a run's dump to ``target`` as ``{stage}/step{N}/rank{R}/…`` and ``data/…``.
 
     Args:
         run: the run.
         target: a directory that does not exist yet, or is empty.
         copy: copy every file; by default files are hard links into the store, and read-only.
+        guide: key data under the names of the vendor's guide, ``responses/…/response0.npy``.
 
     Returns:
         The number of files.
@@ -35,7 +40,7 @@ def lay_out(run: Run, target: Path, *, copy: bool = False) -> int:
         aside.mkdir(parents=True)
         try:
             count = sum(
-                _place(run.path / file.path, aside / file.path.removeprefix("dump/"), copy)
+                _place(run.path / file.path, aside / _name(file.path, guide), copy)
                 for file in run.manifest.files
                 if file.path.startswith("dump/")
             )
@@ -47,6 +52,14 @@ def lay_out(run: Run, target: Path, *, copy: bool = False) -> int:
             shutil.rmtree(aside, ignore_errors=True)
             raise
     return count
+
+
+def _name(path: str, guide: bool) -> str:
+    name = path.removeprefix("dump/")
+    found = _KEY_DATA.fullmatch(name) if guide else None
+    if found is None:
+        return name
+    return f"{found[1]}/{found['key'].removesuffix('s')}0.{found[3]}"
 
 
 def _place(source: Path, destination: Path, copy: bool) -> int:

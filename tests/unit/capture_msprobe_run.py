@@ -7,10 +7,12 @@ leaves dumps below DIRECTORY and what it saw in DIRECTORY/seen.json.
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import types
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +204,46 @@ def _marks(model: nn.Module) -> list[str]:
     )
 
 
-SCENARIOS = {
+#: msprobe's own keys, as its users' config.json has them.
+OWN: dict[str, dict[str, Any]] = {
+    "extra_info": {"task": "statistics", "level": "L0", "extra_info": False},
+    "scope": {
+        "task": "statistics",
+        "level": "L0",
+        "statistics": {
+            "scope": [
+                "Module.0.layers.0.up.Linear.forward.0",
+                "Module.0.layers.1.up.Linear.forward.0",
+            ]
+        },
+    },
+    "list": {"task": "statistics", "level": "L0", "statistics": {"list": ["layers.1"]}},
+    "list of tensors": {"task": "tensor", "level": "L1", "tensor": {"list": ["sigmoid"]}},
+    "tensor_list": {"task": "statistics", "level": "L0", "statistics": {"tensor_list": ["head"]}},
+    "async_dump": {"task": "tensor", "level": "L1", "async_dump": True,
+                   "tensor": {"list": ["embedding"]}},
+    "async_dump statistics": {"task": "statistics", "level": "L0", "async_dump": True},
+}  # fmt: skip
+
+
+def own(root: Path, name: str) -> dict[str, Any]:
+    """An update and a log-prob stage under a user's config.json, as slime's users give it."""
+    from rlprobe.frameworks.slime import user_config
+
+    file = root / "config.json"
+    file.write_text(json.dumps({**OWN[name], "dump_path": str(root / "dump")}))
+    session = user_config.session(file, {})
+    capture = Recorder(session, role="actor", rank=0, world_size=1)
+    model = make()
+    with capture.stage(UPDATE, 0, 1, model):
+        step(model)
+    with capture.stage(LOG_PROB, 0, 1, model), torch.no_grad():
+        model(tokens())
+    return {}
+
+
+SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    **{f"own {name}": functools.partial(own, name=name) for name in OWN},
     "sessions": sessions,
     "tensors": tensors,
     "checksums": checksums,

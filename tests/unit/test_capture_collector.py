@@ -207,3 +207,15 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_the_example_file_is_accepted() -> None:
     values = collector.read(Path(__file__).parents[2] / "config/precision_collector.yaml")
     assert values["msprobe"] is True
+
+
+@pytest.mark.parametrize(
+    ("level", "instead"), [("L2", "use mix, or refine"), ("debug", "key_data_dump")]
+)
+def test_levels_that_no_stage_has_are_refused_with_what_to_use(
+    tmp_path: Path, level: str, instead: str
+) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"precision_collector: {{msprobe: true, level: {level}}}\n")
+    with pytest.raises(ConfigError, match=instead):
+        collector.read(path)

@@ -32,7 +32,7 @@ def scenario(forked: Forked, tmp_path_factory: pytest.TempPathFactory) -> Scenar
 
     def run(name: str) -> tuple[Path, dict[str, Any]]:
         if name not in done:
-            directory = tmp_path_factory.mktemp(name)
+            directory = tmp_path_factory.mktemp(name.replace(" ", "_"))
             script = Path(__file__).with_name("capture_msprobe_run.py")
             result = forked.run(script, name, directory)
             assert result.returncode == 0, result.stdout[-4000:]
@@ -244,3 +244,57 @@ def test_a_session_that_left_nothing_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "aside").mkdir()
     with pytest.raises(DumpError, match="0 dumps"):
         StageFiles(tmp_path / UPDATE).add(tmp_path / "aside")
+
+
+def _own(scenario: Scenario, name: str) -> Path:
+    return scenario(f"own {name}")[0]
+
+
+def test_extra_info_off_leaves_out_what_it_says(scenario: Scenario) -> None:
+    root = _own(scenario, "extra_info")
+    for stage in (UPDATE, LOG_PROB):
+        assert any(name.startswith("Module.0.head") for name in dump(root, stage))
+        left = {path.name for path in rank_dir(root, stage).iterdir()}
+        assert not {"stack.json", "construct.json"} & left
+
+
+def test_scope_is_from_one_module_to_another(scenario: Scenario) -> None:
+    root = _own(scenario, "scope")
+    heads = {name.split(".forward")[0] for name in dump(root, LOG_PROB)}
+    assert "Module.0.layers.0.up.Linear" in heads
+    assert "Module.0.layers.1.up.Linear" in heads
+    assert not [name for name in heads if "embed" in name or "head" in name]
+
+
+def test_list_is_what_a_name_holds(scenario: Scenario) -> None:
+    names = dump(_own(scenario, "list"), LOG_PROB)
+    assert names
+    assert all("layers.1" in name for name in names)
+    root = _own(scenario, "list of tensors")
+    kept = [path.name for path in (rank_dir(root, LOG_PROB) / "dump_tensor_data").iterdir()]
+    assert kept
+    assert all("sigmoid" in name for name in kept)
+
+
+def test_tensor_list_keeps_the_tensors_of_some_beside_the_statistics_of_all(
+    scenario: Scenario,
+) -> None:
+    root = _own(scenario, "tensor_list")
+    for stage in (UPDATE, LOG_PROB):
+        names = dump(root, stage)
+        assert any("layers.0" in name for name in names)
+        kept = [path.name for path in (rank_dir(root, stage) / "dump_tensor_data").iterdir()]
+        assert kept
+        assert all("head" in name for name in kept)
+
+
+def test_async_dump_writes_the_same(scenario: Scenario) -> None:
+    root = _own(scenario, "async_dump")
+    for stage in (UPDATE, LOG_PROB):
+        kept = list((rank_dir(root, stage) / "dump_tensor_data").iterdir())
+        assert kept
+        for path in kept:
+            torch.load(path, weights_only=True)
+    later, at_once = _own(scenario, "async_dump statistics"), _own(scenario, "extra_info")
+    for stage in (UPDATE, LOG_PROB):
+        assert leaves(dump(later, stage)) == leaves(dump(at_once, stage))

@@ -54,6 +54,19 @@ def test_every_level_of_a_tree(tmp_path: Path, below: str, stage: str, process: 
     assert {name: list(s.processes) for name, s in side.stages.items()} == {stage: [process]}
 
 
+@pytest.mark.parametrize("below", ["", "actor_update"])
+def test_the_guides_drawing_has_no_step(tmp_path: Path, below: str) -> None:
+    """``actor_update/rank0/dump.json``, as the vendor's guide draws the tree."""
+    tree(tmp_path, "actor_update/rank0", "actor_update/rank1", "data/prompts/rank0")
+    if not below:
+        tree(tmp_path, "reference_compute_log_prob/step2/rank0")
+    side = sides.resolve(str(tmp_path / below))
+    found = {name: list(s.processes) for name, s in side.stages.items()}
+    assert found.pop("actor_update") == [Process(0, 0), Process(0, 1)]
+    beside = {"reference_compute_log_prob": [Process(2, 0)]}
+    assert found == ({} if below else beside)
+
+
 def test_a_directory_with_a_dump_inside(tmp_path: Path) -> None:
     """What a run leaves in scratch space: ``dump/`` beside other things."""
     tree(tmp_path / "dump", "critic_update/step0/proc9")

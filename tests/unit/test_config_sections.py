@@ -122,3 +122,11 @@ def test_a_site_without_an_npu_resource_asks_for_whole_nodes() -> None:
 @pytest.mark.parametrize(("written", "minutes"), [("90m", 90), ("4h", 240), ("2d", 2880)])
 def test_a_time_limit_says_its_unit(written: str, minutes: int) -> None:
     assert alignment(target={"resources": {"time": written}}).target.resources.minutes == minutes
+
+
+@pytest.mark.parametrize(("level", "instead"), [("L2", "refine"), ("debug", "key_data")])
+def test_levels_that_no_stage_has_say_what_to_use(level: str, instead: str) -> None:
+    said = message(capture={"engine": "msprobe", "level": level})
+    assert f"found '{level}'" in said
+    assert instead in said
+    assert "accepted: L0, L1 or mix" in said

@@ -119,3 +119,11 @@ def test_a_process_is_hooked_only_when_the_dump_is_on(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == [str(finders), "False"]
+
+
+@pytest.mark.parametrize(("level", "instead"), [("L2", "refine"), ("debug", "key data")])
+def test_levels_that_no_stage_has_say_what_to_use(tmp_path: Path, level: str, instead: str) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(f'{{"dump_path": "/d", "task": "statistics", "level": "{level}"}}')
+    with pytest.raises(ConfigError, match=instead):
+        user_config.session(file, {})

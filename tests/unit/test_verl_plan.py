@@ -180,3 +180,18 @@ def test_a_precision_that_megatron_refuses_is_refused_before_anything_waits(
             target=side,
             controls=controls,
         )
+
+
+def test_inference_layers_of_other_engines_are_refused_or_said_to_be_missing() -> None:
+    framework = frameworks.get("verl")
+    vllm = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.name=vllm"]
+    with pytest.raises(ConfigError, match=r"token_range: found \[0, 2\], but .*vllm.*collector"):
+        _specs(overrides=vllm, capture={"token_range": [0, 2]})
+    said = framework.inference_not_recorded(_specs(overrides=vllm)["benchmark"])
+    assert said is not None
+    assert "vllm" in said
+    asked = _specs(overrides=vllm, capture={"token_range": None})["benchmark"]
+    assert framework.inference_not_recorded(asked) is None
+    own = _specs(capture={"token_range": [0, 2]})["benchmark"]
+    assert framework.inference_not_recorded(own) is None
+    assert stages.GENERATE in own.stages, "the CPU's own engine is recorded"

@@ -42,6 +42,8 @@ class StageFiles:
         self._fragments: list[str] = []
         self._construct: dict[str, Any] = {}
         self._stack: dict[str, Any] = {}
+        #: Which of the two msprobe writes; neither under its ``extra_info: false``.
+        self._extra: set[str] = set()
         #: First free number of each counter.
         self._next: dict[str, int] = {}
 
@@ -85,18 +87,21 @@ class StageFiles:
             for path in (source / _TENSORS).iterdir():
                 path.replace(tensors / renumber.name(path.name))
             header["dump_data_dir"] = str(tensors)
-        write_json(self.directory / "stack.json", self._stack)
-        write_json(self.directory / "construct.json", self._construct)
+        for name, content in (("stack.json", self._stack), ("construct.json", self._construct)):
+            if name in self._extra:
+                write_json(self.directory / name, content)
         parts = document_parts(header, self._fragments)
         write_text(self.directory / "dump.json", parts)
 
     def _add_construct(self, path: Path, renumber: _Renumber) -> None:
         if path.exists():
+            self._extra.add(path.name)
             for name, parent in _read(path).items():
                 self._construct[renumber.name(name)] = renumber.parent(parent)
 
     def _add_stack(self, path: Path, renumber: _Renumber) -> None:
         if path.exists():
+            self._extra.add(path.name)
             for names, lines in _read(path).values():
                 renamed = [renumber.name(name) for name in names]
                 self._stack[str(len(self._stack))] = [renamed, lines]

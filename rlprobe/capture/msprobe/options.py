@@ -19,8 +19,10 @@ SUMMARY_MODES = ("statistics", "md5", "xor")
 
 #: Options that msprobe has and a capture of stages cannot use, and why.
 _REFUSED = {
-    ("level", "L2"): "it records the kernels of one API named in msprobe's own configuration",
-    ("level", "debug"): "it records what code passes to PrecisionDebugger.save, not stages",
+    ("level", "L2"): "it records the kernels of one API named in msprobe's own configuration; for "
+    "what runs inside a module use mix, or refine, which records a suspect's operators",
+    ("level", "debug"): "it records what code passes to PrecisionDebugger.save, not stages; key "
+    "data holds a stage's own quantities (key_data_dump, capture.key_data)",
     ("task", "acc_check"): "msprobe 26 has no collector for it (it is a tool run on a dump)",
     ("task", "free_benchmark"): "msprobe 26 has no collector for it",
     ("task", "exception_dump"): "msprobe 26 has it for MindSpore only",
@@ -28,6 +30,15 @@ _REFUSED = {
 
 #: All that msprobe takes in a path.
 _PATH = re.compile(r"[a-zA-Z0-9_.:/-]+")
+
+
+def why(key: str, found: object) -> str:
+    """Why one of msprobe's values cannot be had of a capture of stages, in brackets; else nothing.
+
+    For messages about ``level`` and ``task``, wherever they are read.
+    """
+    reason = _REFUSED.get((key, str(found)))
+    return f" ({reason})" if reason else ""
 
 
 def check(options: CaptureOptions, device: str) -> None:
@@ -45,10 +56,8 @@ def check(options: CaptureOptions, device: str) -> None:
         found = getattr(options, key)
         if found in values:
             continue
-        why = _REFUSED.get((key, found))
         raise ConfigError(
-            f"capture.{key}: found {found!r}{f' ({why})' if why else ''}; "
-            f"accepted: {', '.join(values)}"
+            f"capture.{key}: found {found!r}{why(key, found)}; accepted: {', '.join(values)}"
         )
     _check_pairs(options, device)
 

@@ -16,9 +16,11 @@ _active = False
 def activate() -> None:
     """Register the hooks in this process (idempotent)."""
     global _active
+    from rlprobe.frameworks import forward
     from rlprobe.frameworks.slime import control, hooks, prompts_only
 
     if _active or not (control.switched_on(os.environ) or prompts_only.wanted(os.environ)):
         return
     _active = True
     hooks.register()
+    forward.register()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rlprobe import stages
 from rlprobe.errors import ConfigError
-from rlprobe.frameworks import Places
+from rlprobe.frameworks import Places, not_recorded
 from rlprobe.frameworks.adopted import Adopted, Training
 from rlprobe.frameworks.layout import Layout
 from rlprobe.frameworks.slime import adopt, manager_paths, plan, precision, versions
@@ -24,6 +24,8 @@ from rlprobe.frameworks.slime.flags import Flags
 if TYPE_CHECKING:
     from rlprobe.spec import RunSpec
 
+#: How the engine's layers are to be had.
+_SERVERS = "its servers do (RLPROBE_INFERENCE_CONFIG, docs/slime.md)"
 #: Flags that a run sets itself; giving them in overrides would contradict the alignment.
 RESERVED: dict[str, str] = {
     "num-rollout": "steps.total",
@@ -61,6 +63,14 @@ class SlimeFramework:
             reason = plan.why_no_old_log_prob(flags, spec.framework_version)
             raise ConfigError(f"capture.stages: old_log_prob does not run: {reason}")
         return tuple(stage for stage in found if stage != stages.GENERATE)
+
+    def inference_not_recorded(self, spec: RunSpec) -> str | None:
+        """SGLang's servers dump by themselves.
+
+        Raises:
+            ConfigError: ``token_range`` is given.
+        """
+        return not_recorded(spec, "SGLang", _SERVERS) if spec.role == "benchmark" else None
 
     def layout(self, spec: RunSpec) -> Layout:
         """Megatron's groups as slime's flags declare them."""

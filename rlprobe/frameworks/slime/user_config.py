@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprobe import stages
+from rlprobe.capture.msprobe import options
 from rlprobe.capture.session import CaptureOptions, Session
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
@@ -130,7 +131,10 @@ def _one_of(
 ) -> str:
     value = raw.get(key) or default
     if value not in accepted:
-        raise ConfigError(f"{path}: {key}: found {value!r:.80}; accepted: {', '.join(accepted)}")
+        raise ConfigError(
+            f"{path}: {key}: found {value!r:.80}{options.why(key, value)}; accepted: "
+            f"{', '.join(accepted)}"
+        )
     return str(value)
 
 

@@ -20,11 +20,13 @@ def activate() -> None:
     if _active:
         return
     _active = True
+    from rlprobe.frameworks import forward
     from rlprobe.frameworks.verl import control, hooks
 
     os.environ.setdefault(control.DRIVER_DIRECTORY, str(Path.cwd()))
 
     hooks.register()
+    forward.register()
 
 
 # verl only imports this package (VERL_USE_EXTERNAL_MODULES) or only loads the entry point's name,

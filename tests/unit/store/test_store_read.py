@@ -183,6 +183,17 @@ def test_files_are_links_or_on_request_copies(committed, tmp_path):
     (tmp_path / "copies" / name).write_text("mine to edit")
 
 
+def test_key_data_may_have_the_guides_names(committed, tmp_path):
+    run = committed()
+    plain, guide = tmp_path / "plain", tmp_path / "guide"
+    assert lay_out(run, plain) == lay_out(run, guide, guide=True)
+    (array,) = plain.glob("data/responses/step0/rank0/micro_step0/*.npy")
+    assert array.name == "responses.npy"
+    drawn = guide / "data/responses/step0/rank0/micro_step0/response0.npy"
+    assert drawn.read_bytes() == array.read_bytes()
+    assert (guide / "actor_update/step0/rank0/dump.json").is_file()
+
+
 def test_a_place_in_use_is_refused(committed, tmp_path):
     run = committed()
     (tmp_path / "out").mkdir()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlprobe import stages
 from rlprobe.errors import ConfigError
-from rlprobe.frameworks import Places
+from rlprobe.frameworks import Places, not_recorded
 from rlprobe.frameworks.adopted import Adopted, Training
 from rlprobe.frameworks.layout import Layout
 from rlprobe.frameworks.verl.engine import engines
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from rlprobe.spec import RunSpec
 
 _HOOKS = "rlprobe.frameworks.verl"
+#: How another engine's layers are to be had.
+_COLLECTOR = (
+    "the collector does (actor_infer_dump with token_range_start and token_range_end on a plain "
+    "verl command line, docs/collector.md)"
+)
 #: What FSDP needs on a CPU.
 _FSDP_ON_CPU = (
     "actor_rollout_ref.model.use_remove_padding=false",
@@ -55,6 +60,17 @@ class VerlFramework:
         if spec.capture.token_range is None or _engine_name(spec) != engines.CPU:
             return tuple(stage for stage in found if stage != stages.GENERATE)
         return found
+
+    def inference_not_recorded(self, spec: RunSpec) -> str | None:
+        """An alignment records the layers of the CPU's own engine; the collector those of others.
+
+        Raises:
+            ConfigError: ``token_range`` is given for another engine.
+        """
+        engine = _engine_name(spec)
+        if spec.role != "benchmark" or engine == engines.CPU:
+            return None
+        return not_recorded(spec, engine or "verl's default engine", _COLLECTOR)
 
     def layout(self, spec: RunSpec) -> Layout:
         """How the run spreads its actor: FSDP over all ranks, or Megatron's groups."""
