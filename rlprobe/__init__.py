@@ -8,7 +8,7 @@ commands (``rlprobe --help``) do the work; from Python one reads what they left,
     alignment = rlprobe.load_alignment(Path("config/config.yaml"))
     diagnosis = rlprobe.read_diagnosis(Path("results/cpu-default/diagnosis.json"))
     run = rlprobe.Run.open(Path("store"), key)
-    rollouts = rlprobe.read_rollouts(run.rollouts()[0])
+    rollouts = rlprobe.read_rollouts(run.rollouts[0])
     differences = rlprobe.compare_dumps("gpu/dump", "npu/dump").records
 
 A name is loaded when it is first asked for: every process of a training imports this package, and

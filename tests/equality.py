@@ -1,18 +1,21 @@
 """Does this checkout judge as another one does?
 
-    python tests/equality.py OLD_CHECKOUT [--results DIR]… [--corpus DIR]
+    python tests/equality.py OLD_CHECKOUT [--results DIR]… [--corpus DIR] [--compare]
 
 The corpus is every alignment that tests/unit/diagnose builds (made by the tests themselves, with
 this checkout, below DIR or a temporary directory), and every alignment found below the given
 results directories (a relative path of a store is looked for from where this runs; judged tables
 are written there). Both checkouts judge each of them in one process; what differs in
 ``diagnosis.json`` is printed and the exit code is 1. ``NEW`` lists what may differ: keys that the
-other checkout does not write, and words added to the sentence.
+other checkout does not write, and words added to the sentence. With ``--compare`` both also compare
+the runs of each alignment anew, and every file that a comparison writes must be the same to the
+byte.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
@@ -45,6 +48,27 @@ for line in sys.stdin:
     print(json.dumps(found), flush=True)
 """
 
+#: Compares the runs of the alignments on stdin anew, a line each: where, and where to.
+_COMPARE = """
+import json, sys
+from pathlib import Path
+from rlprobe.compare import sides
+from rlprobe.compare.compare import Options, compare
+from rlprobe.errors import RlprobeError
+for line in sys.stdin:
+    directory, out = map(Path, json.loads(line))
+    plan = json.loads((directory / "alignment.json").read_bytes())
+    for name, pair in plan["pairs"].items():
+        try:
+            both = [sides.resolve(str(Path(plan["store"]) / "runs" / plan["runs"][role]["key"]))
+                    for role in (pair["benchmark"], pair["target"])]
+            compare(*both, out / name, Options(name, tuple(pair["stages"])))
+        except RlprobeError as error:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / f"{name}.error").write_text(f"{type(error).__name__}: {error}")
+    print(out, flush=True)
+"""
+
 
 def corpus(directory: Path) -> None:
     """Let the tests of the diagnosis build their alignments, and keep them."""
@@ -73,6 +97,43 @@ def judged(checkout: Path, directories: list[Path]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+def tables(checkout: Path, directories: list[Path], out: Path) -> list[dict[str, str]]:
+    """Digests of what a checkout's comparison of each directory's runs leaves, by file."""
+    places = [out / str(number) for number in range(len(directories))]
+    lines = "".join(
+        json.dumps([str(directory), str(place)]) + "\n"
+        for directory, place in zip(directories, places, strict=True)
+    )
+    subprocess.run(
+        [sys.executable, "-P", "-c", _COMPARE], input=lines, text=True, stdout=subprocess.DEVNULL,
+        env=_environment(checkout), check=True,
+    )  # fmt: skip
+    return [
+        {
+            str(file.relative_to(place)): hashlib.sha256(file.read_bytes()).hexdigest()
+            for file in sorted(place.rglob("*"))
+            if file.is_file()
+        }
+        for place in places
+    ]
+
+
+def compared(old: Path, found: list[Path], temporary: Path) -> int:
+    """How many comparisons leave other files than before; each is printed."""
+    before = tables(old, found, temporary / "old")
+    after = tables(ROOT, found, temporary / "new")
+    differ = 0
+    for path, one, other in zip(found, before, after, strict=True):
+        changed = sorted(
+            name for name in one.keys() | other.keys() if one.get(name) != other.get(name)
+        )
+        differ += bool(changed)
+        for name in changed:
+            print(f"{path}: {name} is another file")
+    print(f"{sum(map(len, after))} files of {len(found)} comparisons, {differ} compared otherwise")
+    return differ
+
+
 def _environment(checkout: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(checkout)}
 
@@ -99,6 +160,7 @@ def main() -> int:
     parser.add_argument("old", type=Path, metavar="OLD_CHECKOUT")
     parser.add_argument("--results", type=Path, action="append", default=[], metavar="DIR")
     parser.add_argument("--corpus", type=Path, metavar="DIR", help="taken as it is if it is there")
+    parser.add_argument("--compare", action="store_true", help="compare the runs anew as well")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         directory = args.corpus or Path(temporary) / "corpus"
@@ -106,6 +168,7 @@ def main() -> int:
             corpus(directory)
         found = alignments(directory, *args.results)
         old, new = judged(args.old, found), judged(ROOT, found)
+        tables_differ = compared(args.old, found, Path(temporary)) if args.compare else 0
     verdicts: dict[str, int] = {}
     differ = 0
     for path, one, other in zip(found, old, new, strict=True):
@@ -117,7 +180,7 @@ def main() -> int:
             print(f"{path}: {line}")
     said = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
     print(f"{len(found)} alignments ({said}), {differ} of them judged otherwise")
-    return 1 if differ or not found else 0
+    return 1 if differ or tables_differ or not found else 0
 
 
 if __name__ == "__main__":
