@@ -24,6 +24,7 @@ import numpy.typing as npt
 from rlprobe import stages
 from rlprobe.documents import jsonfile, npyfile
 from rlprobe.documents.limits import DocumentError
+from rlprobe.dumps.proof import Entry
 from rlprobe.errors import DumpError, ReplayError
 from rlprobe.rollouts import singlesave
 from rlprobe.rollouts.digest import sample_digest
@@ -134,10 +135,10 @@ class KeyData:
 
     Args:
         data: its ``data`` directory.
-        proof: entries of its mock proof (step, stage, rank, samples).
+        proof: entries of its mock proof.
     """
 
-    def __init__(self, data: Path, proof: Iterable[Mapping[str, Any]] = ()) -> None:
+    def __init__(self, data: Path, proof: Iterable[Entry] = ()) -> None:
         self.data = data
         self.proof = list(proof)
         self._batches: dict[int, dict[BatchKey, MicroBatch]] = {}
@@ -214,8 +215,8 @@ class KeyData:
         """By rank, the samples that a stage worked on, in the order of its batches."""
         found: dict[int, list[str]] = {}
         for entry in self.proof:
-            if entry.get("step") == step and entry.get("stage") == stage:
-                found.setdefault(int(entry["rank"]), []).extend(entry["samples"])
+            if entry["step"] == step and entry["stage"] == stage:
+                found.setdefault(entry["rank"], []).extend(entry["samples"])
         return found
 
     def arrays(self, key: str, step: int) -> dict[BatchKey, list[Array]]:

@@ -14,6 +14,7 @@ import polars as pl
 from rlprobe import formats
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError, read_bytes
+from rlprobe.dumps import proof
 from rlprobe.dumps.key_data import KeyData
 from rlprobe.errors import StoreError
 from rlprobe.store import copies, listing
@@ -125,15 +126,21 @@ class Run:
         """``weights.parquet`` (columns: ``parts.WEIGHTS``), None when weights were not digested."""
         return self._table("weights.parquet")
 
-    def mock_proof(self) -> list[dict[str, Any]] | None:
-        """Rows of ``mock_proof.json``: role, rank, step, stage, samples; None without one."""
-        found = self._json("mock_proof.json")
-        return None if found is None else list(found["samples"])
+    def mock_proof(self) -> list[proof.Entry] | None:
+        """Entries of ``mock_proof.json``; None without one."""
+        found = self._json(proof.NAME)
+        try:
+            return None if found is None else proof.entries(found.get("samples"))
+        except DocumentError as error:
+            raise StoreError(f"{self.path / proof.NAME} is damaged: {error}") from error
 
     def environment(self) -> dict[str, dict[str, Any]]:
         """Versions and settings by process, ``{role}-rank{R}``."""
         found = self._json("environment.json")
-        return {} if found is None else dict(found["processes"])
+        said = {} if found is None else found.get("processes")
+        if not isinstance(said, dict) or not all(isinstance(one, dict) for one in said.values()):
+            raise StoreError(f"{self.path / 'environment.json'} is damaged: it names no processes")
+        return said
 
     def metrics(self) -> list[dict[str, Any]]:
         """The trainer's metrics: step, trainer_step, metrics {name: number}."""

@@ -16,6 +16,7 @@ from rlprobe.cli import main
 from rlprobe.compare.samples import sketches
 from rlprobe.compare.samples.run import Compared, Samples
 from rlprobe.dumps import key_data
+from rlprobe.dumps.proof import Entry
 from rlprobe.dumps.results import KEY_DATA, TOKEN_SKETCHES
 from rlprobe.errors import DumpError
 from rlprobe.rollouts.digest import sample_digest
@@ -358,7 +359,7 @@ def test_samples_named_beside_values_overrule_the_order_of_the_batch(tmp_path: P
         values = [[float(sample)] * 6 for sample in samples]
         save(tmp_path, "given_old_log_probs", (0, micro), values,
              samples=[DIGESTS[sample] for sample in samples])  # fmt: skip
-    proof = [{"step": 0, "stage": stages.ACTOR_UPDATE, "rank": 0, "samples": DIGESTS}]
+    proof: list[Entry] = [{"step": 0, "stage": stages.ACTOR_UPDATE, "rank": 0, "samples": DIGESTS}]
     rows = key_data.KeyData(tmp_path, proof).rows("given_old_log_probs", 0)
     assert [row.sample for row in rows] == [DIGESTS[i] for i in (2, 3, 0, 1)]
     assert [float(row.values[0]) for row in rows] == [2.0, 3.0, 0.0, 1.0]

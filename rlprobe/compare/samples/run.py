@@ -13,14 +13,12 @@ from rlprobe import stages
 from rlprobe.compare import planner
 from rlprobe.compare.samples import joining, sketches
 from rlprobe.documents import jsonfile
-from rlprobe.documents.limits import DocumentError, read_bytes
+from rlprobe.documents.limits import read_bytes
+from rlprobe.dumps import proof
 from rlprobe.dumps.key_data import BatchKey, KeyData, MicroBatch, stage_of
 from rlprobe.dumps.results import KEY_DATA, TOKEN_SKETCHES
 from rlprobe.errors import DumpError, StoreError
 from rlprobe.store import listing
-
-_PROOF = "mock_proof.json"
-
 
 #: Largest proof that is read: a line per process, step and stage, 70 bytes a sample.
 _MAX_PROOF = 512 << 20
@@ -215,31 +213,15 @@ def _read(path: Path) -> pl.DataFrame:
         raise StoreError(f"{path} is not a readable table: {error}") from error
 
 
-def _mappings(values: Any) -> list[dict[str, Any]]:
-    if not isinstance(values, list):
-        raise DocumentError("its samples are no list")
-    return [_entry(jsonfile.mapping(value)) for value in values]
-
-
-def _entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """One process's samples in one step and stage, as capture writes them."""
-    whole = all(type(entry.get(key)) is int for key in ("step", "rank"))
-    samples = entry.get("samples")
-    texts = isinstance(samples, list) and all(isinstance(sample, str) for sample in samples)
-    if not whole or not texts or not isinstance(entry.get("stage"), str):
-        raise DocumentError("an entry does not say step, rank, stage and samples")
-    return entry
-
-
-def _proof(side: Path) -> list[dict[str, Any]]:
+def _proof(side: Path) -> list[proof.Entry]:
     """The mock proof of a stored run; of scratch space or a collector's tree, its parts."""
-    path = listing.found(side, _PROOF)
+    path = listing.found(side, proof.NAME)
     try:
         if path is not None:
-            return _mappings(jsonfile.mapping(jsonfile.load(path, most=_MAX_PROOF))["samples"])
+            return proof.entries(jsonfile.mapping(jsonfile.load(path, most=_MAX_PROOF))["samples"])
         places = (side / "side/parts/samples", side / "parts/samples")
         parts = sorted(part for place in places for part in place.glob("*.jsonl"))
         lines = (line for part in parts for line in read_bytes(part, _MAX_PROOF).splitlines())
-        return _mappings([jsonfile.parse(line) for line in lines])
+        return proof.entries([jsonfile.parse(line) for line in lines])
     except (OSError, ValueError, KeyError) as error:
         raise StoreError(f"{side}: the mock proof is damaged: {error}") from error

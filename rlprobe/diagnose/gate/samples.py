@@ -7,6 +7,7 @@ from collections import Counter
 from rlprobe import stages
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, listed, opened, shut
+from rlprobe.dumps.proof import Entry
 from rlprobe.errors import ReplayError
 from rlprobe.rollouts import hdf5
 
@@ -42,7 +43,7 @@ def check(evidence: Evidence) -> tuple[list[GateItem], Shut | None]:
     return [*items, item], found
 
 
-def _replayed(evidence: Evidence, proof: list[dict[str, object]]) -> GateItem:
+def _replayed(evidence: Evidence, proof: list[Entry]) -> GateItem:
     """The target's samples against what the benchmark generated."""
     path = evidence.benchmark.rollouts.get(evidence.step.number)
     if evidence.benchmark.key not in evidence.target.manifest.parents:
@@ -63,7 +64,7 @@ def _replayed(evidence: Evidence, proof: list[dict[str, object]]) -> GateItem:
         recorded = {sample.sample_digest for sample in hdf5.read(path).samples}
     except ReplayError as error:
         return shut(PROOF, f"the benchmark's rollouts cannot be read: {error}", "import them again")
-    trained = {str(s) for row in proof for s in row["samples"]}  # type: ignore[attr-defined]
+    trained = {str(s) for row in proof for s in row["samples"]}
     strange = trained - recorded
     if strange:
         return shut(
@@ -79,9 +80,7 @@ def _replayed(evidence: Evidence, proof: list[dict[str, object]]) -> GateItem:
     )
 
 
-def _tokens(
-    evidence: Evidence, proofs: dict[str, list[dict[str, object]]]
-) -> tuple[GateItem, Shut | None]:
+def _tokens(evidence: Evidence, proofs: dict[str, list[Entry]]) -> tuple[GateItem, Shut | None]:
     order = {name: position for position, name in enumerate(stages.STAGES)}
     names = sorted(
         {str(row["stage"]) for row in proofs["target"]}, key=lambda name: order.get(name, 99)
@@ -131,10 +130,5 @@ def _tokens(
     return opened(TOKENS, said), None
 
 
-def _samples(proof: list[dict[str, object]], stage: str) -> list[str]:
-    return [
-        str(sample)
-        for row in proof
-        if row["stage"] == stage
-        for sample in row["samples"]  # type: ignore[attr-defined]
-    ]
+def _samples(proof: list[Entry], stage: str) -> list[str]:
+    return [str(sample) for row in proof if row["stage"] == stage for sample in row["samples"]]

@@ -79,6 +79,28 @@ def test_a_damaged_file_is_named(committed, name, call):
         call(run)
 
 
+@pytest.mark.parametrize(
+    ("name", "call", "value"),
+    [
+        ("mock_proof.json", Run.mock_proof, {}),
+        ("mock_proof.json", Run.mock_proof, {"samples": {"0": []}}),
+        ("mock_proof.json", Run.mock_proof, {"samples": [{"step": 0, "rank": 0}]}),
+        ("mock_proof.json", Run.mock_proof, {"samples": ["sha256:"]}),
+        ("environment.json", Run.environment, {}),
+        ("environment.json", Run.environment, {"processes": [1]}),
+        ("environment.json", Run.environment, {"processes": {"actor-rank0": "torch"}}),
+    ],
+)
+def test_a_file_that_says_something_else_is_damage(committed, monkeypatch, name, call, value):
+    """Of a run from elsewhere, whose manifest vouches for it all the same."""
+    run = committed()
+    odd = run.path.parent / name
+    odd.write_text(json.dumps({"format": 1, **value}))
+    monkeypatch.setattr("rlprobe.store.listing.checked", lambda *_: odd)
+    with pytest.raises(StoreError, match=f"{name} is damaged"):
+        call(run)
+
+
 def test_a_file_that_the_manifest_does_not_list_is_not_read(committed):
     run = committed(rollouts=False)
     (run.path / "rollouts").mkdir()
