@@ -12,7 +12,7 @@ from rlprobe import stages
 from rlprobe.compare import lacking, measures
 from rlprobe.compare.writer import Summary
 from rlprobe.dumps.results import KEY_DATA
-from rlprobe.judge import analysis, compared, decisive, generated, keydata
+from rlprobe.judge import analysis, compared, decisive, generated, keydata, unsized
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.generated import Generated
 from rlprobe.judge.inputs import Results
@@ -96,8 +96,11 @@ def _first(
 ) -> Iterator[str]:
     if diverged is None or diverged.origin is None:
         held = sum(finding.held.height for finding in step.findings.values())
+        said = list(_unsized(step))
+        yield from said
         if held:
-            yield f"Nothing parts by more than round-off allows: {held:,} records judged."
+            nothing = "Nothing else" if said else "Nothing"
+            yield f"{nothing} parts by more than round-off allows: {held:,} records judged."
         else:
             yield "Nothing could be judged."
         return
@@ -110,6 +113,17 @@ def _first(
     if origin.reason:
         yield f"  {origin.reason}"
     yield from _stack(row, stacks)
+    yield from _unsized(step)
+
+
+def _unsized(step: Step) -> Iterator[str]:
+    """Records that differ, of which nothing says by how much."""
+    for one in unsized.found(step):
+        yield (
+            f"Known to differ, by how much nothing says: {counted(one.count, 'record')} of "
+            f"{one.stage}, the first:"
+        )
+        yield f"  {lacking.short(one.first)}: {one.why}"
 
 
 def _rollouts(found: Generated) -> Iterator[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rlprobe.diagnose.diagnosis import SHUT, GateItem
 from rlprobe.diagnose.gate import (
     batch,
+    differing,
     extent,
     judged,
     recorded,
@@ -48,6 +49,7 @@ def check(evidence: Evidence) -> Gate:
     held = judged.check(evidence)
     hidden = unused.check(evidence.step)
     unlike = recorded.check(evidence)
+    unsized = differing.check(evidence.step)
     return Gate(
         items=[
             *tokens,
@@ -59,6 +61,7 @@ def check(evidence: Evidence) -> Gate:
             *([held] if held is not None else []),
             *([hidden] if hidden is not None else []),
             *([unlike] if unlike is not None else []),
+            *([unsized] if unsized is not None else []),
         ],
         shut=no_tokens or no_weights or stale or no_batch or no_settings,
     )

@@ -11,6 +11,7 @@ from rlprobe.compare import measures
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate import (
     batch,
+    differing,
     extent,
     judged,
     recorded,
@@ -69,6 +70,7 @@ def check(results: Results, step: Step, extents: Extents) -> Gate:
     held = judged.item(results, step, extents)
     hidden = unused.check(step)
     unlike = recorded.of_dumps(step)
+    unsized = differing.check(step)
     return Gate(
         [
             tokens,
@@ -85,6 +87,7 @@ def check(results: Results, step: Step, extents: Extents) -> Gate:
             *([held] if held is not None else []),
             *([hidden] if hidden is not None else []),
             *([unlike] if unlike is not None else []),
+            *([unsized] if unsized is not None else []),
         ],
         other_tokens or other_weights or other_rewards,
     )

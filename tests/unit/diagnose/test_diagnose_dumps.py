@@ -118,3 +118,60 @@ def test_a_directory_that_is_neither_says_what_was_sought(
     assert main(["diagnose", str(tmp_path)]) == 1
     said = capsys.readouterr().err
     assert "alignment.json" in said and "summary.json" in said
+
+
+INF = float("inf")
+
+
+def bare(checksum: str) -> dict[str, Any]:
+    """A tensor of which a checksum is all that is known."""
+    return {k: v for k, v in tensor(md5=checksum).items() if k not in NAMES}
+
+
+NAMES = ("Max", "Min", "Mean", "Norm")
+#: Both sides of a record that is known to differ, while nothing says by how much.
+UNSIZED: dict[str, tuple[Any, Any, str]] = {
+    "checksums": (bare("0a0b0c0d"), bare("0a0b0c0e"), "checksums differ; there are no statistics"),
+    "xor": (bare("0x11"), bare("0x12"), "checksums differ; there are no statistics"),
+    "means alone": (
+        tensor((None, None, 0.5, None)), tensor((None, None, 0.7, None)), "relative to what",
+    ),
+    "opposite infinities": (
+        tensor((INF, 0.0, INF, INF)), tensor((1.0, -INF, -INF, INF)), "not the same",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNSIZED)
+def test_a_difference_of_unknown_size_is_no_agreement(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One record in a hundred: coverage is met, and all others agree."""
+    same = {f"Functional.f.{n}.forward": call([leaf(3.0)], [leaf(2.0)]) for n in range(50)}
+    sides = [same | {"Functional.g.0.forward": call([value], [])} for value in UNSIZED[kind][:2]]
+    code, found = diagnosed(tmp_path, *sides)
+    assert (code, found["verdict"]) == (4, "not_comparable")
+    item = next(i for i in found["gate"] if i["item"] == "differences of unknown size")
+    assert item["state"] == "shut"
+    assert "1 record, first Functional.g.0.forward.input.0" in item["evidence"]
+    assert UNSIZED[kind][2] in item["evidence"]
+    capsys.readouterr()
+    paths = [str(tmp_path / side) for side in "bt"]
+    assert main(["compare", *paths, "-o", str(tmp_path / "again")]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("Known to differ, by how much nothing says: 1 record")
+    assert "Nothing else parts" in printed
+
+
+def test_a_divergence_of_known_size_is_one_all_the_same(tmp_path: Path) -> None:
+    odd = [{"Functional.g.0.forward": call([bare(c)], [])} for c in ("0a0b0c0d", "0a0b0c0e")]
+    code, found = diagnosed(tmp_path, model() | odd[0], model(wrong=0.3) | odd[1])
+    assert (code, found["verdict"]) == (0, "diverged")
+    assert states(found)["differences of unknown size"] == "caveat"
+
+
+def test_equal_checksums_agree(tmp_path: Path) -> None:
+    same = {f"Functional.f.{n}.forward": call([bare(f"{n:08x}")], []) for n in range(1, 9)}
+    code, found = diagnosed(tmp_path, same, same)
+    assert (code, found["verdict"]) == (0, "aligned")
+    assert "differences of unknown size" not in states(found)
