@@ -91,6 +91,7 @@ _ANY = msgspec.json.Decoder()
 
 #: JSON strings of the same length stand in for the bare tokens, which strict parsers refuse.
 _TOKENS = ((b"-Infinity", b'"-Infini"'), (b"Infinity", b'"Infini"'), (b"NaN", b'"N"'))
+_INFINITY = b"Infinity"
 _BEFORE, _AFTER = b" \t\r\n:[,", b" \t\r\n,]}"
 
 
@@ -210,7 +211,7 @@ def _bytes(path: Path) -> bytearray:
 
 def _strict(text: bytearray) -> bytearray:
     """The text with bare non-finite tokens replaced in place by strings."""
-    for token, marker in _TOKENS:
+    for token, marker in _TOKENS if _INFINITY in text else _TOKENS[-1:]:
         at = text.find(token)
         while at >= 0:
             end = at + len(token)

@@ -75,22 +75,20 @@ def columns(
                 ),
                 "dtype": pl.Series([leaf.dtype or leaf.type for leaf in leaves], dtype=pl.String),
                 "shape": _shapes([leaf.shape for leaf in leaves]),
-                "requires_grad": pl.Series(
-                    [leaf.requires_grad for leaf in leaves], dtype=pl.Boolean
-                ),
+                "requires_grad": _series([leaf.requires_grad for leaf in leaves], pl.Boolean),
                 "max": _numbers([leaf.Max for leaf in leaves]),
                 "min": _numbers([leaf.Min for leaf in leaves]),
                 "mean": _numbers([leaf.Mean for leaf in leaves]),
                 "norm": _numbers([leaf.Norm for leaf in leaves]),
-                "value": pl.Series(
+                "value": _series(
                     [
                         _value(leaf) if leaf.dtype is None or leaf.value is not None else None
                         for leaf in leaves
                     ],
-                    dtype=pl.String,
+                    pl.String,
                 ),
                 "digest": _digests(leaves),
-                "data_name": pl.Series([leaf.data_name for leaf in leaves], dtype=pl.String),
+                "data_name": _series([leaf.data_name for leaf in leaves], pl.String),
                 "sketch": _sketches(leaves),
             }
         )
@@ -100,7 +98,14 @@ def columns(
 
 def _numbers(values: list[Number]) -> pl.Series:
     clean = [v if v.__class__ is float or v is None else number(v, "a statistic") for v in values]
-    return pl.Series(clean, dtype=pl.Float64)
+    return _series(clean, pl.Float64)
+
+
+def _series(values: list[Any], dtype: Any, name: str = "") -> pl.Series:
+    """A column; one of nothing but nulls, of which a dump has several, is not looked through."""
+    if values and values.count(None) == len(values):
+        return pl.Series(name, [None], dtype=dtype).new_from_index(0, len(values))
+    return pl.Series(name, values, dtype=dtype)
 
 
 def _shapes(values: list[tuple[int, ...] | None]) -> pl.Series:
@@ -133,8 +138,8 @@ def _value(leaf: Leaf) -> str | None:
 
 def _digests(leaves: list[Leaf]) -> pl.Series:
     """``sha256:…`` as written; msprobe's md5 field as ``crc32:…`` or ``xor:…``."""
-    own = pl.Series("own", [leaf.Digest for leaf in leaves], dtype=pl.String)
-    md5 = pl.Series("md5", [leaf.md5 for leaf in leaves], dtype=pl.String)
+    own = _series([leaf.Digest for leaf in leaves], pl.String, "own")
+    md5 = _series([leaf.md5 for leaf in leaves], pl.String, "md5")
     if own.null_count() == len(own) and md5.null_count() == len(md5):
         return own
     theirs = (
