@@ -107,13 +107,18 @@ def _first(
     origin, row = diverged.origin, diverged.origin.row
     what = f"{origin.module} ({origin.operator})" if origin.module else str(origin.operator)
     where = f"{diverged.stage.name}, step {step.number}, rank {diverged.rank or 0}"
-    yield f"First to part: {what}, in {where}"
+    yield f"First to part: {_brief(what)}, in {where}"
     yield f"  {_names(row)}"
     yield f"  {_size(row)}"
     if origin.reason:
-        yield f"  {origin.reason}"
+        yield f"  {_brief(origin.reason)}"
     yield from _stack(row, stacks)
     yield from _unsized(step)
+
+
+def _brief(text: str) -> str:
+    """A sentence whose names fit a line."""
+    return " ".join(lacking.short(word) for word in text.split(" "))
 
 
 def _unsized(step: Step) -> Iterator[str]:

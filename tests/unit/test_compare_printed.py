@@ -150,3 +150,17 @@ def test_no_cell_of_a_workbook_is_a_formula(tmp_path: Path) -> None:
     sheet = load_workbook(tmp_path / "o/actor_update/table.xlsx").active
     assert sheet["A2"].value.startswith("=HYPERLINK") and sheet["A2"].data_type == "s"
     assert not (tmp_path / "o/actor_update/table.csv").exists()
+
+
+@pytest.mark.parametrize("slot", ["input", "output"])
+def test_no_line_is_longer_than_somebody_would_read(
+    tmp_path: Path, slot: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The module's path is in the name, in what parts first and in why."""
+    name = "Module." + "block." * 700 + "Linear.forward.0"
+    sides = [
+        {name: call([leaf(top if slot == "input" else 1.0)], [leaf(top)])} for top in (5.0, 6.0)
+    ]
+    assert main(run(tmp_path, *sides)) == 0
+    said = capsys.readouterr().out
+    assert "…" in said and max(map(len, said.splitlines())) < 300
