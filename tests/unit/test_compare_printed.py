@@ -157,7 +157,7 @@ def test_no_line_is_longer_than_somebody_would_read(
     tmp_path: Path, slot: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The module's path is in the name, in what parts first and in why."""
-    name = "Module." + "block." * 700 + "Linear.forward.0"
+    name = "Module." + "block." * 500 + "Linear.forward.0"
     sides = [
         {name: call([leaf(top if slot == "input" else 1.0)], [leaf(top)])} for top in (5.0, 6.0)
     ]
