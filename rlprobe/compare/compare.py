@@ -13,7 +13,7 @@ import polars as pl
 
 from rlprobe import stages
 from rlprobe.compare import lacking, loading, measures, planner, writer
-from rlprobe.compare.match import pairs
+from rlprobe.compare.match import pairs, shift
 from rlprobe.compare.planner import Pairing, StagePlan
 from rlprobe.compare.sides import KEY_DATA, RolloutStage, Side
 from rlprobe.compare.tables import Table
@@ -296,14 +296,18 @@ def _of_samples(stage: StagePlan, pairing: Pairing) -> pl.DataFrame | None:
 def _side_by_side(benchmark: Table, target: Table, options: Options) -> Iterator[pl.DataFrame]:
     """Both sides' records as :mod:`.pairs` puts them, slice by slice where rows stand alone."""
     mapped = options.rules is not None and options.rules.mapping is not None
-    if mapped or not pairs.same_names(benchmark, target):
-        # Imported here: most pairs have the same names.
-        with uncollected():
-            from rlprobe.compare.match import matcher, rules
-
+    same = not mapped and pairs.same_names(benchmark, target)
+    if not same or benchmark.height <= _SLICE:
         left, right = benchmark.rows(pairs.LOADED), target.rows(pairs.LOADED)
-        found = matcher.match(left, right, options.rules or rules.load())
-        yield pairs.side_by_side(found.benchmark, found.target, found.matches)
+        if not same or shift.shifted(left, right):
+            # Imported here: most pairs have the same names.
+            with uncollected():
+                from rlprobe.compare.match import matcher, rules
+
+            found = matcher.match(left, right, options.rules or rules.load())
+            yield pairs.side_by_side(found.benchmark, found.target, found.matches)
+        else:
+            yield pairs.side_by_side(left, right, None)
         return
     whole = options.noise is not None or _both_kept_tensors(benchmark, target)
     length = max(1, benchmark.height) if whole else _SLICE

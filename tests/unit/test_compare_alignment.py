@@ -81,6 +81,38 @@ def test_as_many_calls_that_are_shifted_are_not_paired_by_number(tmp_path: Path)
     assert result.records["error"].max() == 0
 
 
+@pytest.mark.parametrize(("gone", "extra"), [(0, 20), (5, 12), (20, 3), (19, 0)])
+@pytest.mark.parametrize("more", [1, 2])
+def test_calls_of_one_function_that_are_shifted_are_not_paired_by_number(
+    tmp_path: Path, gone: int, extra: int, more: int
+) -> None:
+    """One function, called as often in the same order of names: values alone say so."""
+    whole = [("linear", 3.0 * n * n + 1) for n in range(24)]
+    target = whole[:gone] + whole[gone + more :]
+    target[extra:extra] = [("linear", 5000.0 + n) for n in range(more)]
+    result = compared_data(tmp_path, functions(*whole), functions(*target), coverage=0.5)
+    assert result.records["error"].max() == 0
+    assert result.summary["counts"]["benchmark_only"] == 2 * more
+    assert result.summary["counts"]["target_only"] == 2 * more
+
+
+@pytest.mark.parametrize("changed", ["all", "one", "two changed places", "the tail"])
+def test_calls_that_only_differ_are_paired_by_number(tmp_path: Path, changed: str) -> None:
+    whole = [("linear", 3.0 * n * n + 1) for n in range(24)]
+    values = [value for _, value in whole]
+    if changed == "all":
+        values = [value * 1.7 for value in values]
+    elif changed == "one":
+        values[7] = values[8]
+    elif changed == "two changed places":
+        values[7], values[8] = values[8], values[7]
+    else:
+        values[12:] = [value * 1.3 for value in values[12:]]
+    target = [("linear", value) for value in values]
+    result = compared_data(tmp_path, functions(*whole), functions(*target))
+    assert result.summary["counts"]["matched"] == 48 and result.summary["rules"] == {}
+
+
 def test_a_missing_call_and_an_extra_one_of_another_shape(tmp_path: Path) -> None:
     benchmark = functions(*MODEL, ("linear", 3.0, (6, 6)))
     without: list[Any] = [*MODEL[:4], *MODEL[5:], ("linear", 3.0, (6, 6)), ("linear", 4.0, (7, 7))]

@@ -25,15 +25,19 @@ _PHASE = ("direction", "gradient")
 _LEAVES = 8
 
 
-def uneven(left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
+def uneven(left: pl.DataFrame, right: pl.DataFrame, shifted: bool = False) -> pl.DataFrame:
     """Functions to be aligned: columns op, held. All, or none where every call has its own twin.
 
     Both sides call the same functions in the same order, or numbers mean nothing: a function that
     is called as often may still be shifted against the others.
+
+    Args:
+        left, right: records of both sides.
+        shifted: values say that calls of one number are not each other's (:mod:`.shift`).
     """
     for direction in ("forward", "backward"):
         made = [_sequence(side, direction) for side in (left, right)]
-        if not made[0].equals(made[1]):
+        if shifted or not made[0].equals(made[1]):
             break
     else:
         return pl.DataFrame(schema={"op": pl.String, "held": pl.Boolean})

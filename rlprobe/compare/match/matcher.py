@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from rlprobe.compare.match import calls, fusing, prefix, recompute
+from rlprobe.compare.match import calls, fusing, prefix, recompute, shift
 from rlprobe.compare.match.pairs import Matches
 from rlprobe.compare.match.rules import (
     CHUNKS,
@@ -51,7 +51,7 @@ def match(benchmark: pl.DataFrame, target: pl.DataFrame, rules: Rules) -> Matche
     _rename(state, rules)
     _strip_prefix(state)
     calls.align_modules(state, benchmark, target)
-    held = calls.uneven(state.left, state.right)
+    held = calls.uneven(state.left, state.right, shift.shifted(benchmark, target))
     aside = state.take_aside(held)
     state.by_name()
     state.join(KEY, WRAPPERS)
