@@ -125,7 +125,7 @@ def _unsized(step: Step) -> Iterator[str]:
     """Records that differ, of which nothing says by how much."""
     for one in unsized.found(step):
         yield (
-            f"Known to differ, by how much nothing says: {counted(one.count, 'record')} of "
+            f"Known to differ, by how much nothing says: {counted(one.records, 'record')} of "
             f"{one.stage}, the first:"
         )
         yield f"  {lacking.short(one.first)}: {one.why}"

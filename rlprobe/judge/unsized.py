@@ -22,7 +22,7 @@ class Unsized(NamedTuple):
     """Such records of one stage."""
 
     stage: str
-    count: int
+    records: int
     #: Name of the first in execution order, and how it differs.
     first: str
     why: str

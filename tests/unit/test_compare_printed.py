@@ -158,9 +158,9 @@ def test_no_line_is_longer_than_somebody_would_read(
 ) -> None:
     """The module's path is in the name, in what parts first and in why."""
     name = "Module." + "block." * 500 + "Linear.forward.0"
-    sides = [
+    benchmark, target = (
         {name: call([leaf(top if slot == "input" else 1.0)], [leaf(top)])} for top in (5.0, 6.0)
-    ]
-    assert main(run(tmp_path, *sides)) == 0
+    )
+    assert main(run(tmp_path, benchmark, target)) == 0
     said = capsys.readouterr().out
     assert "…" in said and max(map(len, said.splitlines())) < 300

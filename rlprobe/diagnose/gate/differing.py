@@ -17,7 +17,7 @@ def check(step: Step) -> GateItem | None:
     if not found:
         return None
     said = listed(
-        [f"{one.stage}: {counted(one.count, 'record')}, first {one.first} ({one.why})"
+        [f"{one.stage}: {counted(one.records, 'record')}, first {one.first} ({one.why})"
          for one in found]
     )  # fmt: skip
     state = shut if analysis.first_of(step) is None else caveat

@@ -148,8 +148,8 @@ def test_a_difference_of_unknown_size_is_no_agreement(
 ) -> None:
     """One record in a hundred: coverage is met, and all others agree."""
     same = {f"Functional.f.{n}.forward": call([leaf(3.0)], [leaf(2.0)]) for n in range(50)}
-    sides = [same | {"Functional.g.0.forward": call([value], [])} for value in UNSIZED[kind][:2]]
-    code, found = diagnosed(tmp_path, *sides)
+    b, t = (same | {"Functional.g.0.forward": call([value], [])} for value in UNSIZED[kind][:2])
+    code, found = diagnosed(tmp_path, b, t)
     assert (code, found["verdict"]) == (4, "not_comparable")
     item = next(i for i in found["gate"] if i["item"] == "differences of unknown size")
     assert item["state"] == "shut"
