@@ -51,6 +51,22 @@ class Held:
             return {"dim": 0, "pieces": [list(piece) for piece in self.pieces]}
         return None if self.start is None else {"element": self.start}
 
+    def part_of(self, tensor: Tensor) -> Tensor | None:
+        """What belongs to ``local`` of a tensor that is laid out as the parameter; None: it is not.
+
+        A gradient, or an optimizer's moment. Shares storage with the tensor.
+        """
+        own = getattr(tensor, "_local_tensor", tensor).detach()
+        if own.shape == self.local.shape:
+            return own
+        if self.local.data_ptr() and own.numel() == self.parameter.numel():
+            # a view into FSDP1's flat parameter: the tensor has the flat layout too
+            size = self.parameter.element_size()
+            begin = (self.local.data_ptr() - self.parameter.data_ptr()) // size
+            count = math.prod(self.local.shape)
+            return own.reshape(-1)[begin : begin + count].view(self.local.shape)
+        return None
+
     def sketch_of(self, tensor: Tensor) -> Tensor | None:
         """Sketch of a tensor laid out as ``local``; None where its place is not known.
 

@@ -102,6 +102,10 @@ class Session:
     replay: ReplayOptions | None = None
     #: Write rollouts of the captured steps.
     collect_rollouts: bool = True
+    #: Keep each trained model's state at the start of every captured step but the run's first.
+    keep_states: bool = False
+    #: Where such states lie that this run loads at the same steps; None: it goes its own way.
+    join_states: str | None = None
     #: Recompute rewards in a replay instead of taking the recorded ones.
     recompute_rewards: bool = False
     deterministic: bool = False
@@ -110,6 +114,8 @@ class Session:
     #: ``FILE:NAME`` of a planted fault, or None.
     fault: str | None = None
     fault_strength: float = 1.0
+    #: First step that it is planted in.
+    fault_step: int = 0
     #: Number of a perturbed control, whose weights are disturbed in the last bit of ``precision``
     #: before it trains (:mod:`rlprobe.capture.perturbed`); 0: none.
     perturbed: int = 0
@@ -121,6 +127,18 @@ class Session:
     framework_version: str | None = None
     #: Framework settings that the hooks need (verl: none so far).
     settings: dict[str, Any] = field(default_factory=dict)
+
+    def joins_step(self, step: int) -> bool:
+        """Whether a state is kept, or loaded, at the start of a step.
+
+        The first of a run begins from what both sides load themselves: a wrong load is to be found.
+        """
+        return step > 0 and self.capture.wants_step(step)
+
+    def joined_steps(self) -> list[int]:
+        """Steps at whose start a state is kept or loaded, where that is asked for."""
+        steps = range(self.capture.step_start, self.capture.step_end + 1)
+        return [step for step in steps if self.joins_step(step)]
 
     def to_json(self) -> str:
         return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1, sort_keys=True)

@@ -6,7 +6,6 @@ They go to debug.json: ``{parameter}.grad.{n}.debug``, ``.grad_reduced.``, ``.gr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -156,18 +155,7 @@ def _gradient(item: Held) -> Tensor | None:
     gradient = item.parameter.grad
     if gradient is None:
         gradient = getattr(item.parameter, "main_grad", None)
-    if gradient is None:
-        return None
-    gradient = getattr(gradient, "_local_tensor", gradient).detach()
-    if gradient.shape == item.local.shape:
-        return gradient
-    if item.local.data_ptr() and gradient.numel() == item.parameter.numel():
-        # A view into FSDP1's flat parameter: the gradient has the flat layout too.
-        size = item.parameter.element_size()
-        begin = (item.local.data_ptr() - item.parameter.data_ptr()) // size
-        count = math.prod(item.local.shape)
-        return gradient.reshape(-1)[begin : begin + count].view(item.local.shape)
-    return None
+    return None if gradient is None else item.part_of(gradient)
 
 
 def snapshot(models: list[nn.Module], wanted: Wanted) -> dict[str, Tensor]:

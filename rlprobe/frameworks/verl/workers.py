@@ -16,6 +16,7 @@ from typing import Any
 
 from rlprobe import stages
 from rlprobe.capture import determinism, megatron_layout, names, perturbed
+from rlprobe.capture.joining import Joining
 from rlprobe.capture.recorder import Recorder, StageScope
 from rlprobe.capture.session import Session
 from rlprobe.faults.declare import Site
@@ -24,6 +25,7 @@ from rlprobe.frameworks import progress
 from rlprobe.frameworks.verl import batch, control, megatron, wide
 
 _recorders: dict[str, Recorder] = {}
+_joining: Joining | None = None
 
 
 @dataclasses.dataclass
@@ -92,6 +94,7 @@ def _run(session: Session, stage: str, worker: Any, data: Any, call: Callable[[]
     role = "actor" if adapterless else stages.MODEL_ROLE[stage]
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     step, trainer_step = control.step()
+    _join(session, role, step, rank, world_size, engine)
     optimizer = getattr(engine, "optimizer", None) if stage in stages.UPDATE_STAGES else None
     site = Site(
         role=role,
@@ -107,7 +110,7 @@ def _run(session: Session, stage: str, worker: Any, data: Any, call: Callable[[]
     )
     recorder = _recorder(session, role, rank, world_size, engine)
     with (
-        planted(reference_of(session.fault), site),
+        planted(reference_of(session.fault), site, session.fault_step),
         recorder.stage(
             stage,
             step,
@@ -130,6 +133,14 @@ def _run(session: Session, stage: str, worker: Any, data: Any, call: Callable[[]
             _running.pop()
             if rank == 0:
                 progress.report(session, stage, step, trainer_step, time.monotonic() - began)
+
+
+def _join(session: Session, role: str, step: int, rank: int, world_size: int, engine: Any) -> None:
+    """Keep or take over the model's state where a captured step begins."""
+    global _joining
+    if _joining is None:
+        _joining = Joining(session, rank, world_size)
+    _joining.enter(role, step, engine.module, getattr(engine, "optimizer", None))
 
 
 def _bare(module: Any) -> Any:
