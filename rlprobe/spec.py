@@ -34,6 +34,8 @@ class Identities:
     entry_point: dict[str, str | None] | None = None
     #: Digests of code that no version stands for, as far as this host can read it.
     code: dict[str, str] = dataclasses.field(default_factory=dict)
+    #: The checkpoint's step and identity, where runs begin from one.
+    checkpoint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -99,12 +101,18 @@ class RunSpec:
     fault: str | None = None
     #: 1, or less where the fault is weakened.
     fault_strength: float = 1.0
+    #: First step that the fault is planted in.
+    fault_step: int = 0
     #: Number of a perturbed control, from 1; 0 for every other run.
     perturbed: int = 0
     #: Key of the benchmark run whose rollouts are replayed; None for the benchmark itself.
     replay_of: str | None = None
     #: What a refining run keeps tensors of; None for every other run.
     suspects: Suspects | None = None
+    #: The benchmark keeps its models' state at the start of captured steps; replays load it there.
+    rejoin: bool = False
+    #: The framework's own checkpoint that the run begins from.
+    resume_from: str | None = None
     #: Key of a run that is taken from the store and never started here.
     imported: str | None = None
 
@@ -143,13 +151,27 @@ class RunSpec:
             declared["code"] = self.identities.code
         if self.fault_strength != 1.0:
             declared["fault_strength"] = self.fault_strength
+        if self.fault_step:
+            declared["fault_step"] = self.fault_step
         if self.perturbed:
             declared["perturbed"] = self.perturbed
         if self.suspects is not None:
             declared["suspects"] = self.suspects.declared()
+        if self.joined_steps:
+            declared["rejoin"] = True
+        if self.identities.checkpoint is not None:
+            declared["resume_from"] = self.identities.checkpoint
         if self.replay_of is not None:
             declared["recompute_rewards"] = self.recompute_rewards
         return declared
+
+    @property
+    def joined_steps(self) -> tuple[int, ...]:
+        """Captured steps whose beginning the benchmark keeps and its replays load."""
+        if not self.rejoin:
+            return ()
+        # the first step of a run begins from what both sides load themselves
+        return tuple(range(max(1, self.steps.start), self.steps.end + 1))
 
     @functools.cached_property
     def key(self) -> str:

@@ -38,6 +38,12 @@ def run(args: argparse.Namespace) -> int:
     total = sum(roles.values(), size.Size(0, 0))
     for role, found in [*roles.items(), ("in all", total)]:
         print(f"{role:15} {found.bytes / _MIB:12.1f} MiB {found.files:10} files")
+    kept = size.of_states(alignment)
+    if kept is not None and kept.bytes:
+        print(
+            f"of the benchmark's, weights and optimizer state for controls.rejoin: "
+            f"{kept.bytes / _MIB:.1f} MiB"
+        )
     budget = alignment.capture.budget_mib
     stops = []
     if budget is not None:
@@ -45,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
         for role, found in roles.items():
             side = worlds.get(role, alignment.benchmark)
             ranks = len(alignment.capture.ranks) or side.world_size
-            if found.bytes / ranks > budget * _MIB:
+            # states do not count: the budget is of what is captured
+            captured = found.bytes - (kept.bytes if kept is not None and role == "benchmark" else 0)
+            if captured / ranks > budget * _MIB:
                 stops.append(role)
         text = f"will stop: {', '.join(stops)}" if stops else "no run is expected to reach it"
         print(f"capture.budget_mib {budget} a process: {text}")
@@ -55,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
             {
                 "runs": {role: {"bytes": s.bytes, "files": s.files} for role, s in roles.items()},
                 "bytes": total.bytes,
+                "states": 0 if kept is None else kept.bytes,
                 "files": total.files,
                 "budget_mib": budget,
                 "stops": stops,

@@ -44,6 +44,15 @@ class Alignment(Section):
     steps: StepsSection = Field(
         default_factory=StepsSection, description="Length of the runs and the captured steps."
     )
+    resume_from: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A checkpoint of the framework's own that both sides start from, with weights, "
+        "optimizer, scheduler and generators (verl: a global_step_N directory); steps count from "
+        "there. The framework loads its pickle files: name none that you would not run. null: the "
+        "models as they are.",
+        examples=["checkpoints/run7/global_step_300"],
+    )
     deterministic: bool = Field(
         default=True, description="Deterministic kernels and fixed seeds on every role's device."
     )

@@ -117,6 +117,13 @@ class ControlsSection(Section):
         "part by. A number (2 at least), or with an imported benchmark the keys of imported runs.",
         examples=[3],
     )
+    rejoin: bool = Field(
+        default=False,
+        description="Each captured step is judged on its own ground: the benchmark keeps weights "
+        "and optimizer state at the start of every captured step but the run's first, and every "
+        "replay loads them there. Costs the store what `rlprobe estimate` says; curves over steps "
+        "are then not judged. verl's FSDP only.",
+    )
 
     @model_validator(mode="after")
     def _a_spread(self) -> ControlsSection:
@@ -129,6 +136,12 @@ class ControlsSection(Section):
             )
         if isinstance(given, tuple) and len(set(given)) < count:
             raise ValueError("perturbed: a key is given twice")
+        if given and self.rejoin:
+            raise ValueError(
+                "rejoin: a run that begins each step from the benchmark's state has no curves for "
+                "perturbed controls to judge; accepted: one of the two, each in an alignment of "
+                "its own"
+            )
         return self
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from rlprobe import stages
 from rlprobe.config import BUILTIN, Alignment
+from rlprobe.doctor import states
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import ConfigError
@@ -80,12 +81,25 @@ def of_roles(alignment: Alignment) -> dict[str, Size] | None:
         if getattr(controls, name):
             roles[name] = side.world_size
     # a perturbed control leaves the trainer's metrics, a line a step
-    return {role: _of_run(alignment, shape, world) for role, world in roles.items()}
+    found = {role: _of_run(alignment, shape, world) for role, world in roles.items()}
+    found["benchmark"] += Size(*states.size(alignment, shape))
+    return found
+
+
+def of_states(alignment: Alignment) -> Size | None:
+    """The part of it that ``controls.rejoin`` costs the benchmark; None as :func:`of_roles`."""
+    shape = _shape(alignment)
+    return None if shape is None else Size(*states.size(alignment, shape))
 
 
 def _shape(alignment: Alignment) -> Mapping[str, Any] | None:
     if alignment.model.path.startswith(BUILTIN):
-        return {"num_hidden_layers": 2, "hidden_size": 64}
+        return {
+            "num_hidden_layers": 2,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "vocab_size": 264,
+        }
     file = Path(alignment.model.path).expanduser() / "config.json"
     if not file.is_file():
         return None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 #: What a run's directory may hold beside the manifest.
-DIRECTORIES = ("dump", "records", "rollouts", "token_sketches")
+DIRECTORIES = ("dump", "records", "rollouts", "states", "token_sketches")
 FILES = (
     "environment.json",
+    "joined.json",
     "metrics.jsonl",
     "mock_proof.json",
     "tensors.parquet",

@@ -53,6 +53,20 @@ class Framework(Protocol):
     def builtins(self) -> Collection[str]:
         """Names of the builtin models and data, without ``builtin:``."""
 
+    def check(self, spec: RunSpec) -> None:
+        """Refuse what this framework cannot do of a run.
+
+        Raises:
+            ConfigError: says which key asks for it, and what is accepted.
+        """
+
+    def checkpoint_step(self, path: str) -> int:
+        """The step after which a checkpoint of the framework's own was made.
+
+        Raises:
+            ConfigError: the directory's name does not say it, or runs cannot begin from one.
+        """
+
     def expected_stages(self, spec: RunSpec) -> tuple[str, ...]:
         """Canonical stages, in order, that a run of ``spec`` executes itself."""
 

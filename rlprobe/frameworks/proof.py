@@ -108,6 +108,29 @@ def require_replayed(session: Session, recorded: Path) -> None:
             )  # fmt: skip
 
 
+def require_joined(session: Session) -> None:
+    """Every captured step but the first kept its state, or was begun from the benchmark's.
+
+    Raises:
+        HookError: names the steps.
+    """
+    if session.keep_states:
+        root = Path(session.side) / "states"
+        done = {step for step in session.joined_steps() if any(root.glob(f"step{step}/*.json"))}
+        what = "kept no state"
+    elif session.join_states is not None:
+        done = {int(record["step"]) for record in _parts(session, "joined")}
+        what = "was not begun from the benchmark's state"
+    else:
+        return
+    missing = [str(step) for step in session.joined_steps() if step not in done]
+    if missing:
+        raise HookError(
+            f"controls.rejoin: step {', '.join(missing)} {what}: no trained model entered a stage "
+            "in it. Check that training reached these steps"
+        )
+
+
 def _parts(session: Session, kind: str) -> Iterator[dict[str, Any]]:
     for path in sorted(Path(session.side, "parts", kind).glob("*.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():

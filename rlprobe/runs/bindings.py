@@ -32,6 +32,8 @@ def paths(spec: RunSpec) -> Iterator[str]:
     """What the run reads beside the store and the working directory."""
     given = [*spec.model.paths().values(), *spec.data.train_files, *(spec.data.val_files or ())]
     yield from (path for path in given if not path.startswith(BUILTIN))
+    if spec.resume_from is not None:
+        yield spec.resume_from
     for reference in (spec.data.reward_function, spec.fault):
         if reference is not None:
             yield str(Path(reference.rpartition(":")[0]).expanduser().absolute().parent)

@@ -51,6 +51,17 @@ def data(section: DataSection, framework: str) -> dict[str, str | None]:
     }
 
 
+def checkpoint(path: str, framework: str) -> str:
+    """Identity of a checkpoint: the step it was made after, and what its files are.
+
+    Raises:
+        ConfigError: there is no such directory, or its name does not say the step.
+    """
+    directory = _existing(path, "resume_from")
+    step = frameworks.get(framework).checkpoint_step(str(directory))
+    return f"{step}:{keys.model_id(directory)}"
+
+
 def function(reference: str, key: str) -> str:
     """Identity of ``FILE.py:NAME``: the file's digest and the name.
 

@@ -34,6 +34,11 @@ def plan(
     """
     models = identity.model(alignment.model, alignment.framework) if located else {}
     data = identity.data(alignment.data, alignment.framework) if located else {}
+    checkpoint = (
+        identity.checkpoint(alignment.resume_from, alignment.framework)
+        if located and alignment.resume_from is not None
+        else None
+    )
     fault = environ.get(FAULT_ENV) or alignment.target.fault
     start = identity.entry_point(alignment.entry_point) if located else None
 
@@ -79,7 +84,10 @@ def plan(
                 code={}
                 if imported or not located
                 else code.of(alignment.framework, side, alignment.entry_point),
+                checkpoint=checkpoint,
             ),
+            rejoin=alignment.controls.rejoin,
+            resume_from=alignment.resume_from,
             entry_point=alignment.entry_point,
             fault=fault,
             replay_of=replay_of,
@@ -88,6 +96,7 @@ def plan(
         )
         framework = frameworks.get(alignment.framework)
         if imported is None:
+            framework.check(declared)
             framework.layout(declared).require(role)
             framework.inference_not_recorded(declared)
         executed = framework.expected_stages(declared)

@@ -33,7 +33,7 @@ from rlprobe.store.manifest import (
 )
 from rlprobe.store.objects import Objects
 from rlprobe.store.publish import Tree
-from rlprobe.store.read import METRICS, METRICS_FORMAT
+from rlprobe.store.read import METRICS, METRICS_FORMAT, STATES
 from rlprobe.store.workspace import workspace
 from rlprobe.version import __version__
 
@@ -112,6 +112,10 @@ class _Commit:
             # a second commit of what was a run's own file has the line already
             data = data if data.startswith(head) else head + data
             self.tree.add(METRICS, self.objects.put_bytes(data))
+        joined = parts.joined(self.side)
+        if joined:
+            self._json({"format": parts.FORMAT, "joined": joined}, "joined.json")
+        self._states()
         rollouts = self._rollouts()
         replay_of = declared.get("replay_of")
         # of a perturbed control the trainer's metrics are all there is
@@ -203,6 +207,13 @@ class _Commit:
             self.tree.add(f"rollouts/{path.name}", stored)
             found[match[1]] = f"sha256:{stored.sha256}"
         return found
+
+    def _states(self) -> None:
+        root = self.side / STATES
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and not path.name.startswith("."):
+                stored = self.objects.put_file(path, adopt=True)
+                self.tree.add(f"{STATES}/{path.relative_to(root).as_posix()}", stored)
 
     def _table(self, frame: pl.DataFrame, path: str) -> None:
         temporary = self.work / "table.parquet"

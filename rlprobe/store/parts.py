@@ -135,6 +135,20 @@ def captured(side: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def joined(side: Path) -> list[dict[str, Any]]:
+    """What each process loaded of another run's state, by role, step and rank.
+
+    Raises:
+        StoreError: a line is not what capture writes.
+    """
+    rows = []
+    for origin, row in _lines(side, "joined"):
+        if not isinstance(row.get("step"), int):
+            raise StoreError(f"{origin} says of no step what was loaded")
+        rows.append({"role": origin.role, "rank": origin.rank, **row})
+    return sorted(rows, key=lambda row: (row["role"], row["step"], row["rank"]))
+
+
 def first_step(side: Path) -> int | None:
     """The trainer's number of the step that this run began with."""
     path = side / "parts" / "first_step.json"

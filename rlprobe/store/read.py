@@ -22,6 +22,9 @@ from rlprobe.store.manifest import MAX_BYTES, NAME, Manifest
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{4,64}")
+#: Directory of a run with what its training had made of its models at the start of steps.
+STATES = "states"
+_STATE = re.compile(STATES + r"/step(\d{1,9})/[^/]+\.json")
 _ROLLOUT = re.compile(r"rollouts/step(\d{1,9})\.h5")
 #: The trainer's metrics, and the version that its first line says.
 METRICS, METRICS_FORMAT = "metrics.jsonl", 1
@@ -69,6 +72,23 @@ class Run:
         matches = [_ROLLOUT.fullmatch(file.path) for file in self.manifest.files]
         found = {int(match[1]): self.path / match[0] for match in matches if match}
         return dict(sorted(found.items()))
+
+    @property
+    def states(self) -> dict[int, Path]:
+        """Directories with the models' state at the start of a step, by step."""
+        matches = [_STATE.fullmatch(file.path) for file in self.manifest.files]
+        steps = sorted({int(match[1]) for match in matches if match})
+        return {step: self.path / STATES / f"step{step}" for step in steps}
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether it began each captured step from the benchmark's state (``controls.rejoin``)."""
+        return self.manifest.declared.get("rejoin") is True and bool(self.manifest.parents)
+
+    def joined(self) -> list[dict[str, Any]]:
+        """What each process loaded of another run's state: role, rank, step and how it went."""
+        found = self._json("joined.json")
+        return [] if found is None else list(found["joined"])
 
     def records(self, stage: str) -> Path:
         """The record table of a stage (canonical name).

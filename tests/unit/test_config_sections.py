@@ -90,6 +90,13 @@ def test_a_wrong_value_is_refused_saying_what_was_found_and_what_is_accepted(
     assert expected in message(**changes)
 
 
+def test_curves_and_rejoining_contradict_each_other() -> None:
+    said = message(controls={"rejoin": True, "perturbed": 2})
+    assert "has no curves for perturbed controls to judge; accepted: one of the two" in said
+    assert alignment(controls={"rejoin": True}).controls.rejoin
+    assert not alignment().controls.rejoin
+
+
 def test_a_wrong_stage_is_named_once_with_the_stages_there_are() -> None:
     text = message(capture={"stages": ["actor_updte"]})
     assert text.startswith("a.yaml: 1 problem\n")

@@ -161,3 +161,53 @@ def test_the_command_prints_a_line_an_item_and_fails_with_them(
     assert len(lines) == len(json.loads((tmp_path / "d.json").read_text())["items"])
     assert main(["doctor", "--config", str(config(framework_version="0.1"))]) == 1
     assert "; do: " in capsys.readouterr().out
+
+
+def estimated(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:
+    assert main(["estimate", "--config", str(path), "--json", "found.json"]) == 0
+    found: dict[str, Any] = json.loads(Path("found.json").read_text())
+    return found, capsys.readouterr().out
+
+
+def test_what_rejoining_keeps_is_estimated(
+    config: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of actor and critic: weights and two moments, at each captured step but the first."""
+    steps = {"total": 3, "start": 0, "end": 2}
+    alone, said = estimated(config(steps=steps), capsys)
+    assert alone["states"] == 0 and "rejoin" not in said
+    found, said = estimated(config(steps=steps, controls={"rejoin": True}), capsys)
+    # 107,141 and 90,694 parameters, four bytes each, three times, at two steps
+    real = (107_141 + 90_694) * 12 * 2
+    assert real < found["states"] < 2 * real
+    assert "optimizer state for controls.rejoin: " in said
+    grew = {r: found["runs"][r]["bytes"] - alone["runs"][r]["bytes"] for r in ("target",)}
+    assert grew == {"target": 0}
+    assert (
+        found["runs"]["benchmark"]["bytes"] - alone["runs"]["benchmark"]["bytes"] == found["states"]
+    )
+    one, _ = estimated(config(controls={"rejoin": True}, steps={"total": 1}), capsys)
+    assert one["states"] == 0
+
+
+def test_adapters_alone_are_kept_and_a_models_files_say_its_size(
+    config: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(
+        json.dumps({"num_hidden_layers": 4, "hidden_size": 256, "torch_dtype": "bfloat16"})
+    )
+    with (model / "model.safetensors").open("wb") as file:
+        file.truncate(20 << 20)  # ten million parameters
+    changes: dict[str, Any] = {
+        "model": {"path": str(model)},
+        "steps": {"total": 2, "start": 1, "end": 1},
+        "controls": {"rejoin": True},
+    }
+    grpo = ["algorithm.adv_estimator=grpo"]
+    whole, _ = estimated(config(overrides=grpo, **changes), capsys)
+    assert whole["states"] == (10 << 20) * 12
+    lora = [*grpo, "actor_rollout_ref.model.lora_rank=8"]
+    adapters, _ = estimated(config(overrides=lora, **changes), capsys)
+    assert 0 < adapters["states"] < whole["states"] / 20

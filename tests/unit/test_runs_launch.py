@@ -61,6 +61,12 @@ class _Framework:
     builtin_version: int = 1
     builtins: tuple[str, ...] = ("tiny-qwen2", "tiny-qwen2-critic", "arithmetic")
 
+    def check(self, spec: RunSpec) -> None:
+        """It can do everything."""
+
+    def checkpoint_step(self, path: str) -> int:
+        return 0
+
     def layout(self, spec: RunSpec) -> Layout:
         return Layout("alone", spec.world_size)
 
@@ -183,6 +189,18 @@ def test_a_replay_without_its_benchmark_says_what_to_do(bench: Bench) -> None:
     with pytest.raises(StoreError, match="run the benchmark first"):
         launching.launch(spec, bench.store)
     assert bench.started == 0
+
+
+def test_a_benchmark_that_kept_no_states_is_refused_with_what_to_run(bench: Bench) -> None:
+    bench.launch()
+    (bench.store / "runs" / bench.spec.key / "rollouts").mkdir()
+    steps = bench.spec.steps.model_copy(update={"total": 3, "end": 2})
+    spec = dataclasses.replace(
+        bench.spec, role="target", replay_of=bench.spec.key, rejoin=True, steps=steps
+    )
+    with pytest.raises(StoreError, match=r"step 1, 2 .* collect it again with controls.rejoin"):
+        launching.launch(spec, bench.store)
+    assert bench.started == 1
 
 
 def test_an_imported_run_that_is_not_there_says_what_to_do(bench: Bench) -> None:

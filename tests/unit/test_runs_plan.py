@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlprobe import frameworks
 from rlprobe.config import parse
 from rlprobe.errors import ConfigError
 from rlprobe.roles import ROLES
@@ -236,3 +238,88 @@ def test_another_image_or_lock_is_another_run(tmp_path: Path) -> None:
 def test_a_reference_with_a_digest_is_its_own_identity() -> None:
     side = {"container": {"runtime": "docker", "image": "verl@sha256:0123"}}
     assert planned(target=side)["target"].identities.environment == "verl@sha256:0123"
+
+
+@pytest.mark.parametrize(
+    ("steps", "joined"),
+    [
+        ({"total": 1}, ()),
+        ({"total": 3, "start": 0, "end": 2}, (1, 2)),
+        ({"total": 3, "start": 2, "end": 2}, (2,)),
+    ],
+)
+def test_rejoining_makes_other_runs_of_all_where_a_later_step_is_captured(
+    steps: dict[str, int], joined: tuple[int, ...]
+) -> None:
+    controls = {"repeat": True, "repeat_target": True, "high_precision": True}
+    alone = planned(steps=steps, controls=controls)
+    runs = planned(steps=steps, controls={**controls, "rejoin": True})
+    assert {spec.joined_steps for spec in runs.values()} == {joined}
+    assert changed(alone, runs) == (set(runs) if joined else set())
+
+
+@pytest.mark.parametrize("strategy", ["megatron", "veomni"])
+def test_a_back_end_whose_states_are_not_kept_is_refused(strategy: str) -> None:
+    overrides = [f"actor_rollout_ref.actor.strategy={strategy}"]
+    with pytest.raises(ConfigError, match=rf"controls.rejoin: benchmark trains with {strategy}"):
+        planned(controls={"rejoin": True}, overrides=overrides)
+
+
+def test_slime_is_refused_states_and_checkpoints_of_the_alignment() -> None:
+    slime = frameworks.get("slime")
+    spec = planned()["target"]
+    slime.check(spec)
+    with pytest.raises(ConfigError, match=r"controls.rejoin: target: slime .* accepted: verl"):
+        slime.check(dataclasses.replace(spec, rejoin=True))
+    with pytest.raises(ConfigError, match=r"resume_from: x: .*--load"):
+        slime.checkpoint_step("x")
+
+
+def checkpoint(
+    root: Path, world_size: int = 1, models: tuple[str, ...] = ("actor", "critic")
+) -> Path:
+    directory = root / "global_step_300"
+    for name in models:
+        (directory / name).mkdir(parents=True)
+        for rank in range(world_size):
+            shard = directory / name / f"model_world_size_{world_size}_rank_{rank}.pt"
+            shard.write_bytes(b"weights")
+    return directory
+
+
+def test_both_sides_begin_from_the_checkpoint(tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path)
+    alone, runs = planned(), planned(resume_from=str(directory))
+    assert changed(alone, runs) == set(runs)
+    assert {str(s.identities.checkpoint).partition(":")[0] for s in runs.values()} == {"300"}
+    (directory / "actor/model_world_size_1_rank_0.pt").write_bytes(b"others!")
+    assert changed(runs, planned(resume_from=str(directory))) == set(runs)
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    directory.rename(moved / directory.name)
+    again = planned(resume_from=str(moved / directory.name))
+    assert keys(again) == keys(planned(resume_from=str(moved / directory.name)))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("absent/global_step_1", {}, "resume_from: .*does not exist"),
+        ("", {}, "is not named global_step_N"),
+        ("global_step_300", {"target": {"world_size": 2}}, "holds no model_world_size_2_rank_0.pt"),
+        ("global_step_300", {"benchmark": {"world_size": 4}}, "benchmark has world_size 4"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_runs(
+    tmp_path: Path, name: str, changes: dict[str, Any], said: str
+) -> None:
+    checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        planned(resume_from=str(tmp_path / name), **changes)
+
+
+def test_a_checkpoint_without_the_critic_is_refused_where_one_is_trained(tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path, models=("actor",))
+    with pytest.raises(ConfigError, match="holds no critic/"):
+        planned(resume_from=str(directory))
+    assert planned(resume_from=str(directory), overrides=["algorithm.adv_estimator=grpo"])

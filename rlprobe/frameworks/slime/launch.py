@@ -48,6 +48,29 @@ class SlimeFramework:
     builtin_version: int = 1
     builtins: Collection[str] = ()
 
+    def check(self, spec: RunSpec) -> None:
+        """Refuse what slime's hooks do not do.
+
+        Raises:
+            ConfigError: the run is to be joined to the benchmark's state.
+        """
+        if spec.rejoin:
+            raise ConfigError(
+                f"controls.rejoin: {spec.role}: slime trains with Megatron, whose optimizer states "
+                "are not kept; accepted: verl with FSDP"
+            )
+
+    def checkpoint_step(self, path: str) -> int:
+        """slime's own checkpoints are given by its flags.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError(
+            f"resume_from: {path}: accepted with verl only; slime begins from a checkpoint of its "
+            "own with --load (and --ckpt-step) in overrides, on both sides"
+        )
+
     def expected_stages(self, spec: RunSpec) -> tuple[str, ...]:
         """Stages that slime runs under the spec's flags and whose layers are captured.
 

@@ -197,7 +197,7 @@ def _stage(
     if rank == 0:
         progress.report(session, stage, step, here.rollout_id)
     with (
-        planted(reference_of(session.fault), site),
+        planted(reference_of(session.fault), site, session.fault_step),
         recorder.stage(stage, step, here.rollout_id, chunks, optimizer=optimizer) as scope,
     ):
         scope.samples(batch.digests(here.rollout_data))

@@ -13,7 +13,14 @@ from rlprobe.frameworks import Places, not_recorded
 from rlprobe.frameworks.adopted import Adopted, Training
 from rlprobe.frameworks.layout import Layout
 from rlprobe.frameworks.verl.engine import engines
-from rlprobe.frameworks.verl.host import adopt, assets, entrypoint, megatron, plan
+from rlprobe.frameworks.verl.host import (
+    adopt,
+    assets,
+    checkpoint,
+    entrypoint,
+    megatron,
+    plan,
+)
 
 if TYPE_CHECKING:
     from rlprobe.spec import RunSpec
@@ -44,6 +51,32 @@ class VerlFramework:
     name: str = "verl"
     builtin_version: int = assets.VERSION
     builtins: Collection[str] = assets.NAMES
+
+    def check(self, spec: RunSpec) -> None:
+        """Refuse back ends whose state is not kept, and checkpoints that verl would stop at.
+
+        Raises:
+            ConfigError: names the key.
+        """
+        config = plan.from_overrides([*_base(spec), *spec.overrides])
+        if spec.rejoin and not checkpoint.sharded(config):
+            actor = config["actor_rollout_ref"].get("actor") or {}
+            raise ConfigError(
+                f"controls.rejoin: {spec.role} trains with {actor.get('strategy')}, of which the "
+                "optimizer's state is not kept; accepted: actor_rollout_ref.actor.strategy fsdp "
+                "or fsdp2"
+            )
+        if spec.resume_from is not None and spec.identities.checkpoint is not None:
+            critic = stages.VALUES in plan.stages_of(config)
+            checkpoint.check(spec.resume_from, config, spec.world_size, critic, spec.role)
+
+    def checkpoint_step(self, path: str) -> int:
+        """The step that a ``global_step_N`` directory was made after.
+
+        Raises:
+            ConfigError: the directory is called otherwise.
+        """
+        return checkpoint.step(path)
 
     def expected_stages(self, spec: RunSpec) -> tuple[str, ...]:
         """Stages that verl runs under the spec's overrides; a replay generates nothing.
@@ -250,11 +283,11 @@ def _enforced(spec: RunSpec, places: Places) -> list[str]:
     overrides = [
         f"trainer.nnodes={nodes}",
         f"trainer.n_gpus_per_node={spec.world_size // nodes}",
-        f"trainer.total_training_steps={spec.steps.total}",
+        f"trainer.total_training_steps={_begin(spec) + spec.steps.total}",
         "trainer.val_before_train=false",
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
-        "trainer.resume_mode=disable",
+        *_resume(spec),
         f"trainer.default_local_dir={places.scratch}/checkpoints",
         f"hydra.run.dir={places.side}/hydra",
         f"actor_rollout_ref.model.path={_path(spec.model.path, places)}",
@@ -278,6 +311,18 @@ def _enforced(spec: RunSpec, places: Places) -> list[str]:
             # rewards come with the rollouts; each worker that computes none costs a start-up
             overrides.append("reward.num_workers=0")
     return overrides
+
+
+def _begin(spec: RunSpec) -> int:
+    """Steps that were made before the run, by whatever made its checkpoint."""
+    return 0 if spec.resume_from is None else checkpoint.step(spec.resume_from)
+
+
+def _resume(spec: RunSpec) -> list[str]:
+    if spec.resume_from is None:
+        return ["trainer.resume_mode=disable"]
+    path = Path(spec.resume_from).expanduser().absolute()
+    return ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}"]
 
 
 def _reward(spec: RunSpec, places: Places) -> list[str]:
