@@ -11,7 +11,7 @@ import contextlib
 import re
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, TextIO, cast
 
 #: The name by which an OSError tells that stdout could not be written.
@@ -42,6 +42,21 @@ def _shown(character: str) -> str:
     if character in _KEPT or unicodedata.category(character) not in _UNSAFE:
         return character
     return ascii(character)[1:-1]
+
+
+def spelled(steps: Sequence[int]) -> str:
+    """``step 3``, ``steps 0 and 2``, ``steps 0 to 19``, ``steps 0 to 2 and 5``: steps as words."""
+    runs: list[list[int]] = []
+    for step in sorted(steps):
+        if runs and step == runs[-1][-1] + 1:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    parts: list[str] = []
+    for run in runs:
+        parts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else [str(step) for step in run]
+    text = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
+    return f"step {text}" if len(steps) == 1 else f"steps {text}"
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:

@@ -34,6 +34,8 @@ def find(results: Results, step: Step) -> list[Curve]:
     if results.of_dumps or benchmark is None or target is None:
         return []
     mine = curves.table_of(benchmark)
+    if target.is_joined:
+        return curves.unjudged(mine, curves.table_of(target), curves.JOINED)
     controls = [curves.table_of(run) for run in perturbed(results)]
     again = results.run(REPEAT)
     if controls and again is not None and (repeat := curves.table_of(again)) != mine:
@@ -123,7 +125,7 @@ def cause(found: Sequence[Curve], parted: Curve) -> Cause:
         evidence.append(f"after it: {named}{more}")
     evidence.append(
         f"no record of step {parted.step} was judged: capture it (steps.start and steps.end "
-        f"{parted.step}) to see in which stage and module it parts"
+        f"{parted.step}) with controls.rejoin: true to see in which stage and module it parts"
     )
     return Cause(
         UNKNOWN, UNKNOWN,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from rlprobe.diagnose.diagnosis import (
 from rlprobe.diagnose.gate import Gate, check, dumps
 from rlprobe.diagnose.gate.evidence import Evidence
 from rlprobe.diagnose.gate.extent import coverage
+from rlprobe.diagnose.gate.steps import merged
 from rlprobe.errors import ReplayError
 from rlprobe.judge import (
     analysis,
@@ -82,38 +84,71 @@ def diagnose(directory: Path) -> Diagnosis:
     """
     results = Results.open(directory)
     benchmark, target = require(results, BENCHMARK), require(results, TARGET)
-    number = outline.first_step(results) if results.of_dumps else first_step(benchmark, target)
-    step = judge(results, number)
-    judged = tables.tables(results, step)
-    curves_found = [] if results.of_dumps else curves.find(results, step)
+    every = [judge(results, number) for number in judged_steps(results, benchmark, target)]
+    judged = tables.tables(results, every)
+    curves_found = [] if results.of_dumps else curves.find(results, every[0])
+    extents = _extents(results, judged, curves_found)
+    step, gate = _decisive(results, benchmark, target, every, extents)
     how_much = Judged(
         tables.write(results, step, judged),
-        _extents(results, judged, curves_found),
+        extents,
         curves_found,
         len(curves.perturbed(results)),
     )
+    for item in gate.items:
+        _log.debug("gate: %s %s: %s", item.item, item.state, item.evidence)
+    diverged = None if gate.is_shut else analysis.first_of(step)
+    if gate.is_shut:
+        strip = _strip(results, target, step, diverged, gate)
+        return _not_comparable(results, gate, step, strip, benchmark, how_much)
+    gone = curves.left(curves_found)
+    if diverged is None and gone is not None:
+        strip = _of_all([_strip(results, target, one, None, gate) for one in every])
+        return _left(results, step, strip, gate, gone, target, how_much)
+    if diverged is None:
+        later = len([s for s in target.manifest.steps if s > every[-1].number])
+        return _aligned(results, target, gate, every, later, how_much)
+    return _diverged(results, gate, every, step, diverged, benchmark, target, how_much)
+
+
+def _decisive(
+    results: Results, benchmark: Run, target: Run, every: Sequence[Step], extents: Extents
+) -> tuple[Step, Gate]:
+    """The judged step that decides: the first that parts or is not comparable, else the first.
+
+    With it the gate of all judged steps up to it, as one.
+    """
     controls = {
         role: run
         for role in (REPEAT, REPEAT_TARGET, HIGH_PRECISION)
         if (run := results.run(role)) is not None
     }
+    gates: dict[int, Gate] = {}
+    for step in every:
+        if results.of_dumps:
+            gate = dumps.check(results, step, extents)
+        else:
+            gate = check(Evidence(results, benchmark, target, controls, step, extents))
+        gates[step.number] = gate
+        if gate.is_shut or analysis.first_of(step) is not None:
+            return step, merged(gates)
+    return every[0], merged(gates)
+
+
+def judged_steps(results: Results, benchmark: Run, target: Run) -> list[int]:
+    """The captured steps that are judged, from 0: at least one.
+
+    The first that both sides captured; later ones differ by what updates left, except where the
+    target began each from the benchmark's state.
+
+    Raises:
+        DumpError: a table of two dumps is damaged.
+    """
     if results.of_dumps:
-        gate = dumps.check(results, step, how_much.extents)
-    else:
-        gate = check(Evidence(results, benchmark, target, controls, step, how_much.extents))
-    for item in gate.items:
-        _log.debug("gate: %s %s: %s", item.item, item.state, item.evidence)
-    diverged = None if gate.is_shut else analysis.first_of(step)
-    strip = _strip(results, target, step, diverged, gate)
-    if gate.is_shut:
-        return _not_comparable(results, gate, step, strip, benchmark, how_much)
-    gone = curves.left(curves_found)
-    if diverged is None and gone is not None:
-        return _left(results, step, strip, gate, gone, target, how_much)
-    if diverged is None:
-        later = len([s for s in target.manifest.steps if s > number])
-        return _aligned(results, gate, step, strip, later, how_much)
-    return _diverged(results, gate, step, strip, diverged, benchmark, target, how_much)
+        return [outline.first_step(results)]
+    common = sorted(set(benchmark.manifest.steps) & set(target.manifest.steps))
+    steps = common or sorted(benchmark.manifest.steps) or [0]
+    return steps if target.is_joined else steps[:1]
 
 
 def _extents(results: Results, judged: dict[str, pl.DataFrame], found: list[Curve]) -> Extents:
@@ -121,13 +156,6 @@ def _extents(results: Results, judged: dict[str, pl.DataFrame], found: list[Curv
     runs = [run for role in (BENCHMARK, TARGET) if (run := results.run(role)) is not None]
     held = {curve.metric for curve in found if curve.verdict != NOT_JUDGED}
     return extent.with_metrics(extent.of(judged), *runs, judged=held)
-
-
-def first_step(benchmark: Run, target: Run) -> int:
-    """The first step that both sides captured; later ones differ by inheritance."""
-    common = sorted(set(benchmark.manifest.steps) & set(target.manifest.steps))
-    steps = common or sorted(benchmark.manifest.steps) or [0]
-    return steps[0]
 
 
 def _strip(
@@ -156,26 +184,43 @@ def _strip(
     return strip
 
 
+def _of_all(strips: Sequence[list[StageResult]]) -> list[StageResult]:
+    """The strip of several steps that agree: each stage with the records of all."""
+    whole = []
+    for cells in zip(*strips, strict=True):
+        compared = [cell for cell in cells if cell.state == "aligned"] or list(cells)
+        whole.append(
+            msgspec.structs.replace(
+                compared[0],
+                records=sum(cell.records for cell in compared),
+                beyond=sum(cell.beyond for cell in compared),
+            )
+        )
+    return whole
+
+
 def _aligned(
     results: Results,
+    target: Run,
     gate: Gate,
-    step: Step,
-    strip: list[StageResult],
+    every: Sequence[Step],
     later: int,
     judged: Judged,
 ) -> Diagnosis:
-    largest = _largest(step)
-    unused = sum(finding.unused for finding in step.findings.values())
+    strip = _of_all([_strip(results, target, step, None, gate) for step in every])
+    largest = max(_largest(step) for step in every)
+    unused = sum(finding.unused for step in every for finding in step.findings.values())
+    numbers = [step.number for step in every]
     caveats = sum(item.state == CAVEAT for item in gate.items)
     return Diagnosis(
         verdict="aligned",
-        sentence=sentence.aligned(results.plan, strip, largest, unused, caveats, step.number, later)
+        sentence=sentence.aligned(results.plan, strip, largest, unused, caveats, numbers, later)
         + judged.said(),
         gate=gate.items,
         first=None,
         cause=None,
         coverage=coverage(results),
-        noise=_noise(results, step, None),
+        noise=_noise(results, every, None),
         stages=strip,
         extent=judged.extents,
         curves=judged.curves,
@@ -186,13 +231,15 @@ def _aligned(
 def _diverged(
     results: Results,
     gate: Gate,
+    every: Sequence[Step],
     step: Step,
-    strip: list[StageResult],
     diverged: Finding,
     benchmark: Run,
     target: Run,
     judged: Judged,
 ) -> Diagnosis:
+    strip = _strip(results, target, step, diverged, gate)
+    before = [other.number for other in every if other.number < step.number]
     diverged = multiples.measured(results, step.number, diverged)
     cause = classify(step, diverged, _world_size(target), _profile(results, step, diverged))
     cause = _with_block(results, step, diverged, cause)
@@ -209,13 +256,14 @@ def _diverged(
             decisive.of(row),
             row.get("excess"),
             cause,
+            before,
         )
         + judged.said(),
         gate=gate.items,
         first=first,
         cause=cause,
         coverage=coverage(results),
-        noise=_noise(results, step, diverged),
+        noise=_noise(results, [step], diverged),
         stages=strip,
         extent=judged.extents,
         curves=judged.curves,
@@ -246,7 +294,7 @@ def _left(
         first=curves.first(gone),
         cause=curves.cause(judged.curves, gone),
         coverage=coverage(results),
-        noise=_noise(results, step, None),
+        noise=_noise(results, [step], None),
         stages=strip,
         extent=judged.extents,
         curves=judged.curves,
@@ -282,7 +330,7 @@ def _not_comparable(
         first=first,
         cause=cause,
         coverage=coverage(results),
-        noise=_noise(results, step, None),
+        noise=_noise(results, [step], None),
         stages=strip,
         extent=judged.extents,
         curves=judged.curves,
@@ -392,7 +440,12 @@ def _largest(step: Step) -> float:
     return nearest
 
 
-def _noise(results: Results, step: Step, diverged: Finding | None) -> Values:
+def _noise(results: Results, steps: Sequence[Step], diverged: Finding | None) -> Values:
+    """How floors were made, what controls showed, and the extremes of these steps."""
+    findings: dict[str, list[Finding]] = {}
+    for step in steps:
+        for name, finding in step.findings.items():
+            findings.setdefault(name, []).append(finding)
     controls = {
         pair: _control(results, pair)
         for pair in (REPEAT, REPEAT_TARGET, HIGH_PRECISION)
@@ -404,7 +457,7 @@ def _noise(results: Results, step: Step, diverged: Finding | None) -> Values:
         "repeat_factor": REPEAT_FACTOR,
         "false_alarm_rate": noise.FALSE_ALARM_RATE,
         "controls": controls,
-        "stages": {name: _of_stage(finding) for name, finding in step.findings.items()},
+        "stages": {name: _of_stage(found) for name, found in findings.items()},
     }
     if HIGH_PRECISION in controls:
         found["r_limit"] = R_LIMIT
@@ -442,14 +495,17 @@ def _largest_error(results: Results, pair: str) -> float | None:
     return float(largest) if isinstance(largest, float) else None
 
 
-def _of_stage(finding: Finding) -> Values:
-    rows = finding.held.filter(pl.col("error").is_not_null())
+def _of_stage(findings: Sequence[Finding]) -> Values:
+    """The extremes of a stage's judged records, at one step or several."""
+    columns = ["error", "floor", "excess"]
+    held = pl.concat([finding.held.select(columns) for finding in findings])
+    rows = held.filter(pl.col("error").is_not_null())
     numbers = rows.filter(pl.col("floor") > 0)
     return {
         "median_floor": _plain(numbers.get_column("floor").median()),
         "largest_floor": _plain(numbers.get_column("floor").max()),
         "largest_error": _plain(rows.get_column("error").max()),
         "largest_ratio": _plain(rows.get_column("excess").max()),
-        "confined_to_unused_positions": finding.confined,
-        "near_ties": sum(process.near_ties for process in finding.stage.processes),
+        "confined_to_unused_positions": any(finding.confined for finding in findings),
+        "near_ties": sum(p.near_ties for finding in findings for p in finding.stage.processes),
     }

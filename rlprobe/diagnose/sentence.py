@@ -15,12 +15,12 @@ from rlprobe.diagnose.diagnosis import (
     GateItem,
     StageResult,
 )
-from rlprobe.judge.curves import LEFT, NO_CONTROL, NOT_JUDGED, WITHIN, Curve
+from rlprobe.judge.curves import JOINED, LEFT, NO_CONTROL, NOT_JUDGED, WITHIN, Curve
 from rlprobe.judge.decisive import DENSE, ELEMENTS, NORM, Measure
 from rlprobe.judge.extent import Extent
 from rlprobe.judge.inputs import Plan
 from rlprobe.roles import BENCHMARK, TARGET
-from rlprobe.terminal import counted
+from rlprobe.terminal import counted, spelled
 
 
 def aligned(
@@ -29,7 +29,7 @@ def aligned(
     largest: float,
     unused: int,
     caveats: int,
-    step: int,
+    steps: Sequence[int],
     later: int,
 ) -> str:
     """The target agrees.
@@ -40,8 +40,8 @@ def aligned(
         largest: the nearest any record came to its floor.
         unused: records that differ only where no result looks, and are not among those of stages.
         caveats: how many there are.
-        step: the captured step that was judged, from 0.
-        later: captured steps after it, which were not.
+        steps: the captured steps that were judged, from 0.
+        later: captured steps after them, which were not.
     """
     judged = [s for s in stages if s.state == "aligned"]
     records = sum(s.records for s in judged)
@@ -55,8 +55,10 @@ def aligned(
         text += f"; {unused:,} more {differ} only at positions that no result depends on (padding)"
     text = f"{text}; {_caveats(caveats)}." if caveats else f"{text}."
     if later:
-        steps = "one later step gives" if later == 1 else f"{later} later steps give"
-        text += f" Only step {step} was judged; {steps} trends."
+        more = "one later step gives" if later == 1 else f"{later} later steps give"
+        text += f" Only {spelled(steps)} was judged; {more} trends."
+    elif len(steps) > 1:
+        text += f" {spelled(steps).capitalize()} were judged, each from the benchmark's state."
     return text
 
 
@@ -78,8 +80,19 @@ def diverged(
     measure: Measure,
     excess: float | None,
     cause: Cause,
+    before: Sequence[int] = (),
 ) -> str:
-    """The target parts from the benchmark."""
+    """The target parts from the benchmark.
+
+    Args:
+        plan: the alignment.
+        first: where.
+        trainer_step: the trainer's own number of that step.
+        measure: what of the record is beyond its floor.
+        excess: by how much.
+        cause: why.
+        before: steps before it that were judged, and agree.
+    """
     where = f"at {first.module} ({first.operator})" if first.module else f"in the {first.operator}"
     step = f"step {first.step}"
     if trainer_step is not None:
@@ -88,7 +101,11 @@ def diverged(
     if measure.error is not None and excess is not None:
         what = "error" if measure.name == ELEMENTS else f"error of the {_WORDS[measure.name]}"
         size = f", {what} {measure.error:.2g}, {_times(excess)} its noise floor"
-    return f"{plan.name}: {_sides(plan)} part in {first.stage}, {step}, {where}{size}.{why(cause)}"
+    text = f"{plan.name}: {_sides(plan)} part in {first.stage}, {step}, {where}{size}.{why(cause)}"
+    if before:
+        agree = "agrees" if len(before) == 1 else "agree"
+        text += f" {spelled(before).capitalize()} before it {agree}."
+    return text
 
 
 def why(cause: Cause) -> str:
@@ -129,7 +146,7 @@ def of_curves(found: Sequence[Curve], controls: int) -> str:
     if not counts[WITHIN] and not counts[LEFT]:
         return (
             f" Curves of {counted(len(found), 'metric')} over {steps} steps: not judged ("
-            + (NO_CONTROL if not controls else "too few perturbed controls are there")
+            + _why(found, controls)
             + ")."
         )
     text = (
@@ -138,6 +155,13 @@ def of_curves(found: Sequence[Curve], controls: int) -> str:
     )
     text += f", {counts[LEFT]} left" if counts[LEFT] else ""
     return text + (f", {counts[NOT_JUDGED]} not judged." if counts[NOT_JUDGED] else ".")
+
+
+def _why(found: Sequence[Curve], controls: int) -> str:
+    """Why no curve was judged."""
+    if all(curve.why == JOINED for curve in found):
+        return JOINED
+    return NO_CONTROL if not controls else "too few perturbed controls are there"
 
 
 def extent(judged: Extent) -> str:

@@ -1,4 +1,4 @@
-"""What judging found: each stage of the first captured step, and where it parts."""
+"""What judging found: each stage of a judged step, and where it parts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Finding:
 
 @dataclass
 class Step:
-    """The first captured step of the target's comparison."""
+    """A judged step of the target's comparison: the first captured one, or each that was joined."""
 
     number: int
     findings: dict[str, Finding] = field(default_factory=dict)

@@ -9,6 +9,7 @@ import polars as pl
 from rlprobe.dumps.results import RECORDS
 from rlprobe.errors import DumpError
 from rlprobe.judge.inputs import Results
+from rlprobe.roles import TARGET
 
 #: Columns of records.parquet that judging needs.
 COLUMNS = [
@@ -50,6 +51,17 @@ def collect(lazy: pl.LazyFrame, path: Path) -> pl.DataFrame:
         raise DumpError(f"{path} is not readable: {error}; compare again") from error
 
 
+def _of_one_kind(results: Results, pair: str, step: int) -> bool:
+    """Whether a control began the step as the target did: at its own state, or at the benchmark's.
+
+    A repeat that went its own way differs at a later step by what its updates left, and says
+    nothing of the noise of a step that was joined.
+    """
+    target, other = results.run(TARGET), results.run(results.plan.pairs[pair].target)
+    joined = target is not None and target.is_joined and step > 0
+    return not joined or (other is not None and other.is_joined)
+
+
 def control(results: Results, pair: str, stage: str, step: int) -> pl.DataFrame | None:
     """A control's comparison of a stage at a step; None where there is none.
 
@@ -57,6 +69,6 @@ def control(results: Results, pair: str, stage: str, step: int) -> pl.DataFrame 
         DumpError: the file is damaged or of another version.
     """
     lazy = scan(results, pair, stage, _REPEAT_COLUMNS)
-    if lazy is None:
+    if lazy is None or not _of_one_kind(results, pair, step):
         return None
     return collect(lazy.filter(pl.col("step") == step), results.compared(pair, stage))

@@ -82,6 +82,7 @@ class Rounding(msgspec.Struct, frozen=True):
 
 
 NO_CONTROL = "controls.perturbed was not run"
+JOINED = "each step began from the benchmark's state, so that these are no curves of its own"
 ONE_SIDE = "on one side only"
 NO_SPREAD = "a share of single tokens, of which the controls show no spread"
 NONFINITE = "not finite on the benchmark or a control"
@@ -127,6 +128,20 @@ def judge(
     """
     names = sorted(benchmark.keys() | target.keys())
     return [_curve(name, benchmark, target, controls, rounding) for name in names]
+
+
+def unjudged(benchmark: Table, target: Table, why: str) -> list[Curve]:
+    """Every metric of either side, none of which can be judged for one reason."""
+    names = sorted(benchmark.keys() | target.keys())
+    return [
+        Curve(
+            name,
+            NOT_JUDGED,
+            steps=len(benchmark.get(name, {}).keys() | target.get(name, {}).keys()),
+            why=why,
+        )
+        for name in names
+    ]
 
 
 def _curve(

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 import polars as pl
 
-from rlprobe.judge.reasons import EXCUSES, METRIC, UNJUDGED
+from rlprobe.judge.reasons import EXCUSES, METRIC, NO_TRAJECTORY, UNJUDGED
 from rlprobe.store.read import Run
 
 
@@ -97,7 +97,7 @@ def with_metrics(extents: Extents, *runs: Run, judged: Collection[str] = ()) -> 
 
     Args:
         extents: of the stages.
-        runs: both sides.
+        runs: both sides. One that was joined at each step has no trajectory of its own.
         judged: metrics whose curves have a verdict (:mod:`rlprobe.judge.curves`).
 
     Raises:
@@ -109,14 +109,17 @@ def with_metrics(extents: Extents, *runs: Run, judged: Collection[str] = ()) -> 
             found = line.get("metrics")
             if isinstance(found, dict) and isinstance(line.get("step"), int):
                 names.setdefault(line["step"], set()).update(filter(is_computed, map(str, found)))
-    counted = {step: _of_metrics(found, judged) for step, found in sorted(names.items()) if found}
+    because = NO_TRAJECTORY if any(run.is_joined for run in runs) else METRIC
+    counted = {
+        step: _of_metrics(found, judged, because) for step, found in sorted(names.items()) if found
+    }
     return {**extents, TRAINER: counted} if counted else extents
 
 
-def _of_metrics(found: set[str], judged: Collection[str]) -> Extent:
+def _of_metrics(found: set[str], judged: Collection[str], because: str) -> Extent:
     held = len(found.intersection(judged))
     rest = len(found) - held
-    return Extent(len(found), held, {}, {METRIC: rest} if rest else {})
+    return Extent(len(found), held, {}, {because: rest} if rest else {})
 
 
 def total(extents: Extents) -> Extent:

@@ -1,4 +1,4 @@
-"""Is it noise? Every stage of the first captured step, judged."""
+"""Is it noise? Every stage of a captured step, judged."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ NO_PARTNER, OTHER_SHAPE, OTHER_KIND, UNREADABLE, NO_NUMBERS, BOTH_NONFINITE = (
     "both_nonfinite",
 )
 GIVEN, NOT_JOINED, AS_CHANGES, METRIC = "given", "not_joined", "as_changes", "metric"
+NO_TRAJECTORY = "no_trajectory"
 ALL_ZERO = "all_zero"
 NO_FLOOR, GENERATED = "no_floor", "generated"
 UNJUDGED: dict[str, str] = {
@@ -48,6 +49,7 @@ UNJUDGED: dict[str, str] = {
     BOTH_NONFINITE: "not finite on both sides",
     GIVEN: "what a stage was given; looked at by the gate and by the cause",
     METRIC: "a number that the trainer reports; curves need controls that were not run",
+    NO_TRAJECTORY: "a number that the trainer reports of a run that was joined at each step",
     NOT_JOINED: "key data of which no row could be joined by sample",
     NO_FLOOR: "a result of a stage without floating-point forward records: nothing says how deep "
     "the model is, so that nothing bounds its round-off",

@@ -35,7 +35,7 @@ from rlprobe.roles import HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET
 
 @dataclass(frozen=True)
 class Process:
-    """One rank's rows of a stage's first captured step."""
+    """One rank's rows of a stage's judged step."""
 
     rank: int
     rows: pl.DataFrame

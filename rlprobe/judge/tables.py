@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,26 +100,34 @@ class Summary(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
 
-def tables(results: Results, step: Step) -> dict[str, pl.DataFrame]:
+def tables(results: Results, steps: Sequence[Step]) -> dict[str, pl.DataFrame]:
     """The judged table of every stage that was compared, all captured steps.
+
+    Args:
+        results: what was compared.
+        steps: those that were judged.
 
     Raises:
         DumpError: a comparison's table is damaged.
     """
-    later = _other_steps_key_data(results, step.number)
+    numbers = [step.number for step in steps]
+    later = _other_steps_key_data(results, numbers)
     found = {}
     for name in results.stages():
         lazy = compared.scan(results, TARGET, name, list(_KEYS))
         if lazy is None:
             continue
         others = compared.collect(
-            lazy.filter(pl.col("step") != step.number), results.compared(TARGET, name)
+            lazy.filter(~pl.col("step").is_in(numbers)), results.compared(TARGET, name)
         )
-        parts = [_table(others, _later(pl.col("status")))]
-        finding = step.findings.get(name)
-        if finding is not None:
-            parts.insert(0, _table(finding.stage.rows))
-        parts.append(_key_data_table(step, name, finding, later))
+        parts = []
+        for step in steps:
+            finding = step.findings.get(name)
+            if finding is not None:
+                parts.append(_table(finding.stage.rows))
+        parts.append(_table(others, _later(pl.col("status"))))
+        parts += [_key_data_table(step, name, step.findings.get(name)) for step in steps]
+        parts.append(_later_key_data(name, later))
         found[name] = pl.concat(parts)
     return found
 
@@ -141,9 +149,7 @@ def _later(status: pl.Expr) -> pl.Expr:
     return pl.when(alone).then(pl.lit(reasons.NO_PARTNER)).otherwise(pl.lit(reasons.LATER_STEP))
 
 
-def _key_data_table(
-    step: Step, stage: str, finding: Finding | None, later: Mapping[int, list[str]]
-) -> pl.DataFrame:
+def _key_data_table(step: Step, stage: str, finding: Finding | None) -> pl.DataFrame:
     """Key data as rows: results of the stage are judged, what it was given is not by itself."""
     outcomes = {} if finding is None else {o.name: o for o in finding.produced}
     rows: list[dict[str, Any]] = []
@@ -170,11 +176,20 @@ def _key_data_table(
         for name, because in sorted(step.absent.items())
         if keydata.stage_of(name) == stage and name not in step.key_data
     ]
-    for number, names in later.items():
-        for name in names:
-            if keydata.stage_of(name) == stage:
-                rows.append({"step": number, "name": name, "judged": False,
-                             "unjudged_because": reasons.LATER_STEP})  # fmt: skip
+    return _key_data_rows(rows)
+
+
+def _later_key_data(stage: str, later: Mapping[int, list[str]]) -> pl.DataFrame:
+    """Key data of the steps that are not judged."""
+    return _key_data_rows([
+        {"step": number, "name": name, "judged": False, "unjudged_because": reasons.LATER_STEP}
+        for number, names in later.items()
+        for name in names
+        if keydata.stage_of(name) == stage
+    ])  # fmt: skip
+
+
+def _key_data_rows(rows: list[dict[str, Any]]) -> pl.DataFrame:
     table = pl.DataFrame(rows, schema=SCHEMA).with_columns(slot=pl.lit(KEY_DATA))
     return table.with_columns(pl.col("beyond").fill_null(False))
 
@@ -187,9 +202,10 @@ def _unjudged(difference: Difference, stage: str) -> str:
     return reasons.NO_FLOOR if own else reasons.GIVEN
 
 
-def _other_steps_key_data(results: Results, step: int) -> dict[int, list[str]]:
+def _other_steps_key_data(results: Results, steps: Sequence[int]) -> dict[int, list[str]]:
     """Names of key data at the steps that are not judged."""
     found: dict[int, set[str]] = {}
+    step = steps[0]  # of dumps, one is judged
     for source in sources.both(results, step) if results.of_dumps else ():
         for own in () if source is None else source.data.steps():
             if source is not None and own != source.step:
@@ -197,7 +213,7 @@ def _other_steps_key_data(results: Results, step: int) -> dict[int, list[str]]:
                 found.setdefault(number, set()).update(source.data.keys_of(own))
     for run in (results.run(BENCHMARK), results.run(TARGET)):
         for number in () if run is None else run.manifest.steps:
-            if number != step and run is not None:
+            if number not in steps and run is not None:
                 there = {n for n in keydata.names(run) if keydata.is_there(run, n, number)}
                 found.setdefault(number, set()).update(there)
     return {number: sorted(names) for number, names in sorted(found.items())}
@@ -205,6 +221,11 @@ def _other_steps_key_data(results: Results, step: int) -> dict[int, list[str]]:
 
 def write(results: Results, step: Step, found: Mapping[str, pl.DataFrame]) -> str:
     """Write the tables and, last, their summary.
+
+    Args:
+        results: where they go.
+        step: the judged step that decides the verdict.
+        found: the tables.
 
     Returns:
         sha256 of the summary, which names the tables' digests.

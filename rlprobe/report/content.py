@@ -111,6 +111,10 @@ class Page:
     states: dict[str, int]
     step: int
     trainer_step: int | None
+    #: All that were judged.
+    judged_steps: list[int]
+    #: Whether each step of the target began from the benchmark's state.
+    joined: bool
     strip: list[Cell]
     grid: Grid | None
     card: Card | None
@@ -191,6 +195,8 @@ def gather(
         states={"open": 0, "caveat": 0, "shut": 0} | Counter(item.state for item in found.gate),
         step=step.number,
         trainer_step=None if first_step is None else first_step + step.number,
+        judged_steps=_judged_steps(found),
+        joined=target.is_joined,
         strip=[_cell(result, found, step.number) for result in found.stages],
         grid=scope.grid(records.rows, stages),
         card=card.build(found, step, benchmark, target, texts=texts),
@@ -271,6 +277,12 @@ def _facts(
     if judged.recorded:
         given.append(("judged", f"{judged.judged:,} / {judged.recorded:,}"))
     return [(words.both(key), value) for key, value in given]
+
+
+def _judged_steps(found: Diagnosis) -> list[int]:
+    return sorted(
+        {step for steps in found.extent.values() for step, one in steps.items() if one.judged}
+    )
 
 
 def _cell(result: StageResult, found: Diagnosis, step: int) -> Cell:

@@ -11,6 +11,7 @@ from rlprobe.diagnose.gate import (
     extent,
     judged,
     recorded,
+    rejoined,
     samples,
     settings,
     staleness,
@@ -42,6 +43,7 @@ def check(evidence: Evidence) -> Gate:
     """
     tokens, no_tokens = samples.check(evidence)
     weight, no_weights = weights.check(evidence)
+    began = rejoined.check(evidence)
     moved, stale = staleness.check(evidence)
     given, no_batch = batch.check(evidence)
     asked, no_settings = settings.check(evidence)
@@ -54,6 +56,7 @@ def check(evidence: Evidence) -> Gate:
         items=[
             *tokens,
             weight,
+            *([began] if began is not None else []),
             *([moved] if moved is not None else []),
             *given,
             *asked,

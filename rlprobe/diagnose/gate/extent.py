@@ -60,14 +60,21 @@ def _stages(evidence: Evidence) -> GateItem:
         return caveat(
             STAGES,
             f"benchmark has steps {sorted(steps[0])}, target {sorted(steps[1])}",
-            "capture the same steps; the first common one is judged",
+            "capture the same steps on both sides",
+        )
+    if evidence.target.is_joined:
+        return opened(
+            STAGES,
+            f"{len(wanted)} stages, steps {sorted(steps[0])} on both sides, each judged: later "
+            "ones begin from the benchmark's state",
         )
     if len(steps[0]) > 1:
         return caveat(
             STAGES,
             f"{len(wanted)} stages, steps {sorted(steps[0])} on both sides, of which step "
             f"{evidence.step.number} is judged: later ones inherit what updates differ by",
-            "see trends of the later steps in the report; to judge one, capture it first",
+            "to have each step judged, set controls.rejoin: true; without it the report shows "
+            "trends",
         )
     return opened(STAGES, f"{len(wanted)} stages, steps {sorted(steps[0])} on both sides")
 

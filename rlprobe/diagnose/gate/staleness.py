@@ -47,11 +47,15 @@ class Stale:
 
 
 def check(evidence: Evidence) -> tuple[GateItem | None, Shut | None]:
-    """Item ``weights over steps``; None where a side captured a single step.
+    """Item ``weights over steps``; None where a side captured a single step, or was joined.
+
+    A joined run has the benchmark's weights at each step, whatever its own updates did.
 
     Raises:
         StoreError: a table of weights is damaged.
     """
+    if evidence.target.is_joined:
+        return None, None
     steps = [
         set() if table is None else set(table.get_column("step").to_list())
         for table in (run.weights() for run in (evidence.benchmark, evidence.target))

@@ -60,8 +60,8 @@ def test_one_reason_one_record_and_one_stage_are_not_several() -> None:
         (2, "2 records of 1 stage lie"),
     ):
         stage = StageResult("actor_update", "aligned", count, 0)
-        assert said in sentence.aligned(plan, [stage], 0.5, 1, 0, 0, 0)
-    assert "; 1 more differs only" in sentence.aligned(plan, [stage], 0.5, 1, 0, 0, 0)
+        assert said in sentence.aligned(plan, [stage], 0.5, 1, 0, [0], 0)
+    assert "; 1 more differs only" in sentence.aligned(plan, [stage], 0.5, 1, 0, [0], 0)
 
 
 @pytest.mark.parametrize(
