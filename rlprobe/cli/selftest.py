@@ -67,6 +67,15 @@ def add_parser(subparsers: Any) -> None:
         help="further benign runs in pass seeds, spread over the changes (default %(default)s)",
     )
     parser.add_argument(
+        "--from-step",
+        type=int,
+        default=0,
+        metavar="N",
+        help="plant everything from step N on, in an alignment whose steps each begin from the "
+        "benchmark's state (controls.rejoin): it must be found at N and in no step before "
+        "(default %(default)s)",
+    )
+    parser.add_argument(
         "--directory",
         type=given_path,
         default=Path("results/selftest"),
@@ -120,6 +129,8 @@ def run(args: argparse.Namespace) -> int:
     for option in ("jobs", "runs"):
         if getattr(args, option) < 1:
             raise UsageError(f"--{option} is at least 1, found {getattr(args, option)}")
+    if args.from_step < 0:
+        raise UsageError(f"--from-step counts from 0, found {args.from_step}")
     cases = catalogue.cases(args.faults or catalogue.OWN, args.only)
     if args.passes and "blind" in args.passes:
         return _blind(args, cases)
@@ -129,6 +140,7 @@ def run(args: argparse.Namespace) -> int:
         directory=args.directory,
         passes=_passes(args),
         ray=not (args.quick or args.no_ray),
+        step=args.from_step,
         jobs=args.jobs,
     )
     if not args.verbose:

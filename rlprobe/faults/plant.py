@@ -87,9 +87,18 @@ def reference_of(configured: str | None) -> str | None:
 
 
 @contextlib.contextmanager
-def planted(reference: str | None, site: Site) -> Iterator[None]:
-    """Plant the fault for one stage; it is taken out again whatever happens in between."""
-    if reference is None:
+def planted(reference: str | None, site: Site, from_step: int = 0) -> Iterator[None]:
+    """Plant the fault for one stage; it is taken out again whatever happens in between.
+
+    Args:
+        reference: ``FILE:NAME``; None for nothing.
+        site: the stage that is about to run.
+        from_step: the first step with the fault in it.
+
+    Raises:
+        ConfigError: there is no such fault, or it does not yield exactly once.
+    """
+    if reference is None or site.step < from_step:
         yield
         return
     plant, declared = load(reference)

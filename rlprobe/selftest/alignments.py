@@ -56,6 +56,7 @@ ACCEPTED: dict[str, str] = {
     "perturbed": "0, or a whole number from 2",
     "updates": "1, 2 or 4",
     "lora": "true or false",
+    "rejoin": "true or false",
     "algorithm": " or ".join(_ESTIMATORS),
     "temperature": "a number above 0",
     "precision": "fp32, bf16 or fp16",
@@ -136,7 +137,11 @@ def alignment(
             "environment": {**OTHER_KERNELS, **needs.get("environment", {})},
             "fault": fault,
         },
-        "controls": {"repeat": True, "perturbed": needs.get("perturbed", 0)},
+        "controls": {
+            "repeat": True,
+            "perturbed": needs.get("perturbed", 0),
+            "rejoin": needs.get("rejoin", False),
+        },
         "store": store,
         "results": results,
     }
@@ -173,6 +178,7 @@ def check(needs: Mapping[str, Any]) -> None:
         ("critic_head_bias", (True, False)),
         ("updates", (1, 2, 4)),
         ("lora", (True, False)),
+        ("rejoin", (True, False)),
     ):
         if key in needs and needs[key] not in known:
             refuse(key)

@@ -57,11 +57,23 @@ class Trial:
     strength: float = 1.0
     tensors: bool = False
     seed: int = 1
+    #: First step that the change is planted in; each later one begins from the benchmark's state.
+    step: int = 0
+
+    @property
+    def needs(self) -> dict[str, Any]:
+        """What the alignment must have."""
+        needs = dict(self.case.declared.needs)
+        if self.step:
+            needs |= {"steps": max(needs.get("steps", 1), self.step + 1), "rejoin": True}
+        return needs
 
     @property
     def name(self) -> str:
         """Of the alignment, hence of its results directory."""
         parts = [self.case.name]
+        if self.step:
+            parts.append(f"step{self.step}")
         if self.tensors:
             parts.append("tensors")
         if self.seed != 1:
@@ -73,7 +85,7 @@ class Trial:
     @property
     def alignment(self) -> str:
         """What is collected for it and for others like it, in words."""
-        needs = [f"{key} {value}" for key, value in sorted(self.case.declared.needs.items())]
+        needs = [f"{key} {value}" for key, value in sorted(self.needs.items())]
         further = [*(["tensors kept"] if self.tensors else []), f"seed {self.seed}"]
         return ", ".join([*needs, *further])
 
@@ -118,6 +130,10 @@ class Judged:
         return _number(rows.get_column("excess").max())
 
 
+def _as_planted(target: RunSpec, trial: Trial) -> RunSpec:
+    return dataclasses.replace(target, fault_strength=trial.strength, fault_step=trial.step)
+
+
 def _number(value: Any) -> float | None:
     """A number as a diagnosis writes it: infinities are text."""
     return None if value is None else float(value)
@@ -129,7 +145,7 @@ def _check_lengths(trial: Trial, run: Path) -> None:
     Raises:
         ConfigError: they are.
     """
-    if trial.case.declared.needs.get("response_lengths") != "varied":
+    if trial.needs.get("response_lengths") != "varied":
         return
     lengths = {
         int(length)
@@ -212,7 +228,7 @@ class Pipeline:
         if plan_of.suspects is None:
             return
         specs = refining(self._jobs(trial).alignment, plan_of.suspects)
-        specs[TARGET] = dataclasses.replace(specs[TARGET], fault_strength=trial.strength)
+        specs[TARGET] = _as_planted(specs[TARGET], trial)
         store = self._store.absolute()
         sides = [
             Run.open(store, launch(spec, self._store, start=self._start).parent.name)
@@ -235,7 +251,7 @@ class Pipeline:
 
     def _jobs(self, trial: Trial) -> Jobs:
         alignment = alignments.alignment(
-            trial.case.declared.needs,
+            trial.needs,
             store=str(self._store),
             results=str(self._directory / "results"),
             name=trial.name,
@@ -244,13 +260,13 @@ class Pipeline:
             fault=trial.case.reference,
         )
         runs = plan(alignment, environ={})
-        runs[TARGET] = dataclasses.replace(runs[TARGET], fault_strength=trial.strength)
+        runs[TARGET] = _as_planted(runs[TARGET], trial)
         return Jobs(alignment, runs, pairs(runs))
 
     def _collected(self, trial: Trial, jobs: Jobs) -> Path:
         """Make the benchmark and the repeat, and compare them, once for all that share them."""
         runs = jobs.runs
-        plain = not (trial.case.declared.needs or trial.tensors or trial.seed != 1)
+        plain = not (trial.needs or trial.tensors or trial.seed != 1)
         start = self._collect if plain else self._start
         key = runs[REPEAT].key
         directory = self._directory / "repeats" / f"{key[:16]}-{stamp.code()[:16]}"

@@ -32,6 +32,8 @@ class Result:
     seconds: float
     #: What ended the pipeline, where something did.
     error: str = ""
+    #: First step that it was planted in.
+    step: int = 0
     weakened: Weaker | None = None
     tensors: Found | None = None
     #: What the first pass's diagnosis became when its suspects were looked at.
@@ -44,7 +46,7 @@ class Result:
         return self.case.declared.is_benign
 
     def right(self, found: Found) -> Right:
-        return Right.of(self.case.declared, found)
+        return Right.of(self.case.declared, found, self.step)
 
     def as_dict(self) -> dict[str, Any]:
         """A row of the result file; the passes after the first stand in keys of their own."""
@@ -57,6 +59,8 @@ class Result:
         }
         if self.error:
             row["error"] = self.error
+        if self.step:
+            row["step"] = self.step
         if self.weakened is not None:
             weaker = self.weakened
             row["weakened"] = {

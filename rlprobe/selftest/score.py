@@ -29,6 +29,8 @@ class Found:
     known: str | None = None
     #: The origin record's error over its floor; the largest of all judged where nothing parts.
     ratio: float | None = None
+    #: Captured step where the sides part.
+    step: int | None = None
 
     @classmethod
     def of(cls, diagnosis: Diagnosis, ratio: float | None) -> Found:
@@ -38,6 +40,7 @@ class Found:
             stage=first.stage if first else None,
             module=first.module if first else None,
             cause=cause.class_ if cause else None,
+            step=first.step if first else None,
             known=cause.known if cause else None,
             ratio=ratio,
         )
@@ -75,12 +78,21 @@ class Right:
     asserted_wrongly: bool = False
 
     @classmethod
-    def of(cls, declared: Declaration, found: Found) -> Right:
+    def of(cls, declared: Declaration, found: Found, planted: int = 0) -> Right:
+        """Hold a diagnosis against what was declared.
+
+        Args:
+            declared: of the fault.
+            found: of the diagnosis.
+            planted: first step that the fault was in; a stage of an earlier one is not it.
+        """
         verdict = found.verdict == declared.verdict
+        early = planted > 0 and (found.step is None or found.step < planted)
+        stage = verdict and found.stage == declared.stage and not early
         return cls(
             verdict=verdict,
-            stage=verdict and found.stage == declared.stage,
-            module=verdict and found.stage == declared.stage and found.module == declared.module,
+            stage=stage,
+            module=stage and found.module == declared.module,
             cause=verdict and found.cause in declared.cause,
             asserted_wrongly=found.cause not in (None, "unknown", *declared.cause),
         )

@@ -47,6 +47,8 @@ class Options:
     passes: Passes = Passes()
     #: Collect the alignment without needs under Ray, as ``rlprobe run`` does.
     ray: bool = True
+    #: First step that changes are planted in (:attr:`Trial.step`).
+    step: int = 0
     #: Cases worked on at once.
     jobs: int = 1
 
@@ -84,7 +86,7 @@ def run(cases: Sequence[Case], options: Options) -> list[Result]:
     seeds = _spread(cases, options.passes.seeds)
     try:
         pipeline = Pipeline(options.directory, starts, None if options.ray else starts)
-        work = _Work(pipeline, options.passes, seeds, len(cases), logs)
+        work = _Work(pipeline, options, seeds, len(cases), logs)
         return _all(cases, work, options.jobs)
     finally:
         starts.close()
@@ -123,13 +125,14 @@ class _Work:
     def __init__(
         self,
         pipeline: Pipeline,
-        passes: Passes,
+        options: Options,
         seeds: dict[str, list[int]],
         total: int,
         logs: Path,
     ) -> None:
         self._pipeline = pipeline
-        self._passes = passes
+        self._passes = options.passes
+        self._step = options.step
         self._seeds = seeds
         self._total = total
         self._logs = logs
@@ -137,17 +140,17 @@ class _Work:
 
     def __call__(self, case: Case) -> Result:
         began = time.monotonic()
-        judged, error = self._judge(Trial(case))
-        result = Result(case, _found(judged), time.monotonic() - began, error)
+        judged, error = self._judge(Trial(case, step=self._step))
+        result = Result(case, _found(judged), time.monotonic() - began, error, self._step)
         if case.declared.is_benign:
             for seed in self._seeds.get(case.name, ()):
-                result.seeds[seed] = _found(self._judge(Trial(case, seed=seed))[0])
+                result.seeds[seed] = _found(self._judge(Trial(case, seed=seed, step=self._step))[0])
         elif self._passes.weakened:
             result.weakened = self._weakened(result, judged)
         if self._passes.tensors:
-            result.tensors = _found(self._judge(Trial(case, tensors=True))[0])
+            result.tensors = _found(self._judge(Trial(case, tensors=True, step=self._step))[0])
         if self._passes.refined and not case.declared.is_benign:
-            result.refined = self._refined(Trial(case), judged)
+            result.refined = self._refined(Trial(case, step=self._step), judged)
         self._done += 1
         _log.info("%d of %d: %s: %s", self._done, self._total, case.name, line(result))
         return result
@@ -179,7 +182,7 @@ class _Work:
         trials: dict[float, Judged] = {}
 
         def ratio_at(strength: float) -> float | None:
-            judged, _ = self._judge(Trial(result.case, strength=strength))
+            judged, _ = self._judge(Trial(result.case, strength=strength, step=self._step))
             if judged is None:
                 return None
             trials[strength] = judged
