@@ -19,6 +19,7 @@ from torch import nn
 
 from rlprobe import stages
 from rlprobe.capture.session import CaptureOptions, Session
+from rlprobe.errors import HookError
 from rlprobe.frameworks.slime import control, metrics, running, updates, workers
 
 
@@ -374,3 +375,72 @@ def test_metrics_by_step(tmp_path: Path, session: Any) -> None:
         {"step": 1, "trainer_step": 6, "metrics": {"train/loss": 0.5}},
         {"step": 1, "trainer_step": 6, "metrics": {"train/loss@1": 0.25}},
     ]
+
+
+class SlimesActor:
+    def init(self, args: Any, role: str, with_ref: bool = False) -> Any:
+        return args, role, with_ref
+
+
+class PassingOn(SlimesActor):
+    def init(self, *args: Any, **kwargs: Any) -> Any:
+        return super().init(*args, **kwargs)
+
+
+class PassingOnAgain(PassingOn):
+    def init(self, *a: Any, **k: Any) -> Any:
+        return super().init(*a, **k)
+
+
+class InAnotherOrder(SlimesActor):
+    def init(self, role: str, args: Any, with_ref: bool = False) -> Any:  # type: ignore[override]
+        return super().init(args, role, with_ref)
+
+
+@pytest.mark.parametrize("cls", [SlimesActor, PassingOn, PassingOnAgain])
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [(("A", "actor"), {}), (("A",), {"role": "actor"}), ((), {"role": "actor", "args": "A"})],
+)
+def test_an_actor_of_ones_own_may_pass_everything_on(
+    cls: type[SlimesActor], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    for name, value in (("args", "A"), ("role", "actor"), ("with_ref", False)):
+        assert running.argument(cls.init, name, (cls(), *args), kwargs) == value
+
+
+def test_its_own_words_come_before_those_of_what_it_overrides() -> None:
+    given = (InAnotherOrder(), "critic", "A")
+    assert running.argument(InAnotherOrder.init, "args", given, {}) == "A"
+    assert running.argument(InAnotherOrder.init, "role", given, {}) == "critic"
+
+
+def test_an_argument_that_nothing_names_is_said() -> None:
+    class Alone:
+        def init(self, *a: Any, **k: Any) -> None: ...
+
+    with pytest.raises(HookError, match=r"Alone.init .* what its 'role' is"):
+        running.argument(Alone.init, "role", (Alone(), 1, 2), {})
+    with pytest.raises(HookError, match=r"missing a required argument: 'role'"):
+        running.argument(SlimesActor.init, "role", (SlimesActor(), 1), {})
+
+
+def test_such_an_actor_trains_under_the_hooks(tmp_path: Path, session: Any) -> None:
+    """Its ``init`` is wrapped as a subclass's, and calls slime's, which is wrapped as well."""
+    from rlprobe.frameworks.wrap import wrap_family
+
+    class Slimes(SlimesActor):
+        pass
+
+    class Base(Slimes):
+        def init(self, args: Any, role: str, with_ref: bool = False) -> Any:
+            return "made"
+
+    session()
+    wrap_family(Base, {"init": workers.around_init}, framework="slime")
+
+    class Own(Base):
+        def init(self, *args: Any, **kwargs: Any) -> Any:
+            return super().init(*args, **kwargs)
+
+    assert Own().init(types.SimpleNamespace(bf16=False, fp16=False), role="critic") == "made"

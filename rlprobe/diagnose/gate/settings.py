@@ -22,7 +22,14 @@ from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import DumpError, ReplayError
 from rlprobe.judge.roundoff import UNIT
-from rlprobe.roles import BENCHMARK, HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET
+from rlprobe.roles import (
+    BENCHMARK,
+    HIGH_PRECISION,
+    REPEAT,
+    REPEAT_TARGET,
+    TARGET,
+    is_perturbed,
+)
 from rlprobe.rollouts import hdf5
 from rlprobe.store.read import Run
 
@@ -344,7 +351,7 @@ def _code(evidence: Evidence) -> GateItem:
     imported = {role: _gathered(run, "code") for role, run in sides.items()}
     stale = []
     for control, run in sorted(evidence.controls.items()):
-        role = _SIDE_OF_CONTROL.get(control)
+        role = BENCHMARK if is_perturbed(control) else _SIDE_OF_CONTROL.get(control)
         if role is None:
             continue
         other = _other_code(imported[role], _gathered(run, "code"))

@@ -11,10 +11,10 @@ from rlprobe.frameworks.slime import plan
 class SlimeRecorder(Recorder):
     """See :class:`rlprobe.capture.recorder.Recorder`."""
 
-    def place(self, stage: str, step: int) -> Path:
+    def directory(self, stage: str, step: int) -> Path:
         """``{dump}/{slime's name of the stage}/step{step}/rank{rank}``."""
-        directory = Path(self.session.dump) / plan.DIRECTORIES[stage]
-        return directory / f"step{step}" / f"rank{self.rank}"
+        own = Path(self.session.dump) / plan.DIRECTORIES[stage]
+        return own / f"step{step}" / f"rank{self.rank}"
 
     def wants(self, stage: str, step: int) -> bool:
         """As the base class; msprobe's configuration may also list single steps."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rlprobe.capture.recorder import StageScope
+from rlprobe.errors import HookError
 
 
 @dataclass
@@ -57,10 +58,47 @@ def scope() -> StageScope | None:
 
 
 def argument(original: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
-    """An argument by name, wherever the call and this version's signature put it."""
-    bound = inspect.signature(original).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return bound.arguments[name]
+    """An argument by name, wherever the call and this version's signature put it.
+
+    A subclass of the user's own may pass everything on (``*args, **kwargs``): the method that it
+    overrides says then what is what.
+
+    Raises:
+        HookError: neither says it; names the function and the argument.
+    """
+    for function in (original, *_overridden(original, args)):
+        signature = inspect.signature(function)
+        if not _names(signature, name):
+            continue
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise HookError(f"slime: {_called(original)}: {error}") from error
+        bound.apply_defaults()
+        return bound.arguments[name]
+    raise HookError(
+        f"slime: {_called(original)} is called in a way that does not say what its {name!r} is: "
+        f"give the method a parameter of that name, or call slime's own"
+    )
+
+
+def _names(signature: inspect.Signature, name: str) -> bool:
+    """Whether a signature has a parameter of that name which is one value."""
+    found = signature.parameters.get(name)
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return found is not None and found.kind not in several
+
+
+def _overridden(original: Callable[..., Any], args: Any) -> list[Callable[..., Any]]:
+    """Methods of the same name further up, where the first argument is an object that has them."""
+    called = getattr(original, "__name__", "")
+    above = type(args[0]).__mro__ if args else ()
+    found = (vars(cls).get(called) for cls in above)
+    return [inspect.unwrap(method) for method in found if inspect.isfunction(method)]
+
+
+def _called(original: Callable[..., Any]) -> str:
+    return str(getattr(original, "__qualname__", original))
 
 
 def rank() -> int:

@@ -95,7 +95,7 @@ def _records(session: Session) -> bool:
     if not session.collect_rollouts or session.replay is not None:
         return False
     step, _ = control.step()
-    return session.role in roles.ROLES or session.capture.wants_step(step)
+    return roles.is_role(session.role) or session.capture.wants_step(step)
 
 
 async def _record_later(session: Session, manager: Any, prompts: Any, output: Any) -> Any:
