@@ -21,7 +21,7 @@ More flips, or scores that disagree, are a fault of routing.
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
 
 import polars as pl
 
@@ -39,6 +39,26 @@ _REACH = 2.0
 #: Scores of another draw, or of other precision than a sketch tells, differ by as much at most.
 _SEEN = 1.5
 _CHOICE = r"^torch\.u?int\d+$"
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """A record of chosen experts that differs."""
+
+    call_id: int
+    micro_batch: int
+    sequence: int
+    module: str
+    #: [tokens, experts of each], or more.
+    shape: tuple[int, ...]
+    error: float
+    #: ||indices|| on the benchmark, where it was recorded.
+    norm: float | None
+
+
+_COLUMNS = (
+    "call_id", "micro_batch", "sequence", "module", "shape_benchmark", "error", "norm_benchmark",
+)  # fmt: skip
 
 
 def excuses(rows: pl.DataFrame) -> tuple[list[Excuse], int]:
@@ -61,37 +81,37 @@ def excuses(rows: pl.DataFrame) -> tuple[list[Excuse], int]:
     )
     given: list[Excuse] = []
     total = 0
-    for row in differing.sort("micro_batch", "sequence").iter_rows(named=True):
-        found = _flips(row, rows)
+    for call, micro_batch, sequence, module, shape, error, norm in (
+        differing.sort("micro_batch", "sequence").select(_COLUMNS).iter_rows()
+    ):
+        choice = _Choice(call, micro_batch, sequence, module, tuple(shape or ()), error, norm)
+        found = _flips(choice, rows)
         if found is not None:
-            more = _behind(row, found)
+            more = _behind(choice, found)
             rows = reduce(rows, more)  # one choice's scores may lie behind another's
             given += more
             total += found
     return given, total
 
 
-def _flips(row: dict[str, Any], rows: pl.DataFrame) -> int | None:
+def _flips(choice: _Choice, rows: pl.DataFrame) -> int | None:
     """Choices that fell the other way; None where near ties do not explain as many."""
     scores = rows.filter(
-        (pl.col("call_id") == row["call_id"])
+        (pl.col("call_id") == choice.call_id)
         & (pl.col("slot") == "output")
         & pl.col("dtype_benchmark").is_in(list(UNIT))
     )
-    shape = row["shape_benchmark"]
-    if scores.is_empty() or not shape or len(shape) < 2 or scores.get_column("beyond").any():
+    if scores.is_empty() or len(choice.shape) < 2 or scores.get_column("beyond").any():
         return None
     options = max(int(width) for width in scores.get_column("shape_benchmark").list.last())
     error = scores.get_column("error").max()
     if not isinstance(error, float) or options < 2:
         return None
-    size = math.prod(shape)
+    size = math.prod(choice.shape)
     allowed = int(poisson_quantile(size * _FLIPS * options * _SEEN * error, FALSE_ALARM_RATE)[0])
     # ||indices||^2 of choices spread evenly over 0 … E - 1; each that differs does so by 1 at least
-    square = row["norm_benchmark"] ** 2 if row.get("norm_benchmark") else (
-        size * (options - 1) * (2 * options - 1) / 6
-    )  # fmt: skip
-    differ = float(row["error"] ** 2 * square)
+    square = choice.norm**2 if choice.norm else size * (options - 1) * (2 * options - 1) / 6
+    differ = choice.error**2 * square
     # two slots of a token may swap; a typical difference of two even choices is (E^2 - 1) / 6
     most = 2 * max((options**2 - 1) / 6, 1.0) * allowed
     if not allowed or differ > max(most, (options - 1) ** 2):
@@ -99,18 +119,18 @@ def _flips(row: dict[str, Any], rows: pl.DataFrame) -> int | None:
     return min(allowed, max(1, math.ceil(differ)))
 
 
-def _behind(row: dict[str, Any], flips: int) -> list[Excuse]:
+def _behind(choice: _Choice, flips: int) -> list[Excuse]:
     """What a choice excuses: inside its block all, and a wider floor for what runs after it."""
-    tokens = row["shape_benchmark"][0]
+    tokens = choice.shape[0]
     added = min(_REACH * math.sqrt(2.0 * flips / max(tokens, 1)), 2.0)
     updates = pl.col("phase") == execution.GRADIENTS
     backward = pl.col("phase") == execution.BACKWARD
-    same_pass = pl.col("micro_batch") == row["micro_batch"]
-    later = same_pass & (backward | (pl.col("sequence") >= row["sequence"]))
+    same_pass = pl.col("micro_batch") == choice.micro_batch
+    later = same_pass & (backward | (pl.col("sequence") >= choice.sequence))
     behind = later | updates
-    block = row["module"].rpartition(".")[0]
+    block = choice.module.rpartition(".")[0]
     inside = pl.col("module").str.starts_with(f"{block}.") if block else pl.lit(False)
-    itself = (pl.col("call_id") == row["call_id"]) & (pl.col("sequence") == row["sequence"])
+    itself = (pl.col("call_id") == choice.call_id) & (pl.col("sequence") == choice.sequence)
     return [
         Excuse(NEAR_TIES, (behind & inside) | itself),
         Excuse(NEAR_TIES, behind, added),
