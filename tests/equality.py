@@ -149,8 +149,8 @@ def differences(old: Any, new: Any, at: str = "") -> Iterator[str]:
         for index, (one, other) in enumerate(zip(old, new, strict=True)):
             yield from differences(one, other, f"{at}[{index}]")
     else:
-        if at == "sentence" and isinstance(new, str):
-            new = _EXTENT.sub("", new)
+        if at == "sentence" and isinstance(new, str) and not _EXTENT.search(str(old)):
+            new = _EXTENT.sub("", new)  # an older checkout does not say it
         if old != new:
             yield f"{at}: {old!r} -> {new!r}"
 
