@@ -34,6 +34,11 @@ def add_parser(subparsers: Any) -> None:
         metavar="RUN",
         help="further trainings on the benchmark's device, two at least",
     )
+    parser.add_argument(
+        "--replayed",
+        action="store_true",
+        help="all replayed the benchmark's rollouts: they part by chaos and not by sampling",
+    )
     parser.set_defaults(run=run)
 
 
@@ -54,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
         curves.computed(metricsfile.read(path))
         for path in (args.benchmark, args.target, *args.perturbed)
     ]
-    found = curves.judge(tables[0], tables[1], tables[2:], curves.Rounding())
+    found = curves.judge(
+        tables[0], tables[1], tables[2:], curves.Rounding(), own_rollouts=not args.replayed
+    )
     left = sorted(
         (c for c in found if c.verdict == curves.LEFT),
         key=lambda c: (c.step or 0, -curves.ratio(c)),

@@ -6,13 +6,17 @@ moved in the last bit (:mod:`rlprobe.capture.perturbed`). Benchmark and controls
 correct device makes; the target's must be one more. Of each metric and step it is judged by the
 interval that one more draw lies in, ::
 
-    |target - mean| <= FACTOR(degrees of freedom) * deviation * sqrt(1 + 1 / runs)
+    |target - mean| <= factor * deviation * sqrt(1 + 1 / runs)
 
 deviation and mean being those of benchmark and controls. A few runs say little about a deviation at
 one step; it changes slowly, so that of the steps around it is taken together. What the sides may
 differ by because they round otherwise is allowed in any case.
 
-What ``FACTOR`` was measured by, and its false alarms: docs/diagnosis.md.
+Two factors. Replays of the same rollouts part by chaos, which has heavy tails (a single element
+that flips its sign in Adam's step moves a metric ten times as far as the steps before), and other
+kernels round several times more than a last bit: :func:`measured`, by the runs that
+docs/diagnosis.md names. Trainings that generate their own rollouts part by sampling, anew in every
+step: :func:`student`, Student's quantile for all comparisons together.
 """
 
 from __future__ import annotations
@@ -38,6 +42,8 @@ NOT_JUDGED: Final = "not_judged"
 
 #: Perturbed controls, without which nothing is judged.
 LEAST = 2
+#: Of all comparisons of trainings that generate their own rollouts together.
+_FALSE_ALARMS = 0.01
 #: Steps on either side whose deviations are taken together with a step's own.
 _AROUND = 2
 #: What a schedule or a setting says is the same number on both sides.
@@ -116,7 +122,12 @@ def computed(table: Table) -> Table:
 
 
 def judge(
-    benchmark: Table, target: Table, controls: Sequence[Table], rounding: Rounding
+    benchmark: Table,
+    target: Table,
+    controls: Sequence[Table],
+    rounding: Rounding,
+    *,
+    own_rollouts: bool = False,
 ) -> list[Curve]:
     """A verdict on every metric of either side, in the order of names.
 
@@ -125,9 +136,11 @@ def judge(
         target: the same of the target.
         controls: of the perturbed controls; fewer than two judge nothing.
         rounding: what is allowed whatever the controls show.
+        own_rollouts: every run generated its own, instead of replaying the benchmark's.
     """
     names = sorted(benchmark.keys() | target.keys())
-    return [_curve(name, benchmark, target, controls, rounding) for name in names]
+    comparisons = sum(len(steps) for steps in benchmark.values()) if own_rollouts else None
+    return [_curve(name, benchmark, target, controls, rounding, comparisons) for name in names]
 
 
 def unjudged(benchmark: Table, target: Table, why: str) -> list[Curve]:
@@ -145,7 +158,12 @@ def unjudged(benchmark: Table, target: Table, why: str) -> list[Curve]:
 
 
 def _curve(
-    name: str, benchmark: Table, target: Table, controls: Sequence[Table], rounding: Rounding
+    name: str,
+    benchmark: Table,
+    target: Table,
+    controls: Sequence[Table],
+    rounding: Rounding,
+    comparisons: int | None,
 ) -> Curve:
     b, t = benchmark.get(name), target.get(name)
     if not b or not t:
@@ -168,7 +186,14 @@ def _curve(
         return Curve(name, LEFT, lost, 0, why="no value on the target")
     drawn = np.array([[one[step] for step in steps] for one in (b, *known)])
     mine = np.array([t[step] for step in steps])
-    return _judged(name, steps, drawn, mine, lost, rounding)
+    spread, freedom = deviation(drawn)
+    factor = (
+        np.full(len(steps), measured(len(controls)))
+        if comparisons is None
+        else student(freedom, comparisons)
+    )
+    widest = factor * spread * math.sqrt(1 + 1 / len(drawn))
+    return _judged(name, steps, drawn, mine, widest, lost, rounding)
 
 
 def _judged(
@@ -176,17 +201,15 @@ def _judged(
     steps: list[int],
     drawn: npt.NDArray[np.float64],
     mine: npt.NDArray[np.float64],
+    widest: npt.NDArray[np.float64],
     lost: int | None,
     rounding: Rounding,
 ) -> Curve:
-    spread, freedom = deviation(drawn)
-    floor = _floor(name, drawn, mine, rounding)
-    runs = len(drawn)
-    allowed = np.maximum(factor(freedom) * spread * math.sqrt(1 + 1 / runs), floor)
+    allowed = np.maximum(widest, _floor(name, drawn, mine, rounding))
     difference = np.abs(mine - drawn.mean(axis=0))
     ratio = np.where(np.isfinite(difference), difference / allowed, np.inf)
     beyond = np.flatnonzero(ratio > 1)
-    if beyond.size and not spread.any() and _SHARE.search(name) and rounding.tokens is None:
+    if beyond.size and not widest.any() and _SHARE.search(name) and rounding.tokens is None:
         return Curve(name, NOT_JUDGED, steps=len(steps), why=NO_SPREAD)
     mean = drawn.mean(axis=0)
     band = [
@@ -243,9 +266,35 @@ def deviation(
     return spread, freedom
 
 
-def factor(freedom: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """How many deviations one more draw may lie from the mean."""
-    return 8.0 + 40.0 / freedom
+def measured(controls: int) -> float:
+    """How many deviations one more replay may lie from the mean, by the number of controls."""
+    return 25.0 + 150.0 / controls
+
+
+def student(freedom: npt.NDArray[np.float64], comparisons: int) -> npt.NDArray[np.float64]:
+    """How many deviations one more draw exceeds once in a hundred alignments, by chance.
+
+    Args:
+        freedom: degrees of freedom behind each deviation.
+        comparisons: metrics times steps, all of which are looked at.
+    """
+    tail = 0.5 * _FALSE_ALARMS / max(comparisons, 1)
+    known = {float(each): _quantile(float(each), tail) for each in np.unique(freedom)}
+    return np.array([known[float(each)] for each in freedom])
+
+
+def _quantile(freedom: float, tail: float) -> float:
+    """Student's t that is exceeded with probability ``tail``.
+
+    With t = sqrt(freedom) tan(a) its density is that of cos(a) ** (freedom - 1), which is summed up
+    from the far end.
+    """
+    angles = np.linspace(0.0, math.pi / 2, 20_001)
+    density = np.cos(angles) ** (freedom - 1)
+    beyond = np.cumsum(density[::-1])[::-1]
+    share = 0.5 * beyond / beyond[0]
+    at = int(np.searchsorted(-share, -tail))
+    return math.sqrt(freedom) * math.tan(angles[min(at, len(angles) - 2)])
 
 
 def ratio(curve: Curve) -> float:

@@ -48,7 +48,7 @@ UNJUDGED: dict[str, str] = {
     ALL_ZERO: "zero on both sides, as all records of its kind in the update: 0 = 0 says nothing",
     BOTH_NONFINITE: "not finite on both sides",
     GIVEN: "what a stage was given; looked at by the gate and by the cause",
-    METRIC: "a number that the trainer reports; curves need controls that were not run",
+    METRIC: "a number that the trainer reports, whose curve has no verdict",
     NO_TRAJECTORY: "a number that the trainer reports of a run that was joined at each step",
     NOT_JOINED: "key data of which no row could be joined by sample",
     NO_FLOOR: "a result of a stage without floating-point forward records: nothing says how deep "

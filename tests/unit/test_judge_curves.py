@@ -16,7 +16,9 @@ from rlprobe.judge.curves import LEFT, NOT_JUDGED, WITHIN, Curve, Rounding, Tabl
 STEPS, GROWTH = 20, 1.5
 
 
-def drawn(seed: int, size: float = 1e-6, runs: int = 1) -> list[dict[str, dict[int, float]]]:
+def drawn(
+    seed: int, size: float = 1e-6, runs: int = 1, growth: float = GROWTH
+) -> list[dict[str, dict[int, float]]]:
     """Correct devices' metrics: chaos grows from round-off, other devices have other noise."""
     generator = np.random.default_rng(seed)
     found = []
@@ -24,7 +26,7 @@ def drawn(seed: int, size: float = 1e-6, runs: int = 1) -> list[dict[str, dict[i
         table: dict[str, dict[int, float]] = {}
         for number, name in enumerate(("actor/entropy", "critic/vf_loss", "actor/grad_norm")):
             base = 2.0 + number + 0.1 * np.sin(np.arange(STEPS) + number)
-            noise = size * GROWTH ** np.arange(STEPS) * generator.standard_normal(STEPS)
+            noise = size * growth ** np.arange(STEPS) * generator.standard_normal(STEPS)
             table[name] = dict(enumerate((base + noise).tolist()))
         table["actor/lr"] = dict(enumerate([1e-3] * STEPS))
         table["critic/rewards/mean"] = dict(enumerate([0.5] * STEPS))
@@ -130,19 +132,35 @@ def test_trainings_without_an_alignment_are_judged_from_their_files(
 ) -> None:
     runs = [
         str(written(tmp_path / f"{n}.jsonl", table, verls))
-        for n, table in enumerate(drawn(3, size=1e-3, runs=4))
+        for n, table in enumerate(drawn(3, size=1e-2, runs=4, growth=1.0))
     ]
     same = ["curves", runs[0], runs[3], "--perturbed", runs[1], runs[2]]
     assert main(same) == 0
     assert "5 of 5 metrics within" in capsys.readouterr().out
-    other = drawn(9, size=1e-3)[0]
-    other["actor/entropy"] = {s: v - 0.05 * s * (s > 5) for s, v in other["actor/entropy"].items()}
+    other = drawn(9, size=1e-2, growth=1.0)[0]
+    other["actor/entropy"] = {s: v - 0.05 * s * (s > 6) for s, v in other["actor/entropy"].items()}
     target = str(written(tmp_path / "t.jsonl", other, verls))
     out = tmp_path / "found.json"
     assert main(["curves", runs[0], target, "--perturbed", *runs[1:], "--json", str(out)]) == 3
     assert "actor/entropy" in capsys.readouterr().out
     left = [c for c in json.loads(out.read_text())["curves"] if c["verdict"] == LEFT]
-    assert [(c["metric"], c["step"]) for c in left] == [("actor/entropy", 7)]
+    assert [(c["metric"], c["step"]) for c in left] == [("actor/entropy", 8)], (
+        "by the trainer's number"
+    )
+
+
+def test_students_quantile_is_that_of_the_tables() -> None:
+    found = [curves._quantile(*given) for given in ((10, 0.025), (5, 0.001), (30, 0.005))]
+    assert found == pytest.approx([2.228, 5.893, 2.750], rel=1e-3)
+
+
+def test_trainings_of_their_own_rollouts_alarm_once_in_a_hundred_at_most() -> None:
+    alarms = 0
+    for seed in range(300):
+        benchmark, target, *further = drawn(seed, size=0.1, runs=5, growth=1.0)
+        found = curves.judge(benchmark, target, further, Rounding(), own_rollouts=True)
+        alarms += any(curve.verdict == LEFT for curve in found)
+    assert alarms <= 7  # 3 are expected at most; more than 7 by chance in one of 80 trials
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ a module, so it is a caveat and names the first.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -247,6 +248,8 @@ def _gradient_norms(evidence: Evidence) -> list[str]:
             found.append(f"{key} is 0 on both sides: there were no gradients, or none was read")
         elif abs(b - t) > allowed * max(abs(b), abs(t)):
             found.append(f"{key} is {b:.6g} against {t:.6g}")
+        elif b.dtype != t.dtype and evidence.results.plan.one_precision:
+            found.append(f"{key} is {b.dtype.name} against {t.dtype.name}")
     return [f"gradient norms: {listed(found, 4)}"] if found else []
 
 
@@ -260,7 +263,7 @@ def _gradients_floor(evidence: Evidence) -> float:
     return max([_NORM, *(float(floor) for floor in floors if isinstance(floor, float))])
 
 
-def _norms(run: Run, step: int) -> dict[str, float]:
+def _norms(run: Run, step: int) -> dict[str, np.floating[Any]]:
     """Values by ``name, rank, update``; checked against the run's manifest."""
     root = run.key_data()
     if root is None:
@@ -268,8 +271,8 @@ def _norms(run: Run, step: int) -> dict[str, float]:
     found = {}
     for path in sorted(root.glob(f"{_GRAD_NORM}/step{step}/**/*.npy")):
         value = np.load(path, allow_pickle=False)
-        if value.size == 1 and np.issubdtype(value.dtype, np.number):
-            found[_called(path, root)] = float(value.reshape(-1)[0])
+        if value.size == 1 and np.issubdtype(value.dtype, np.floating):
+            found[_called(path, root)] = value.reshape(-1)[0]
     return found
 
 

@@ -124,10 +124,10 @@ def test_a_record_of_parameters_that_differs_is_said() -> None:
     assert "parameters" in found(lopsided)
 
 
-def norms(place: Path, value: float, rank: int = 0) -> Path:
+def norms(place: Path, value: float, rank: int = 0, dtype: Any = np.float32) -> Path:
     path = place / f"actor_grad_norm/step0/rank{rank}/micro_step0/actor_grad_norm.npy"
     path.parent.mkdir(parents=True)
-    np.save(path, np.float32(value))
+    np.save(path, dtype(value))
     return place
 
 
@@ -150,6 +150,12 @@ def test_gradient_norms_are_compared(
              (("b", benchmark), ("t", target))]  # fmt: skip
     text = found(None, *sides)
     assert (said in text) if said else text == ""
+
+
+def test_a_norm_of_another_format_is_said(tmp_path: Path) -> None:
+    left, right = norms(tmp_path / "b", 2.0), norms(tmp_path / "t", 2.0, dtype=np.float64)
+    assert "float32 against float64" in found(None, run(left), run(right))
+    assert found(None, run(left), run(right), one_precision=False) == ""
 
 
 def test_norms_of_other_shards_are_not_compared(tmp_path: Path) -> None:
