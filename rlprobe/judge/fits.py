@@ -141,22 +141,6 @@ def drawn_together(pairs: Sequence[Pair]) -> Fit | None:
     return Fit(found.coefficient, 1.0 - left / whole) if left < 0.05 * whole else None
 
 
-def unrelated(pairs: Sequence[Pair]) -> bool:
-    """Whether differences have no bias and do not follow the values: noise, as of rounding.
-
-    Values taken of something else (another label) regress to the mean: with l' independent of l
-    and spread alike, l' - l follows -l with half of its square explained; and where l is special
-    (the log-prob of a token that was chosen) they are biased.
-    """
-    b, d = _joined(pairs)
-    if len(d) <= _FEW:
-        return False
-    whole = float(d @ d)
-    bias = len(d) * float(d.mean()) ** 2
-    found = fit([(b - b.mean(), d - d.mean())])
-    return whole > 0 and bias < 0.1 * whole and found is not None and found.explained < 0.1
-
-
 def _joined(pairs: Sequence[Pair]) -> Pair:
     """All benchmark's values, and all differences that are finite."""
     if not pairs:

@@ -1,4 +1,4 @@
-"""What attention's numbers say where its queries, keys and values agree and its result does not.
+"""Where attention makes something else of queries, keys and values that agree.
 
 Its probabilities tell most, where an eager kernel gives them out. But for a mask that masks
 nothing, and a rounding, which leave marks of their own, statistics tell what differs and not why:
@@ -7,49 +7,59 @@ other angles, another scale, another mask and noise all move probabilities about
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import polars as pl
 
-from rlprobe.diagnose.cause.found import Found, unknown
-from rlprobe.diagnose.cause.shape import Shape, lacks, of
+from rlprobe.diagnose.cause import measure
+from rlprobe.diagnose.cause.around import Place, Scene
+from rlprobe.diagnose.cause.differences import Probabilities, Record
 from rlprobe.judge import origin as kinds
-from rlprobe.judge.analysis import Finding
-from rlprobe.judge.origin import Origin
-from rlprobe.judge.tokens import Profile
 
+#: Where a look at probabilities is worth while.
+_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 #: Difference of first or last tokens, relative to the others', from which on they are touched.
 _TOUCHED = 0.2
 
 
-def cause(finding: Finding, origin: Origin, shape: Shape, profile: Profile | None) -> Found:
-    """The cause where attention's inputs agree and its result does not."""
+def is_one(scene: Scene) -> bool:
+    """Whether the origin is called an attention, and what differs is no input of the stage."""
+    name = f"{scene.origin.operator or scene.row.get('op')} "
+    name += (scene.origin.module or "").rpartition(".")[2]
+    return _ATTENTION.search(name) is not None
+
+
+def place(scene: Scene) -> Place:
+    """The record and the probabilities, and how they differ."""
     said = [
         "queries, keys and values agree and what attention makes of them does not"
-        if origin.kind == kinds.GLUE
+        if scene.origin.kind == kinds.GLUE
         else "the attention's output differs"
     ]
-    said += _along(finding, profile)
-    chances = _chances(finding, origin)
+    said += _along(scene)
+    found: list[object] = [
+        Record.of(scene.finding, scene.row, inside=scene.is_inside, what=str(scene.row["slot"]))
+    ]
+    chances = _chances(scene)
     if chances is None:
-        return unknown(*said, "its probabilities are not among the records")
-    if not chances["beyond"]:
-        return _mixed(shape, origin.row, said)
-    if chances["min_benchmark"] == 0 < chances["min_target"]:
-        return Found("mask", [*said, "no attention probability is 0 any more: nothing is masked"])
-    if chances["min_target"] == 0 < chances["min_benchmark"]:
-        return Found("mask", [
-            *said, "some attention probabilities are 0 on the target and none on the benchmark: "
-            "what was seen is masked",
-        ])  # fmt: skip
-    own = of(chances)
-    if own.rounded_to is not None:
-        return Found("rounding_order", [*said, f"attention probabilities: {own.said_rounding()}"])
-    return unknown(*said, *_moved(chances, own))
+        said.append("its probabilities are not among the records")
+    elif not chances["beyond"]:
+        said.append("attention probabilities agree: values are put together otherwise")
+        if measure.lacks(scene.row):
+            said.append(
+                f"its result is as where a part of it is set to 0 "
+                f"({measure.of(scene.row).error ** 2:.1%} of its square) and the rest is as before"
+            )
+    else:
+        found.append(Probabilities(chances))
+        said += _moved(chances)
+    return Place(found, said)
 
 
-def _moved(chances: dict[str, Any], own: Shape) -> list[str]:
+def _moved(chances: dict[str, Any]) -> list[str]:
     """How the probabilities differ, in words."""
+    own = measure.of(chances)
     said = [f"attention probabilities differ by {own.error:.2g}"]
     before, after = chances.get("mean_benchmark"), chances.get("mean_target")
     if before and after:
@@ -61,16 +71,17 @@ def _moved(chances: dict[str, Any], own: Shape) -> list[str]:
     return said
 
 
-def _along(finding: Finding, profile: Profile | None) -> list[str]:
+def _along(scene: Scene) -> list[str]:
     """Where along sequences the result parts, in words."""
     said = []
-    onset = [d for d in finding.key_data if d.position is not None and d.error]
+    onset = [d for d in scene.finding.key_data if d.position is not None and d.error]
     if onset:
         first = min(onset, key=lambda d: d.position or 0)
         said.append(
             f"{first.name} part from token {first.position} of the response on, in the sample "
             "that differs most"
         )
+    profile = scene.profile
     if profile is None:
         return said
     if profile.onset is not None:
@@ -81,23 +92,12 @@ def _along(finding: Finding, profile: Profile | None) -> list[str]:
     return said
 
 
-def _mixed(shape: Shape, row: dict[str, Any], said: list[str]) -> Found:
-    """Attention whose probabilities agree and whose result does not."""
-    said = [*said, "attention probabilities agree: values are put together otherwise"]
-    if lacks(shape, row):
-        said.append(
-            f"its result is as where a part of it is set to 0 ({shape.error**2:.1%} of its "
-            "square) and the rest is as before"
-        )
-    return unknown(*said)
-
-
-def _chances(finding: Finding, origin: Origin) -> dict[str, Any] | None:
+def _chances(scene: Scene) -> dict[str, Any] | None:
     """Attention probabilities of the same call, where an eager kernel gave them out."""
-    rows = finding.stage.rows.filter(
-        (pl.col("module") == origin.module)
-        & (pl.col("micro_batch") == origin.row["micro_batch"])
-        & (pl.col("phase") == origin.row["phase"])
+    rows = scene.finding.stage.rows.filter(
+        (pl.col("module") == scene.origin.module)
+        & (pl.col("micro_batch") == scene.row["micro_batch"])
+        & (pl.col("phase") == scene.row["phase"])
         & (pl.col("slot") == "output")
         & (pl.col("shape_benchmark").list.len() == 4)
         & pl.col("error").is_not_null()

@@ -1,83 +1,79 @@
-"""What the numbers of a module's forward code are consistent with.
-
-Names of modules say where a look is worth while; a class comes of the numbers alone, or of what a
-record is: an input called mask, a router's choice, a table of angles.
-"""
+"""Where a module's forward code makes something else of inputs that agree."""
 
 from __future__ import annotations
 
-import re
+import polars as pl
 
-from rlprobe.diagnose.cause import attention, repeated, routers
-from rlprobe.diagnose.cause.found import Found, unknown
-from rlprobe.diagnose.cause.shape import Shape, times
-from rlprobe.judge.analysis import Finding
-from rlprobe.judge.origin import Origin
-from rlprobe.judge.tokens import Profile
-
-_ROTARY = re.compile(r"rotary|rope|position", re.IGNORECASE)
-_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
-_ROUTER = re.compile(r"router|gate$|topk|moe|expert", re.IGNORECASE)
-_INTEGER = re.compile(r"torch\.(u?int|long|short|bool)")
+from rlprobe.diagnose.cause import measure
+from rlprobe.diagnose.cause.around import Place, Scene
+from rlprobe.diagnose.cause.differences import Record
+from rlprobe.diagnose.cause.hypotheses import experts, rounding
+from rlprobe.judge import execution
+from rlprobe.judge import origin as kinds
 
 
-def forward(
-    finding: Finding, origin: Origin, shape: Shape, profile: Profile | None = None
-) -> Found:
-    """The cause where a forward record parts first."""
-    row = origin.row
-    index, operator = str(row.get("index")), str(origin.operator or row.get("op"))
-    module = origin.module or ""
-    if row["slot"] == "input":
-        named = _named_input(index, row)
-        if named is not None:
-            return named
-    if shape.rounded_to is not None and repeated.rounds(finding, row):
-        return Found("rounding_order", [shape.said_rounding()])
-    if _ROTARY.search(operator):
-        said = f"{operator} turns positions into angles, and its output differs"
-        return Found("position", [said])
-    # The last component of a path says what a module is for: `mlp.gate` and `q_norm`.
-    what = f"{operator} {module.rpartition('.')[2]}"
-    if _ROUTER.search(what):
-        found = routers.cause(finding, origin, operator)
-        if found is not None:
-            return found
-    if shape.permuted:
-        return Found("layout", [
-            f"max, min and norm are equal and the elementwise error is {shape.error:.2g}: as where "
-            "the same numbers stand in other places"
-        ])  # fmt: skip
-    if shape.factor is not None and repeated.factors(finding, row) is not None:
-        said = f"the {row['slot']} is {times(shape.factor)} times the benchmark's"
-        return Found("constant_factor", [f"{said}, and nothing else differs"])
-    if _ATTENTION.search(what):
-        return attention.cause(finding, origin, shape, profile)
-    if _ROUTER.search(what):
-        return routers.output(finding, origin, operator)
-    return unknown(*described(shape))
+def place(scene: Scene) -> Place:
+    """The record, and what its difference looks like."""
+    record = Record.of(
+        scene.finding, scene.row, inside=scene.is_inside, what=str(scene.row["slot"])
+    )
+    return Place([record], described(scene))
 
 
-def described(shape: Shape) -> list[str]:
-    """What a difference without a law looks like."""
-    said = [f"an error of {shape.error:.2g}"]
-    if shape.factor is not None:
-        said[0] += f"; the norm is {times(abs(shape.factor))} times the benchmark's"
-    if shape.offset is not None and abs(shape.offset) > 0.5 * shape.error:
-        said.append(f"the mean is off by {shape.offset:.2g} of the root mean square")
-    if shape.like_rounding is not None:
+def described(scene: Scene) -> list[str]:
+    """The difference in words, and of a router what it was given."""
+    row = scene.row
+    if not (row.get("error") or 0.0) > 0:
+        return []
+    said = measure.said(measure.of(row))
+    like, rounded = rounding.like(row), rounding.rounded_to(row)
+    if like is not None and rounded is None:
         said.append(
-            f"the error is as large as a rounding to {shape.like_rounding} makes, and nothing "
-            "shows that it is one"
+            f"the error is as large as a rounding to {like} makes, and nothing shows that it is one"
         )
+    return said + _routed(scene)
+
+
+def _routed(scene: Scene) -> list[str]:
+    """What a router or its experts were given, and whether it shows in what they make."""
+    origin, row = scene.origin, scene.row
+    operator = str(origin.operator or row.get("op"))
+    if not experts.may_route(f"{operator} {(origin.module or '').rpartition('.')[2]}"):
+        return []
+    said = []
+    if origin.kind == kinds.GLUE and _agrees(scene):
+        said.append(
+            f"what {operator} hands to {row.get('module') or row.get('op')} differs, and its own "
+            "output agrees: to no effect on it"
+        )
+    if _was_given_choice(scene):
+        said.append(f"the choice of experts that {operator} was given agrees")
     return said
 
 
-def _named_input(index: str, row: dict[str, object]) -> Found | None:
-    if "mask" in index:
-        return Found("mask", [f"the input {index} differs"])
-    if "position" in index or _ROTARY.search(str(row.get("op"))):
-        return Found("position", [f"the input {index} differs"])
-    if _INTEGER.match(str(row.get("dtype_benchmark"))):
-        return Found("data", [f"the integer input {index} differs"])
-    return None
+def _was_given_choice(scene: Scene) -> bool:
+    """Whether the module was given a choice of experts, which agrees as its inputs do."""
+    row, table = scene.row, scene.finding.stage.rows
+    if "micro_batch" not in row or table.is_empty():
+        return False
+    given = table.filter(
+        (pl.col("module") == scene.origin.module)
+        & (pl.col("micro_batch") == row["micro_batch"])
+        & (pl.col("phase") == execution.FORWARD)
+        & (pl.col("slot") == "input")
+    ).get_column("dtype_benchmark")
+    return any(experts.is_choice(dtype) for dtype in given.to_list())
+
+
+def _agrees(scene: Scene) -> bool:
+    """Whether the enclosing module's own outputs agree although something inside differs."""
+    row = scene.row
+    own = scene.finding.stage.rows.filter(
+        (pl.col("module") == scene.origin.module)
+        & (pl.col("micro_batch") == row["micro_batch"])
+        & (pl.col("rank") == row.get("rank"))
+        & (pl.col("phase") == execution.FORWARD)
+        & (pl.col("slot") == "output")
+        & pl.col("error").is_not_null()
+    )
+    return own.height > 0 and not own.get_column("beyond").any()

@@ -21,7 +21,7 @@ from tests.unit.diagnose.transformer import HEADS, WIDTH
 Array = np.ndarray
 F32 = np.float32
 Draw = np.random.Generator
-Change = Callable[[Array, Draw], Any]
+Change = Callable[..., Any]
 FIRST, LAST = "model.layers.0", "model.layers.1"
 DEPTH = WIDTH // HEADS
 
@@ -374,7 +374,7 @@ def family() -> list[Odd]:
         Odd("negative activations lost", out(f"{LAST}.mlp.act_fn"), LOG_PROB,
             clipped(0.0, np.inf), "saturation"),
         Odd("answers clipped", "answers", LOG_PROB, clipped(-4.0, 0.0), "saturation"),
-        Odd("gradient of the loss clipped", "loss gradient", ACTOR_UPDATE, clipped_share,
+        Odd("a gradient clipped", f"backward {LAST}.mlp.down_proj", ACTOR_UPDATE, clipped_share,
             "saturation"),
         Odd("the future leaks", f"mask {FIRST}.self_attn", LOG_PROB, future_leaks, "mask"),
         Odd("a short window", f"mask {LAST}.self_attn", LOG_PROB, window, "mask"),

@@ -89,15 +89,6 @@ def test_a_normaliser_over_fewer_tokens_raises_all() -> None:
     assert not fits.one_sided([])
 
 
-def test_rounding_follows_nothing_and_other_labels_regress_to_the_mean() -> None:
-    noise = np.random.default_rng(9)
-    rounded = [(b, b + 1e-3 * noise.standard_normal(len(b))) for b in LOG_PROBS]
-    assert fits.unrelated(rounded)
-    assert not fits.unrelated([(b, b + 1e-3 * (np.roll(b, 1) - b)) for b in LOG_PROBS])
-    assert not fits.unrelated([(b, b - 1e-3) for b in LOG_PROBS])
-    assert not fits.unrelated([(b[:3], b[:3] + 1e-3) for b in LOG_PROBS[:1]])
-
-
 def test_another_normaliser_shifts_all_alike() -> None:
     assert fits.constant([(b, b - 0.2 + 0.01 * np.sin(b)) for b in LOG_PROBS])
     assert not fits.constant([(b, np.roll(b, 1)) for b in LOG_PROBS])

@@ -9,9 +9,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from rlprobe.diagnose.cause import clipped, gradients, modules, repeated, results, subset
-from rlprobe.diagnose.cause.found import Found
-from rlprobe.diagnose.cause.shape import of
+from rlprobe.diagnose.cause.classify import judged
+from rlprobe.diagnose.cause.hypotheses import clip, factor, subset
+from rlprobe.diagnose.cause.hypothesis import Found
 from rlprobe.judge import execution, origin
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.outcomes import Outcome
@@ -40,10 +40,28 @@ def record(b: np.ndarray, t: np.ndarray, **fields: Any) -> dict[str, Any]:
     return found | fields
 
 
-def finding(rows: list[dict[str, Any]], outcomes: list[Outcome] | None = None) -> Any:
+def finding(
+    rows: list[dict[str, Any]],
+    kind: str = origin.MODULE,
+    first: dict[str, Any] | None = None,
+    outcomes: list[Outcome] | None = None,
+) -> Any:
+    """A stage that parts at its first row, or at another one."""
     table = pl.DataFrame(rows, infer_schema_length=None)
     stage = SimpleNamespace(rows=table, name="actor_update", misplaced=None)
-    return SimpleNamespace(stage=stage, outcomes=outcomes or [], key_data=[])
+    row = first or rows[0]
+    started = origin.Origin(kind, row.get("module"), row.get("op"), row, "")
+    return SimpleNamespace(stage=stage, outcomes=outcomes or [], key_data=[], origin=started)
+
+
+def cause(of: Any, key_data: dict[str, Any] | None = None, world: int = 1) -> Found:
+    step: Any = SimpleNamespace(key_data=key_data or {})
+    return judged(step, of, world)
+
+
+def scaled(row: dict[str, Any]) -> bool:
+    left = factor.left(row)
+    return left is not None and left <= 1.0
 
 
 def silu(x: np.ndarray) -> np.ndarray:
@@ -56,13 +74,13 @@ def silu(x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("high", [0.5, 1.5, 5.0])
 def test_an_activation_that_is_cut_off_is_clipped(high: float) -> None:
     whole = silu(INPUT)
-    said = clipped.said(record(whole, np.minimum(whole, high)))
+    said = clip.said(record(whole, np.minimum(whole, high)))
     assert said is not None and f"target's maximum is {high:.6g}" in said
-    other = clipped.said(record(np.minimum(whole, high), whole))
+    other = clip.said(record(np.minimum(whole, high), whole))
     assert other is not None and f"benchmark's maximum is {high:.6g}" in other
-    below = clipped.said(record(-whole, np.maximum(-whole, -high)))
+    below = clip.said(record(-whole, np.maximum(-whole, -high)))
     assert below is not None and f"minimum is -{high:.6g}" in below
-    both = clipped.said(record(INPUT, np.clip(INPUT, -high, high)))
+    both = clip.said_of_both(record(INPUT, np.clip(INPUT, -high, high)))
     assert both is not None and "both sides" in both and f"{high:.6g}" in both
 
 
@@ -75,11 +93,11 @@ def test_another_function_or_a_part_that_is_left_out_is_not_clipped(strength: fl
     relu = np.maximum(INPUT, 0.0)
     few = np.where(top, 0.9 * whole.max(), np.where(RANDOM.random(whole.shape) < 0.2, 0.0, whole))
     for other in (gelu, left_out, np.maximum(whole, 0.0) * 0.9, np.tanh(whole / 4) * 4, few):
-        assert clipped.said(record(whole, whole + strength * (other - whole))) is None
+        assert clip.said(record(whole, whole + strength * (other - whole))) is None
     dropped = np.where(RANDOM.random(relu.shape) < 0.3, 0.0, np.where(relu == relu.max(), 0, relu))
-    assert clipped.said(record(relu, dropped)) is None
-    assert clipped.said(record(INPUT, INPUT * 0.5)) is None
-    assert clipped.said(record(INPUT, INPUT * 0.0)) is None
+    assert clip.said(record(relu, dropped)) is None
+    assert clip.said(record(INPUT, INPUT * 0.5)) is None
+    assert clip.said(record(INPUT, INPUT * 0.0)) is None
 
 
 # a factor
@@ -97,15 +115,15 @@ def test_a_small_factor_is_judged_by_what_remains() -> None:
     """With f = 0.16 and e = 0.89, e is next to |f - 1| = 0.84 and the cosine is 0.7."""
     tailed = INPUT**3
     wrong = record(tailed, unlike(0.16, 0.7, tailed))
-    assert wrong["error"] < 0.84 * 1.1 and not of(wrong).scaled
+    assert wrong["error"] < 0.84 * 1.1 and not scaled(wrong)
     wrong = record(INPUT, unlike(0.16, 0.7))  # extremes look alike
-    assert not of(wrong | {"residual": 0.16 * 0.7}).scaled
-    assert not of(wrong | {"error_kind": "tensor", "error_uncertainty": 0.0}).scaled
+    assert not scaled(wrong | {"residual": 0.16 * 0.7})
+    assert not scaled(wrong | {"error_kind": "tensor", "error_uncertainty": 0.0})
     right = record(INPUT, 0.16 * INPUT)
-    assert of(right | {"residual": 1e-6}).scaled
+    assert scaled(right | {"residual": 1e-6})
     for error in (0.84, 0.84 * 1.15, 0.84 * 0.85):  # as sketches are uncertain
-        assert of(right | {"error": error}).scaled
-    assert of(right | {"error_kind": "tensor", "error_uncertainty": 0.0}).scaled
+        assert scaled(right | {"error": error})
+    assert scaled(right | {"error_kind": "tensor", "error_uncertainty": 0.0})
 
 
 def test_sketches_tell_a_factor_from_what_is_nearly_one() -> None:
@@ -113,9 +131,18 @@ def test_sketches_tell_a_factor_from_what_is_nearly_one() -> None:
     size = 2e-5
     moved = INPUT * (1 - size) + 0.3 * size * (unlike(1.0, 0.0))
     nearly = record(INPUT, moved)
-    assert of(nearly).scaled, "error and norms alone cannot tell"
-    assert not of(nearly | {"residual": 0.3 * size}).scaled
-    assert of(record(INPUT, INPUT * (1 - size), residual=3e-6)).scaled
+    assert scaled(nearly), "error and norms alone cannot tell"
+    assert not scaled(nearly | {"residual": 0.3 * size})
+    assert scaled(record(INPUT, INPUT * (1 - size), residual=3e-6))
+
+
+def test_what_is_turned_around_is_a_multiple() -> None:
+    turned = record(INPUT, -INPUT, residual=1e-7)
+    assert scaled(turned) and cause(finding([turned])).cause == "constant_factor"
+    assert "-1 times" in cause(finding([turned])).said[-1]
+    assert not scaled(record(INPUT, -INPUT, residual=0.1))
+    clipped = record(INPUT, -INPUT, residual=1e-7, slot="grad_clipped", phase=execution.GRADIENTS)
+    assert cause(finding([clipped], origin.CLIPPING)).cause == "constant_factor"
 
 
 def micro_batches(*factors: float) -> list[dict[str, Any]]:
@@ -136,12 +163,10 @@ def micro_batches(*factors: float) -> list[dict[str, Any]]:
 )  # fmt: skip
 def test_a_factor_is_the_same_in_all_micro_batches(factors: tuple[float, ...], found: str) -> None:
     rows = micro_batches(*factors)
-    step = SimpleNamespace(key_data={})
-    cause = results.loss(step, finding(rows), of(rows[0]), rows[0])  # type: ignore[arg-type]
-    assert cause[0] == found, cause
-    assert ("by micro-batch" in cause.said[-1]) == (found == "unknown")
-    assert (repeated.factors(finding(rows), rows[0]) is None) == (found == "unknown")
-    assert gradients.backward(finding(rows), of(rows[0]), rows[0]).cause == found
+    of_loss = cause(finding(rows, origin.LOSS))
+    assert of_loss.cause == found, of_loss
+    assert ("by micro-batch" in of_loss.said[0]) == (len(factors) > 1)
+    assert cause(finding([{**row, "direction": "backward"} for row in rows])).cause == found
 
 
 def test_a_rounding_of_the_loss_rounds_in_all_micro_batches() -> None:
@@ -152,9 +177,8 @@ def test_a_rounding_of_the_loss_rounds_in_all_micro_batches() -> None:
     same = {"phase": execution.BACKWARD, "slot": "input", "module": "lm_head", "floor": 1e-6}
     loss = record(INPUT, rounded, phase=execution.LOSS, slot="loss", index="pg_loss")
     rows = [record(INPUT, rounded, **same), record(INPUT, INPUT * 1.0008, micro_batch=1, **same)]
-    step: Any = SimpleNamespace(key_data={})
-    assert results.loss(step, finding([loss, rows[0]]), of(rows[0]), loss)[0] == "rounding_order"
-    assert results.loss(step, finding([loss, *rows]), of(rows[0]), loss)[0] == "unknown"
+    assert cause(finding([loss, rows[0]], origin.LOSS)).cause == "rounding_order"
+    assert cause(finding([loss, *rows], origin.LOSS)).cause == "unknown"
 
 
 # a router
@@ -170,20 +194,20 @@ def routed(*outputs: tuple[str, bool]) -> Found:
         for i, (dtype, beyond) in enumerate(outputs)
     ]  # fmt: skip
     first = next(row for row in rows if row["beyond"])
-    started = origin.Origin(origin.MODULE, "mlp.gate", "TopKRouter", first, "")
-    return modules.forward(finding(rows), started, of(first))
+    return cause(finding(rows, first=first))
 
 
 def test_a_routers_choice_is_told_from_its_weights_by_what_they_are() -> None:
     number, whole = "torch.float32", "torch.int64"
-    cause, said = routed((number, False), (number, True), (whole, False))
-    assert cause == "routing" and "weighs experts otherwise: its output 1" in said[0]
+    found, said = routed((number, False), (number, True), (whole, False))
+    said = said[-1:]
+    assert found == "routing" and "weighs experts otherwise: its output 1" in said[0]
     assert "0 (scores or weights) and 2 (the choice, whole numbers) agree" in said[0]
-    cause, said = routed((number, False), (number, True), (whole, True))
+    said = routed((number, False), (number, True), (whole, True)).said[-1:]
     assert (
         "chose other experts" in said[0] and "2 (the choice, whole numbers) differ too" in said[0]
     )
-    cause, said = routed((number, False), (whole, True))
+    said = routed((number, False), (whole, True)).said[-1:]
     assert "chose other experts: its output 1" in said[0]
 
 
@@ -196,10 +220,11 @@ def test_experts_whose_output_agrees_are_not_said_to_differ() -> None:
     own = record(INPUT, INPUT, beyond=False, **whole)
     for differs in (False, True):
         rows = [choice, inside, own | {"beyond": differs}]
-        started = origin.Origin(origin.GLUE, "experts", "Experts", inside, "")
-        cause = modules.forward(finding(rows), started, of(inside))
-        assert cause.cause == "unknown"
-        assert ("its own output agrees" in cause.said[0]) == (not differs)
+        given = finding(rows, origin.GLUE, inside)
+        given.origin = origin.Origin(origin.GLUE, "experts", "Experts", inside, "")
+        found = cause(given)
+        assert found.cause == "unknown"
+        assert ("its own output agrees" in " ".join(found.said)) == (not differs)
 
 
 # an update that was given other log-probs
@@ -222,21 +247,20 @@ def test_another_ratio_comes_from_the_log_probs_that_differ(
     ratio |= {"max_benchmark": 0.0, "max_target": -7e-3}
     gradient = record(INPUT, unlike(1.3, 0.8), phase=execution.BACKWARD, slot="input")
     rows = [ratio, gradient]
-    step: Any = SimpleNamespace(key_data={})
+    of: dict[str, Any] = {}
     if own is not None:
-        step.key_data["update_log_probs"] = key_data("update_log_probs", own)
+        of["update_log_probs"] = key_data("update_log_probs", own)
     if old is not None:
-        step.key_data["given_old_log_probs"] = key_data("given_old_log_probs", old)
-        step.key_data["old_log_probs"] = key_data("old_log_probs", old)
+        of["given_old_log_probs"] = key_data("given_old_log_probs", old)
+        of["old_log_probs"] = key_data("old_log_probs", old)
     outcomes = [] if own is None else [Outcome("update_log_probs", own, 0.03)]
-    cause = results.loss(step, finding(rows, outcomes), of(gradient), gradient)
-    assert cause[0] == found, cause
+    said = cause(finding(rows, origin.LOSS, gradient, outcomes), of)
+    assert said.cause == found, said
 
 
 def test_gradients_of_a_loss_that_are_unrelated_are_no_labels() -> None:
     gradient = record(INPUT, unlike(1.0, 0.0), phase=execution.BACKWARD, slot="input")
-    step: Any = SimpleNamespace(key_data={})
-    assert results.loss(step, finding([gradient]), of(gradient), gradient).cause == "unknown"
+    assert cause(finding([gradient], origin.LOSS)).cause == "unknown"
 
 
 # tokens that are left out
@@ -277,8 +301,7 @@ def test_gradients_that_are_clipped_one_by_one_have_no_common_factor() -> None:
             )
             for i, f in enumerate(factors)
         ]  # fmt: skip
-        started = origin.Origin(origin.CLIPPING, None, None, rows[0], "")
-        return gradients.accumulated(finding(rows), started, of(rows[0]), 1).said[0]
+        return cause(finding(rows, origin.CLIPPING)).said[-1]
 
     assert "all 4 gradients that differ after clipping are 2 times" in said(2, 2, 2, 2)
     apart = said(1.8, 10.6, 10.6, 10.6, 3.0, 7.5)

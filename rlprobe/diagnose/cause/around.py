@@ -1,0 +1,41 @@
+"""A first divergence with what surrounds it, and what of it hypotheses are fitted to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlprobe.judge import origin as kinds
+from rlprobe.judge.analysis import Finding, Step
+from rlprobe.judge.origin import Origin
+from rlprobe.judge.tokens import Profile
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where the two sides part."""
+
+    step: Step
+    finding: Finding
+    origin: Origin
+    world_size: int = 1
+    #: How the error lies along the sequence behind the origin's block; None where nothing tells.
+    profile: Profile | None = None
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether what differs was made within a module, its inputs agreeing."""
+        return self.origin.kind in (kinds.MODULE, kinds.GLUE)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The first record that parts."""
+        return self.origin.row
+
+
+@dataclass
+class Place:
+    """What differs there, and what is seen of it whatever the cause."""
+
+    differences: list[object] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)

@@ -1,0 +1,147 @@
+"""Kinds of differences that hypotheses are fitted to: both sides' numbers, and their floor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from rlprobe.diagnose.cause import repeated
+from rlprobe.judge import execution
+from rlprobe.judge.analysis import Finding
+from rlprobe.judge.fits import Pair
+
+Array = npt.NDArray[np.float64]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Record:
+    """Statistics of one record: rows of the judged table, which hold both sides and the floor.
+
+    A law of it holds in every micro-batch where the record differs.
+    """
+
+    row: Row
+    every: Sequence[Row]
+    #: Whether it was made within a module, its inputs agreeing, so that a cut is one of its own.
+    inside: bool = True
+    #: The same call's records of the same slot, the row among them.
+    siblings: Sequence[Row] = ()
+    #: How the record is named in evidence.
+    what: str = "output"
+
+    @classmethod
+    def of(cls, finding: Finding, row: Row, *, inside: bool = True, what: str = "output") -> Record:
+        """The record of a row of the finding's stage."""
+        return cls(row, repeated.rows(finding, row), inside, siblings(finding, row), what)
+
+
+@dataclass(frozen=True)
+class Probabilities:
+    """An attention's probabilities, [samples, heads, queries, keys], of one micro-batch."""
+
+    row: Row
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A result of one number a token, joined by sample, of logits that agree or are not known."""
+
+    name: str
+    pairs: Sequence[tuple[str, Array, Array]]
+    #: Relative L2 difference that noise explains.
+    floor: float
+    #: Entropies of the same tokens: the benchmark's, and the target's where they are known.
+    entropies: Sequence[tuple[Array, Array | None]] | None = None
+    #: The samples' values that have entropies, in the same order.
+    with_entropies: Sequence[Pair] = ()
+    logits_agree: bool = True
+    #: Whether entropies of this very computation are measured.
+    measured: bool = False
+
+    @property
+    def values(self) -> list[Pair]:
+        """Both sides' values by sample."""
+        return [(b, t) for _, b, t in self.pairs]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Gradients of many parameters: the rows that differ, statistics of both sides."""
+
+    rows: pl.DataFrame
+    #: Kind of :mod:`rlprobe.judge.origin`.
+    kind: str
+    world_size: int = 1
+    #: Gradients of the first micro-batch were judged and agree.
+    first_agrees: bool = False
+    #: They part after the first micro-batch and before they are clipped.
+    later: bool = False
+    #: Smallest and largest of the ranks' factors, where each has one of its own.
+    of_ranks: tuple[float, float] | None = None
+    #: Exponent of the error's growth over micro-batches.
+    growth: float | None = None
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Changes of parameters whose gradients agree: the rows that differ, of how many."""
+
+    rows: pl.DataFrame
+    total: int
+    #: Parameters that changed on the benchmark alone.
+    unmoved: int
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Something that differs and is a cause by what it is; nothing is fitted."""
+
+    cause: str
+    said: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """A record's elements on both sides, [tokens, channels] in float64, finite."""
+
+    benchmark: Array
+    target: Array
+    #: Relative L2 difference that noise explains; None where it is not known.
+    floor: float | None = None
+    #: Largest element, for what is equal within round-off.
+    scale: float = field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", float(np.abs(self.benchmark).max(initial=0.0)))
+
+    @property
+    def difference(self) -> Array:
+        """Target less benchmark."""
+        found: Array = self.target - self.benchmark
+        return found
+
+    def left(self, model: Array) -> float:
+        """Relative L2 error that a model of the target leaves."""
+        size = float(np.linalg.norm(self.benchmark))
+        return float(np.linalg.norm(self.target - model)) / size if size else 0.0
+
+
+def siblings(finding: Finding, row: Row) -> list[Row]:
+    """The records of the same call, slot and rank, in every index; the row alone where unknown."""
+    table = finding.stage.rows
+    if not {"call_id", "phase", "slot"} <= set(table.columns) or row.get("call_id") is None:
+        return [row]
+    found = table.filter(
+        (pl.col("call_id") == row["call_id"])
+        & pl.col("rank").eq_missing(pl.lit(row.get("rank"), table.schema["rank"]))
+        & (pl.col("phase") == row.get("phase", execution.FORWARD))
+        & (pl.col("slot") == row.get("slot"))
+        & pl.col("error").is_not_null()
+    )
+    return found.to_dicts() or [row]

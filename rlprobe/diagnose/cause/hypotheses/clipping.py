@@ -1,0 +1,28 @@
+"""All gradients clipped by one norm, but by another than the benchmark's: one factor for all."""
+
+from __future__ import annotations
+
+from rlprobe.diagnose.cause.differences import Parameters
+from rlprobe.diagnose.cause.hypotheses import factor
+from rlprobe.diagnose.cause.hypothesis import Fit
+from rlprobe.diagnose.cause.measure import times
+from rlprobe.judge import origin as kinds
+
+
+class Norm:
+    """One factor for all gradients after clipping that differ."""
+
+    needs = Parameters
+
+    def fit(self, difference: Parameters) -> Fit | None:
+        """Fit the factor; None before clipping, or where each rank has its own."""
+        if difference.kind != kinds.CLIPPING or difference.of_ranks is not None:
+            return None
+        found = factor.common(difference.rows)
+        if found is None or not found.is_of_all or found.factor < 0:
+            return None  # a norm is never negative, so no clipping turns a gradient around
+        said = (
+            f"{found.of_what('gradients that differ')} after clipping are {times(found.factor)} "
+            "times the benchmark's: clipped at another norm, or by another one"
+        )
+        return Fit("hyperparameter", (said,), 0.0, {"factor": found.factor})

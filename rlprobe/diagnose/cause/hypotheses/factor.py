@@ -1,0 +1,202 @@
+"""A multiple of the benchmark's numbers, t = f b.
+
+e = |f - 1| alone says little where f is far from 1: with f = 0.16 and e = 0.89, t may well stand at
+45 degrees to b. What the best multiple of b leaves of t decides. Sketches are linear, so that both
+sides' sketches tell it as well as tensors do (:mod:`rlprobe.judge.multiples`); where there are
+none, e**2 = 1 + f**2 - 2 f cos gives it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from rlprobe.diagnose.cause import measure
+from rlprobe.diagnose.cause.differences import Parameters, Record, Tensors
+from rlprobe.diagnose.cause.hypothesis import Fit
+from rlprobe.judge import origin as kinds
+from rlprobe.judge.roundoff import UNIT
+
+#: A floor is four standard deviations of round-off; a third of it is the most of what is left.
+_NOISE = 1.0 / 3.0
+#: What a multiple may leave where error and norms alone say, relative to the smaller of the
+#: difference and of what remains: a sketch's error is 9 % uncertain.
+_LEFT_BY_NORMS = 0.2
+#: Last bits of a norm, which was summed in fp32.
+_LAST_BITS = 2e-6
+
+
+class OfRecord:
+    """One factor explains a record, the same in all micro-batches."""
+
+    needs = Record
+
+    def fit(self, difference: Record) -> Fit | None:
+        """Fit it; None where nothing is left or norms are unknown."""
+        factor = measure.of(difference.row).factor
+        lefts = [left(row) for row in difference.every]
+        if not factor or any(found is None for found in lefts):
+            return None
+        known = [f for row in difference.every if (f := measure.of(row).factor)]
+        floor = max(float(row.get("floor") or 0.0) for row in difference.every)
+        unit = UNIT.get(str(difference.row.get("dtype_benchmark")), 0.0)
+        allowed = _NOISE * floor + 2.0 * unit + _LAST_BITS * abs(factor - 1.0)
+        spread = (max(known) - min(known)) / allowed if allowed else 0.0
+        said = f"the {difference.what} is {measure.times(factor)} times the benchmark's"
+        return Fit(
+            "constant_factor",
+            (f"{said}, and nothing else differs",),
+            max(spread, *(found for found in lefts if found is not None)),
+            {"factor": factor},
+            {"factor": _NOISE * floor},
+        )
+
+
+def left(row: dict[str, Any]) -> float | None:
+    """What the best multiple leaves of a row, over what noise explains; None where unknown."""
+    found = measure.of(row)
+    if not found.exact or not found.factor or found.error <= 0 or found.factor == 1.0:
+        return None
+    beyond = _extremes(row, found.factor)
+    noise = _NOISE * float(row.get("floor") or 0.0) * max(1.0, abs(found.factor))
+    known = row.get("residual")
+    if known is not None:
+        unit = UNIT.get(str(row.get("dtype_benchmark")), 0.0) * max(1.0, abs(found.factor))
+        return max(beyond, float(known) / (noise + 2.0 * unit + 1e-9))
+    # ||t - b|| >= | ||t|| - ||b|| |, with equality for multiples
+    low = found.error / (1.0 + 2.0 * float(row.get("error_uncertainty") or 0.0))
+    lacks = max(low**2 - (found.factor - 1.0) ** 2, 0.0) / (2.0 * found.factor)
+    if lacks >= 1.0:
+        return math.inf
+    remains = found.factor * math.sqrt(lacks * max(2.0 - lacks, 0.0))
+    return max(beyond, remains / math.hypot(_LEFT_BY_NORMS * min(low, found.factor), noise))
+
+
+def _extremes(row: dict[str, Any], factor: float) -> float:
+    """How far the extremes are from the same factor, over what is allowed.
+
+    A fifth of the difference, or of what remains where that is less, and round-off.
+    """
+    rounding = 2.0 * UNIT.get(str(row.get("dtype_benchmark")), 0.0)
+    allowed = 0.2 * min(abs(factor - 1.0), abs(factor)) + 2e-6 + rounding
+    worst = 0.0
+    for name, other in (("max", "min"), ("min", "max")):
+        # what is turned around has its largest where the other has its smallest
+        b, t = row.get(f"{name if factor > 0 else other}_benchmark"), row.get(f"{name}_target")
+        if b is None or t is None:
+            continue
+        off = abs(t - factor * b)
+        if not off <= allowed * abs(b):
+            worst = max(worst, off / (allowed * abs(b)) if b and math.isfinite(off) else math.inf)
+    return worst
+
+
+# of many gradients
+
+
+@dataclass(frozen=True)
+class Common:
+    """A factor that most gradients differ by."""
+
+    factor: float
+    #: Gradients that differ by it, and all.
+    count: int
+    total: int
+
+    @property
+    def is_of_all(self) -> bool:
+        """Whether every one that differs, differs by it."""
+        return self.count == self.total
+
+    def of_what(self, what: str) -> str:
+        """How many it is true of, in words."""
+        if self.is_of_all:
+            return f"all {self.total} {what}" if self.total > 1 else f"the {what}"
+        return f"{self.count} of {self.total} {what}"
+
+
+#: Ratios of norms are of one factor where they differ by this share of its effect at most, or
+#: within their own floor.
+_ONE = 0.05
+
+
+def common(rows: pl.DataFrame) -> Common | None:
+    """The factor that at least half of the rows' norms differ by; None where there is none."""
+    every = [row for row in rows.iter_rows(named=True) if measure.of(row).factor is not None]
+    ratios = [measure.of(row).factor or 0.0 for row in every]
+    if not ratios:
+        return None
+    middle = statistics.median(ratios)
+    spread = statistics.median(abs(r - middle) for r in ratios)
+    if abs(middle - 1.0) < 1e-6 or spread > 0.01 * abs(middle - 1.0) + 1e-6:
+        return None
+    lefts = [left(row) for row in every if float(row.get("error") or 0.0) > 0]
+    scaled = sum(found is not None and found <= 1.0 for found in lefts)
+    near = _ONE * min(abs(middle - 1.0), abs(middle)) + 2e-6
+    count = sum(
+        abs(ratio - middle) <= max(near, float(row.get("floor") or 0.0))
+        for row, ratio in zip(every, ratios, strict=True)
+    )
+    return Common(middle, count, len(ratios)) if scaled * 2 >= len(lefts) else None
+
+
+class OfParameters:
+    """One factor explains the gradients of all parameters that differ."""
+
+    needs = Parameters
+
+    def fit(self, difference: Parameters) -> Fit | None:
+        """Fit it; clipping has a law of its own, for factors that a norm may have."""
+        if difference.kind == kinds.WEIGHT_GRADIENT:
+            return None
+        found = common(difference.rows)
+        if found is None or not found.is_of_all:
+            return None
+        if difference.kind == kinds.CLIPPING and found.factor > 0:
+            return None
+        every = found.of_what("gradients that differ")
+        said = f"{every} are {measure.times(found.factor)} times the benchmark's"
+        return Fit("constant_factor", (said,), 0.0, {"factor": found.factor})
+
+
+class OfTensors:
+    """One factor, fitted to every element."""
+
+    needs = Tensors
+
+    def fit(self, difference: Tensors) -> Fit | None:
+        """Least squares; the standard error is that of the elements' scatter."""
+        b, d = difference.benchmark, difference.difference
+        square = float(np.sum(b * b))
+        if not square or not np.any(d):
+            return None
+        by = float(np.sum(b * d)) / square
+        rest = d - by * b
+        share = float(np.sum(rest * rest)) / float(np.sum(d * d))
+        error = math.sqrt(float(np.sum(rest * rest)) / max(d.size - 1, 1) / square)
+        said = (
+            f"the target is {1 + by:.7g} times the benchmark: that explains {1 - share:.2%} of the "
+            "difference"
+        )
+        left_over = difference.left(b * (1.0 + by))
+        return Fit(
+            "constant_factor", (said,), tensor_residual(difference, left_over, share),
+            {"factor": 1.0 + by}, {"factor": error},
+        )  # fmt: skip
+
+
+#: Share of a difference's square that a law of elements may leave where no floor is known.
+UNEXPLAINED = 0.02
+
+
+def tensor_residual(difference: Tensors, left_over: float, share: float) -> float:
+    """What a law of elements leaves, over the floor, or over the most where none is known."""
+    if difference.floor is None:
+        return share / UNEXPLAINED
+    return max(left_over / difference.floor if difference.floor else share / UNEXPLAINED,
+               share / (2.0 * UNEXPLAINED))  # fmt: skip

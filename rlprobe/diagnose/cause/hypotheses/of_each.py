@@ -1,0 +1,58 @@
+"""A factor of each token's own, or one vector added to all: laws that name no class.
+
+A norm with another epsilon multiplies each token by a factor, a bias left out takes the same vector
+from each; so does much else, and the operators that ran tell which.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlprobe.diagnose.cause.differences import Tensors
+from rlprobe.diagnose.cause.hypotheses.factor import tensor_residual
+from rlprobe.diagnose.cause.hypothesis import UNKNOWN, Fit
+
+
+class Factor:
+    """Each token times a factor of its own."""
+
+    needs = Tensors
+
+    def fit(self, difference: Tensors) -> Fit | None:
+        """Least squares row by row."""
+        b, d = difference.benchmark, difference.difference
+        square = float(np.sum(d * d))
+        if b.shape[1] < 2 or not square:
+            return None
+        squares = np.sum(b * b, axis=1)
+        by = np.where(squares > 0, np.sum(b * d, axis=1) / np.maximum(squares, 1e-300), 0.0)
+        model = b * (1.0 + by[:, None])
+        share = float(np.sum((difference.target - model) ** 2)) / square
+        said = (
+            f"each token is multiplied by a factor of its own, {1 + by.min():.6g} to "
+            f"{1 + by.max():.6g}: that explains {1 - share:.2%} of the difference"
+        )
+        residual = tensor_residual(difference, difference.left(model), share)
+        return Fit(UNKNOWN, (said,), residual, choices=len(b))
+
+
+class Offset:
+    """One vector added to every token."""
+
+    needs = Tensors
+
+    def fit(self, difference: Tensors) -> Fit | None:
+        """The mean over tokens."""
+        d = difference.difference
+        square = float(np.sum(d * d))
+        if len(d) < 2 or not square:
+            return None
+        vector = d.mean(axis=0)
+        share = float(np.sum((d - vector) ** 2)) / square
+        said = (
+            f"the same vector (norm {np.linalg.norm(vector):.4g}) is added to every token: that "
+            f"explains {1 - share:.2%} of the difference: as where a bias is left out or "
+            "added twice"
+        )
+        left = difference.left(difference.benchmark + vector)
+        return Fit(UNKNOWN, (said,), tensor_residual(difference, left, share), choices=d.shape[1])

@@ -1,0 +1,204 @@
+"""Where all modules agree and what is made of their outputs does not: results, and the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from rlprobe.diagnose.cause import measure
+from rlprobe.diagnose.cause.around import Place, Scene
+from rlprobe.diagnose.cause.differences import Fact, Record, Tokens
+from rlprobe.diagnose.cause.hypotheses import subset, temperature
+from rlprobe.judge import execution, fits, given
+
+#: A mean log-prob ratio on the policy's own data is round-off; this is no round-off.
+_OFF_POLICY = 1e-3
+#: Log-probs, and the entropies of the same tokens.
+_ENTROPY_OF = {"old_log_probs": "entropys", "update_log_probs": "update_entropys"}
+#: Log-probs that an update of the policy computes, and those that it is given.
+_OWN_LOG_PROBS, _GIVEN_LOG_PROBS = "update_log_probs", "given_old_log_probs"
+
+
+def outcome(scene: Scene) -> Place:
+    """A stage's key data parts while every module agrees."""
+    finding = scene.finding
+    if scene.row.get("status") == "nonfinite":
+        # how many values are not is said where it was found
+        return Place([Fact("nonfinite", (scene.origin.reason,))])
+    differ = {o.name for o in finding.outcomes if o.excess > 1}
+    moved = [d.name for d in finding.key_data if d.name in differ]
+    place = Place()
+    for name in [*(n for n in moved if n in temperature.LOG_PROBS), *moved]:
+        tokens = _tokens(scene, name)
+        if tokens is not None and not place.differences:
+            place = Place([tokens], _seen(scene, tokens, differ))
+    if not place.seen:
+        place.seen.append(
+            f"{scene.origin.operator} parts after the last module, by no law of the results alone"
+        )
+    return place
+
+
+def _tokens(scene: Scene, name: str) -> Tokens | None:
+    """A result of the stage with its entropies; None where it is not one number a token."""
+    own = scene.step.key_data.get(name)
+    if own is None or not own.pairs:
+        return None
+    outcome = next((o for o in scene.finding.outcomes if o.name == name), None)
+    floor = 0.0 if outcome is None else outcome.floor
+    near, known = _entropies(scene, name)
+    values = {sample: (b, t) for sample, b, t in own.pairs}
+    return Tokens(
+        name, own.pairs, floor,
+        None if near is None else [known[sample] for sample in near],
+        () if near is None else [values[sample] for sample in near],
+        not scene.finding.stage.misplaced,
+        _ENTROPY_OF.get(name) in {o.name for o in scene.finding.outcomes},
+    )  # fmt: skip
+
+
+def _entropies(scene: Scene, name: str) -> tuple[list[str] | None, dict[str, Any]]:
+    """Samples whose entropies are known, and those.
+
+    The computation's own, or those of the log-prob stage, whose logits the update's are.
+    """
+    own = scene.step.key_data[name]
+    for other, theirs in [
+        (_ENTROPY_OF.get(name), True), *[("entropys", False)] * (name == _OWN_LOG_PROBS)
+    ]:  # fmt: skip
+        entropies = scene.step.key_data.get(other or "")
+        if entropies is None:
+            continue
+        known = {sample: (b, t if theirs else None) for sample, b, t in entropies.pairs}
+        shared = [sample for sample, _, _ in own.pairs if sample in known]
+        if shared:
+            return shared, known
+    return None, {}
+
+
+def _seen(scene: Scene, tokens: Tokens, differ: set[str]) -> list[str]:
+    """What agrees, how many tokens differ, and what a temperature leaves."""
+    said = [] if scene.finding.stage.misplaced else ["logits agree"]
+    entropy = _ENTROPY_OF.get(tokens.name)
+    if tokens.measured:
+        said.append(f"entropies {'differ too' if entropy in differ else 'agree'}")
+    said.append(f"{tokens.name}: {subset.counted(tokens.values)}")
+    if tokens.name not in temperature.LOG_PROBS:
+        return said
+    near = temperature.fitted(tokens)
+    if near is not None and 1.0 - near.explained > temperature.LEAVES:
+        said.append(f"no temperature explains the difference ({near.explained:.0%})")
+    if fits.one_sided(tokens.values):
+        said.append(f"{tokens.name} are larger on the target wherever they differ much")
+    return said
+
+
+def loss(scene: Scene) -> Place:
+    """The loss, or the first gradient that it sends back, parts."""
+    finding, step = scene.finding, scene.step
+    if scene.row.get("status") == "nonfinite":
+        return Place([Record(scene.row, [scene.row])])
+    for item in given.wrong(step.key_data, finding.stage.name):
+        cause = "label_or_mask_shift" if item.is_mask else "data"
+        return Place([Fact(cause, (item.said,))])
+    lone = lone_parts(finding.stage.rows)
+    if lone:
+        return Place([Fact("loss", (f"the loss has a part on one side only: {', '.join(lone)}",))])
+    place = Place()
+    ratio = _off_policy(finding.stage.rows)
+    if ratio is not None:
+        place = _whose_log_probs(scene, *ratio)
+    first = _first_gradient(finding.stage.rows)
+    row = scene.row if first is None else first
+    record = Record.of(finding, row, inside=False, what="gradient that the loss sends back")
+    place.differences.append(record)
+    place.seen += _described(record, first is not None)
+    return place
+
+
+def _described(record: Record, is_gradient: bool) -> list[str]:
+    said = ["the loss makes other values or gradients of the same outputs"]
+    apart = measure.sizes(record.every) if is_gradient else None
+    if apart is not None:
+        low, high = (measure.times(size) for size in apart)
+        said[0] += f": {low} to {high} times as large, by micro-batch"
+    if is_gradient and measure.lacks(record.row):
+        said.append(
+            "the gradient that the loss sends back is as where a part of it "
+            f"({measure.of(record.row).error ** 2:.1%} of its square) is set to 0 and the rest is "
+            "as before"
+        )
+    return said
+
+
+def lone_parts(rows: pl.DataFrame) -> list[str]:
+    """Parts of the loss that one side alone has, with the side."""
+    lone = rows.filter(
+        (pl.col("slot") == "loss") & pl.col("status").is_in(["benchmark_only", "target_only"])
+    )
+    return sorted(
+        {
+            f"{index} ({status.removesuffix('_only')})"
+            for index, status in lone.select("index", "status").iter_rows()
+        }
+    )
+
+
+def _whose_log_probs(scene: Scene, ratio: str, size: float) -> Place:
+    """Whether another ratio of log-probs comes from the update's own or from those it was given.
+
+    Args:
+        scene: the update that parts.
+        ratio: what is said of it.
+        size: by how much its mean differs, in nats.
+    """
+    finding, step = scene.finding, scene.step
+    own = next((o for o in finding.outcomes if o.name == _OWN_LOG_PROBS), None)
+    if own is not None and own.excess > 1:
+        differ = {o.name for o in finding.outcomes if o.excess > 1}
+        tokens = _tokens(scene, _OWN_LOG_PROBS)
+        said = [f"{ratio}: the update's own log-probs differ by {own.error:.2g}"]
+        if tokens is None:
+            return Place([], said)
+        return Place([tokens], [*said, *_seen(scene, tokens, differ)])
+    old = step.key_data.get(_GIVEN_LOG_PROBS)
+    moved = 0.0 if old is None else old.error or 0.0
+    if old is not None and old.max_abs >= size and moved > (0.0 if own is None else own.error):
+        said_own = "" if own is None else (
+            f", although the update's own log-probs agree (they differ by {own.error:.2g})"
+        )  # fmt: skip
+        return Place([Fact("data", (
+            f"{ratio}{said_own}: the old log-probs that it was given differ by {moved:.3g}. The "
+            "difference came in with them, from the stage that computed them",
+        ))])  # fmt: skip
+    if old is None:
+        return Place([], [f"{ratio}; neither the log-probs it computes nor those given are known"])
+    return Place([], [f"{ratio}, and the old log-probs that the update was given agree"])
+
+
+def _off_policy(rows: pl.DataFrame) -> tuple[str, float] | None:
+    """A log-prob ratio that is 1 on the benchmark and not on the target: in words, and its size."""
+    losses = rows.filter(
+        pl.col("judged")
+        & (pl.col("phase") == execution.LOSS)
+        & pl.col("index").str.contains("ppo_kl|approx_kl")
+    )
+    values = [
+        pl.coalesce(f"max_{side}", pl.col(f"value_{side}").cast(pl.Float64, strict=False))
+        for side in ("benchmark", "target")
+    ]
+    for name, b, t in losses.select("index", *values).iter_rows():
+        if b is not None and t is not None and abs(b) < _OFF_POLICY < abs(t):
+            return f"{name} is {b:.2g} on the benchmark and {t:.2g} on the target", abs(t - b)
+    return None
+
+
+def _first_gradient(rows: pl.DataFrame) -> dict[str, Any] | None:
+    gradients = rows.filter(
+        pl.col("judged")
+        & (pl.col("phase") == execution.BACKWARD)
+        & (pl.col("slot") == "input")
+        & pl.col("beyond")
+    )
+    return gradients.row(0, named=True) if gradients.height else None
