@@ -49,14 +49,7 @@ lint: $(STAMP)
 install: $(STAMP)
 
 $(STAMP):
-	@echo "Installing $(LOCK) into $(VENV) with $(PYTHON); a few minutes the first time." >&2
-	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps -r $(LOCK)
-	@$(VENV)/bin/python -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e .
-	@# as pip does for packages that are not installed from a checkout: every command starts quicker
-	@$(VENV)/bin/python -m compileall -q rlprobe
-	@$(VENV)/bin/python -c 'import torch' || { \
-	  echo "torch cannot be imported: let pip find a CPU build of it (see README, Installing), remove $(VENV) and try again" >&2; exit 1; }
+	@workflow/install "$(PYTHON)" $(VENV) $(LOCK)
 	@rm -f $(VENV)/installed-*
 	@touch $@
 

@@ -8,6 +8,7 @@ and direction marks make a line read as something else.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 import unicodedata
@@ -64,6 +65,45 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
+def duration(seconds: float) -> str:
+    """``3.1 s``, ``2 min 05 s``, ``1 h 02 min``: a time as a reader expects it."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+class Paint:
+    """Colours for a terminal, and none for a pipe, a file or whoever asked for none."""
+
+    def __init__(self, stream: TextIO, *, off: bool = False) -> None:
+        told = os.environ
+        asked = bool(told.get("FORCE_COLOR"))
+        plain = off or bool(told.get("NO_COLOR")) or told.get("TERM") == "dumb"
+        self._on = asked or (not plain and stream.isatty())
+
+    def _wrapped(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self._on else text
+
+    def good(self, text: str) -> str:
+        """What went well."""
+        return self._wrapped("1;32", text)
+
+    def bad(self, text: str) -> str:
+        """What did not."""
+        return self._wrapped("1;31", text)
+
+    def warn(self, text: str) -> str:
+        """What to look at."""
+        return self._wrapped("1;33", text)
+
+    def dim(self, text: str) -> str:
+        """What matters less."""
+        return self._wrapped("2", text)
+
+
 def message(text: str) -> str:
     """A message as it is shown: safe, and no longer than somebody would read."""
     lines = [_cut(line, _LINE) for line in _cut(text, _MESSAGE).split("\n")]
@@ -111,6 +151,12 @@ class _SafeStream:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+def painted(text: str, stream: TextIO) -> None:
+    """Write text in :class:`Paint`'s colours, of which all else was made :func:`safe` before."""
+    inner = stream._stream if isinstance(stream, _SafeStream) else stream
+    inner.write(text)
 
 
 @contextlib.contextmanager

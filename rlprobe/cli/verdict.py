@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from pathlib import Path
 from typing import Any
 
+from rlprobe import terminal
 from rlprobe.cli.common import given_path, write_json
 from rlprobe.diagnose import diagnosis
 
@@ -23,6 +26,11 @@ def add_parser(subparsers: Any) -> None:
         help="the file, or the directory it is in: results of an alignment, or of "
         "`rlprobe compare -o`, after `rlprobe diagnose`",
     )
+    parser.add_argument(
+        "--summary",
+        action="store_true",
+        help="a few lines: the verdict, what parts first, why, and what to do next",
+    )
     parser.set_defaults(run=run)
 
 
@@ -32,6 +40,16 @@ def run(args: argparse.Namespace) -> int:
     found = diagnosis.answer(path.parent) if whole else diagnosis.read(path)
     if args.json is not None:
         write_json(args.json, {"verdict": found.verdict, "sentence": found.sentence})
+    if args.summary:
+        return _summary(path.parent, found)
     # One line: names in it come from dumps, which may hold anything.
     print("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in found.sentence))
+    return diagnosis.EXIT_CODES[found.verdict]
+
+
+def _summary(directory: Path, found: diagnosis.Diagnosis) -> int:
+    from rlprobe.report import summary
+
+    for line in summary.lines(directory, found, terminal.Paint(sys.stdout)):
+        terminal.painted(f"{line}\n", sys.stdout)
     return diagnosis.EXIT_CODES[found.verdict]

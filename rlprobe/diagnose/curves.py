@@ -17,8 +17,8 @@ from rlprobe.judge.inputs import Results
 from rlprobe.roles import BENCHMARK, REPEAT, TARGET, is_perturbed
 from rlprobe.rollouts import hdf5
 from rlprobe.rollouts.model import Ragged
+from rlprobe.said import listed, say
 from rlprobe.store.read import Run
-from rlprobe.terminal import counted
 
 #: Metrics named in one sentence.
 _NAMED = 4
@@ -115,19 +115,31 @@ def cause(found: Sequence[Curve], parted: Curve) -> Cause:
     others = sorted(
         (c for c in gone if c is not parted), key=lambda c: (c.step or 0, -curves.ratio(c))
     )
-    evidence = [
-        f"{parted.metric}, step {parted.step}: {curves.said(parted)}",
-        f"{counted(len(gone), 'metric')} left, {len(held)} stayed within what the controls show",
+    metrics = say("1 metric") if len(gone) == 1 else say("{count} metrics", count=len(gone))
+    evidence: list[str] = [
+        say(
+            "{metric}, step {step}: {said}",
+            metric=parted.metric,
+            step=parted.step,
+            said=curves.said(parted),
+        ),
+        say(
+            "{metrics} left, {held} stayed within what the controls show",
+            metrics=metrics,
+            held=len(held),
+        ),
     ]
     if others:
-        named = ", ".join(f"{c.metric} at step {c.step}" for c in others[:_NAMED])
-        more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-        evidence.append(f"after it: {named}{more}")
+        named = listed(
+            (say("{metric} at step {step}", metric=c.metric, step=c.step) for c in others), _NAMED
+        )
+        evidence.append(say("after it: {metrics}", metrics=named))
     evidence.append(
-        f"no record of step {parted.step} was judged: capture it (steps.start and steps.end "
-        f"{parted.step}) with controls.rejoin: true to see in which stage and module it parts"
+        say(
+            "no record of step {step} was judged: capture it (steps.start and steps.end {step}) "
+            "with controls.rejoin: true to see in which stage and module it parts",
+            step=parted.step,
+        )
     )
-    return Cause(
-        UNKNOWN, UNKNOWN,
-        "the curves part by more than chaos does; records of that step would say where", evidence,
-    )  # fmt: skip
+    statement = say("the curves part by more than chaos does; records of that step would say where")
+    return Cause(UNKNOWN, UNKNOWN, statement, evidence)

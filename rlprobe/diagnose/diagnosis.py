@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -13,6 +14,7 @@ from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.errors import DumpError
 from rlprobe.judge.curves import Curve
 from rlprobe.judge.extent import Extents
+from rlprobe.said import Message, kept
 
 FORMAT = 2
 #: Formats that are read; 1 has no extent, and of a cause neither ``known`` nor ``statement``.
@@ -115,12 +117,25 @@ class Diagnosis(msgspec.Struct, frozen=True):
     curves: list[Curve] = []
     #: sha256 of ``judged/summary.json``, the tables that this diagnosis follows from.
     judged: str | None = None
+    #: How the sentences above were made (:mod:`rlprobe.said`), by sentence: for other languages.
+    messages: dict[str, Message] = {}
     format: int = FORMAT
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data in the order of the file."""
-        plain: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
-        return {"format": plain.pop("format"), **plain}
+        plain, made = kept(msgspec.structs.replace(self, messages={}))
+        texts = set(_texts(plain))
+        messages = {text: m for text, m in (self.messages | made).items() if text in texts}
+        return {"format": plain.pop("format"), **plain, "messages": messages}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in plain data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
 
 
 def _renew(raw: dict[str, Any]) -> None:
@@ -163,5 +178,7 @@ def answer(directory: Path) -> Diagnosis:
     if not path.is_file():
         return found
     sharper = read(path)
-    same = msgspec.structs.replace(sharper, cause=found.cause, sentence=found.sentence)
+    same = msgspec.structs.replace(
+        sharper, cause=found.cause, sentence=found.sentence, messages=found.messages
+    )
     return sharper if same == found else found

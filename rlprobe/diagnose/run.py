@@ -50,6 +50,7 @@ from rlprobe.judge.inputs import Results, require
 from rlprobe.judge.judge import judge
 from rlprobe.roles import BENCHMARK, HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET
 from rlprobe.rollouts import hdf5
+from rlprobe.said import Said, say
 from rlprobe.store.read import Run
 
 _log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class Judged:
     curves: list[Curve] = field(default_factory=list)
     controls: int = 0
 
-    def said(self) -> str:
+    def said(self) -> Said:
         """What stands after a verdict: the curves, and how much was judged."""
         of_curves = sentence.of_curves(self.curves, self.controls)
         return of_curves + sentence.extent(extent.total(self.extents))
@@ -373,9 +374,11 @@ def _with_block(results: Results, step: Step, diverged: Finding, cause: Cause) -
     if found is None:
         return cause
     name, error = found
-    said = (
-        f"of the blocks' outputs, joined token by token, {name} is the first to differ, half of "
-        f"its tokens by more than {error:.2g}"
+    said = say(
+        "of the blocks' outputs, joined token by token, {name} is the first to differ, half of "
+        "its tokens by more than {error:.2g}",
+        name=name,
+        error=error,
     )
     return msgspec.structs.replace(cause, evidence=[*cause.evidence, said])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlprobe.diagnose.diagnosis import (
     CONSISTENT,
@@ -20,7 +20,20 @@ from rlprobe.judge.decisive import DENSE, ELEMENTS, NORM, Measure
 from rlprobe.judge.extent import Extent
 from rlprobe.judge.inputs import Plan
 from rlprobe.roles import BENCHMARK, TARGET
-from rlprobe.terminal import counted, spelled
+from rlprobe.said import (
+    COMMA,
+    NOTHING_SAID,
+    SEMICOLON,
+    STOP,
+    Message,
+    Said,
+    exactly,
+    joined,
+    of_side,
+    restored,
+    say,
+)
+from rlprobe.terminal import spelled
 
 
 def aligned(
@@ -31,7 +44,7 @@ def aligned(
     caveats: int,
     steps: Sequence[int],
     later: int,
-) -> str:
+) -> Said:
     """The target agrees.
 
     Args:
@@ -45,32 +58,83 @@ def aligned(
     """
     judged = [s for s in stages if s.state == "aligned"]
     records = sum(s.records for s in judged)
+    given = {"name": plan.name, "sides": _sides(plan), "stages": _stages(len(judged)),
+             "largest": largest}  # fmt: skip
     text = (
-        f"{plan.name}: {_sides(plan)} agree. {counted(records, 'record')} of "
-        f"{counted(len(judged), 'stage')} {'lies' if records == 1 else 'lie'} within "
-        f"{'its' if records == 1 else 'their'} noise floor, the nearest at {largest:.2g} of it"
+        say(
+            "{name}: {sides} agree. 1 record of {stages} lies within its noise floor, the nearest "
+            "at {largest:.2g} of it",
+            **given,
+        )
+        if records == 1
+        else say(
+            "{name}: {sides} agree. {records:,} records of {stages} lie within their noise floor, "
+            "the nearest at {largest:.2g} of it",
+            records=records,
+            **given,
+        )
     )
-    if unused:
-        differ = "differs" if unused == 1 else "differ"
-        text += f"; {unused:,} more {differ} only at positions that no result depends on (padding)"
-    text = f"{text}; {_caveats(caveats)}." if caveats else f"{text}."
+    if unused == 1:
+        text += say("; 1 more differs only at positions that no result depends on (padding)")
+    elif unused:
+        text += say(
+            "; {count:,} more differ only at positions that no result depends on (padding)",
+            count=unused,
+        )
+    if caveats == 1:
+        text += say("; one caveat")
+    elif caveats:
+        text += say("; {count} caveats", count=caveats)
+    text += STOP
     if later:
-        more = "one later step gives" if later == 1 else f"{later} later steps give"
-        text += f" Only {spelled(steps)} was judged; {more} trends."
+        more = (
+            say("one later step gives")
+            if later == 1
+            else say("{count} later steps give", count=later)
+        )
+        text += say(" Only {steps} was judged; {more} trends.", steps=of_steps(steps), more=more)
     elif len(steps) > 1:
-        text += f" {spelled(steps).capitalize()} were judged, each from the benchmark's state."
+        text += say(
+            " Steps {steps} were judged, each from the benchmark's state.", steps=_numbers(steps)
+        )
     return text
+
+
+def of_steps(steps: Sequence[int]) -> Said:
+    """:func:`rlprobe.terminal.spelled`, in both languages."""
+    if len(steps) == 1:
+        return say("step {step}", step=steps[0])
+    return say("steps {steps}", steps=_numbers(steps))
+
+
+def _numbers(steps: Sequence[int]) -> Said:
+    """Several steps by their numbers: ``0 and 2``, ``0 to 19``."""
+    text = spelled(steps).removeprefix("steps ").removeprefix("step ")
+    before, _, last = text.rpartition(" and ")
+    parts = [_range(part) for part in [*before.split(", "), last] if part]
+    if len(parts) == 1:
+        return parts[0]
+    return say("{before} and {last}", before=joined(parts[:-1], COMMA), last=parts[-1])
+
+
+def _range(text: str) -> Said:
+    first, to, last = text.partition(" to ")
+    return say("{first} to {last}", first=first, last=last) if to else exactly(text)
+
+
+def _stages(count: int) -> Said:
+    return say("{count} stage", count=count) if count == 1 else say("{count} stages", count=count)
 
 
 #: How a cause is known, as the sentence begins that says it.
 _KNOWN = {
-    OBSERVED: "Cause, observed",
-    REPRODUCED: "Cause, reproduced",
-    CONSISTENT: "The numbers are consistent with this",
+    OBSERVED: say("Cause, observed"),
+    REPRODUCED: say("Cause, reproduced"),
+    CONSISTENT: say("The numbers are consistent with this"),
 }
-_UNKNOWN = " Its cause is not known."
+_UNKNOWN = say(" Its cause is not known.")
 #: What of a record is beyond its floor, where it is not its elements one by one.
-_WORDS = {NORM: "norm", DENSE: "part that all elements share"}
+_WORDS = {NORM: say("norm"), DENSE: say("part that all elements share")}
 
 
 def diverged(
@@ -81,7 +145,7 @@ def diverged(
     excess: float | None,
     cause: Cause,
     before: Sequence[int] = (),
-) -> str:
+) -> Said:
     """The target parts from the benchmark.
 
     Args:
@@ -93,29 +157,58 @@ def diverged(
         cause: why.
         before: steps before it that were judged, and agree.
     """
-    where = f"at {first.module} ({first.operator})" if first.module else f"in the {first.operator}"
-    step = f"step {first.step}"
+    where = say("in the {operator}", operator=first.operator)
+    if first.module:
+        where = say("at {module} ({operator})", module=first.module, operator=first.operator)
+    step = say("step {step}", step=first.step)
     if trainer_step is not None:
-        step += f" (trainer's {trainer_step})"
-    size = ""
+        step += say(" (trainer's {trainer_step})", trainer_step=trainer_step)
+    size = NOTHING_SAID
     if measure.error is not None and excess is not None:
-        what = "error" if measure.name == ELEMENTS else f"error of the {_WORDS[measure.name]}"
-        size = f", {what} {measure.error:.2g}, {_times(excess)} its noise floor"
-    text = f"{plan.name}: {_sides(plan)} part in {first.stage}, {step}, {where}{size}.{why(cause)}"
-    if before:
-        agree = "agrees" if len(before) == 1 else "agree"
-        text += f" {spelled(before).capitalize()} before it {agree}."
+        what = say("error")
+        if measure.name != ELEMENTS:
+            what = say("error of the {what}", what=_WORDS[measure.name])
+        size = say(
+            ", {what} {error:.2g}, {times} its noise floor",
+            what=what,
+            error=measure.error,
+            times=_times(excess),
+        )
+    text = say(
+        "{name}: {sides} part in {stage}, {step}, {where}{size}",
+        name=plan.name,
+        sides=_sides(plan),
+        stage=first.stage,
+        step=step,
+        where=where,
+        size=size,
+    )
+    text += STOP + why(cause)
+    if len(before) == 1:
+        text += say(" Step {step} before it agrees.", step=before[0])
+    elif before:
+        text += say(" Steps {steps} before it agree.", steps=_numbers(before))
     return text
 
 
-def why(cause: Cause) -> str:
-    """What is said of the cause, as the end of the sentence."""
+def why(cause: Cause, messages: Mapping[str, Message] = {}) -> Said:
+    """What is said of the cause, as the end of the sentence.
+
+    Args:
+        cause: it.
+        messages: how its sentences were made, where it was read from a file.
+    """
     if cause.known == UNKNOWN:
         return _UNKNOWN
-    return f" {_KNOWN[cause.known]}: {cause.statement}."
+    statement = cause.statement
+    return say(
+        " {known}: {statement}.",
+        known=_KNOWN[cause.known],
+        statement=statement if isinstance(statement, Said) else restored(statement, messages),
+    )
 
 
-def left(plan: Plan, step: int, trainer_step: int | None, curve: Curve, said: str) -> str:
+def left(plan: Plan, step: int, trainer_step: int | None, curve: Curve, said: Said) -> Said:
     """No record parts, and a metric of the trainer leaves what chaos makes.
 
     Args:
@@ -125,14 +218,21 @@ def left(plan: Plan, step: int, trainer_step: int | None, curve: Curve, said: st
         curve: the metric that leaves first.
         said: by how much, in words.
     """
-    own = "" if trainer_step is None else f" (trainer's {trainer_step})"
-    return (
-        f"{plan.name}: {_sides(plan)} part in the trainer's curves: {curve.metric} leaves what "
-        f"chaos makes at step {step}{own}, {said}. No record that was judged differs."
+    where = say("step {step}", step=step)
+    if trainer_step is not None:
+        where += say(" (trainer's {trainer_step})", trainer_step=trainer_step)
+    return say(
+        "{name}: {sides} part in the trainer's curves: {metric} leaves what chaos makes at "
+        "{where}, {said}. No record that was judged differs.",
+        name=plan.name,
+        sides=_sides(plan),
+        metric=curve.metric,
+        where=where,
+        said=said,
     )
 
 
-def of_curves(found: Sequence[Curve], controls: int) -> str:
+def of_curves(found: Sequence[Curve], controls: int) -> Said:
     """What was found of the trainer's curves, to stand after a verdict; empty where one step ran.
 
     Args:
@@ -141,56 +241,88 @@ def of_curves(found: Sequence[Curve], controls: int) -> str:
     """
     steps = max((curve.steps for curve in found), default=0)
     if steps < 2:
-        return ""
+        return NOTHING_SAID
     counts = Counter[str](curve.verdict for curve in found)
+    metrics = say("1 metric") if len(found) == 1 else say("{count} metrics", count=len(found))
     if not counts[WITHIN] and not counts[LEFT]:
-        return (
-            f" Curves of {counted(len(found), 'metric')} over {steps} steps: not judged ("
-            + _why(found, controls)
-            + ")."
+        return say(
+            " Curves of {metrics} over {steps} steps: not judged ({why}).",
+            metrics=metrics,
+            steps=steps,
+            why=_why(found, controls),
         )
-    text = (
-        f" Curves over {steps} steps against {counted(controls, 'perturbed run')}: "
-        f"{counts[WITHIN]} of {counted(len(found), 'metric')} within"
+    runs = (
+        say("1 perturbed run") if controls == 1 else say("{count} perturbed runs", count=controls)
     )
-    text += f", {counts[LEFT]} left" if counts[LEFT] else ""
-    return text + (f", {counts[NOT_JUDGED]} not judged." if counts[NOT_JUDGED] else ".")
+    text = say(
+        " Curves over {steps} steps against {runs}: {within} of {metrics} within",
+        steps=steps,
+        runs=runs,
+        within=counts[WITHIN],
+        metrics=metrics,
+    )
+    if counts[LEFT]:
+        text += say(", {count} left", count=counts[LEFT])
+    if counts[NOT_JUDGED]:
+        text += say(", {count} not judged", count=counts[NOT_JUDGED])
+    return text + STOP
 
 
-def _why(found: Sequence[Curve], controls: int) -> str:
+def _why(found: Sequence[Curve], controls: int) -> Said:
     """Why no curve was judged."""
     if all(curve.why == JOINED for curve in found):
         return JOINED
-    return NO_CONTROL if not controls else "too few perturbed controls are there"
+    return NO_CONTROL if not controls else say("too few perturbed controls are there")
 
 
-def extent(judged: Extent) -> str:
+def extent(judged: Extent) -> Said:
     """How much was judged, to stand after a verdict; empty where all was."""
     if judged.judged == judged.recorded:
-        return ""
-    return f" Judged: {judged.judged:,} of {judged.recorded:,} recorded quantities."
+        return NOTHING_SAID
+    return say(
+        " Judged: {judged:,} of {recorded:,} recorded quantities.",
+        judged=judged.judged,
+        recorded=judged.recorded,
+    )
 
 
-def not_comparable(plan: Plan, shut: list[GateItem]) -> str:
+def not_comparable(plan: Plan, shut: list[GateItem]) -> Said:
     """The gate is shut."""
-    reasons = "; ".join(f"{item.item}: {item.evidence}" for item in shut[:2])
-    more = f" (and {counted(len(shut) - 2, 'more reason')})" if len(shut) > 2 else ""
-    return f"{plan.name}: no verdict, the runs cannot be compared. {reasons}{more}."
+    reasons = joined(
+        (say("{item}: {evidence}", item=item.item, evidence=item.evidence) for item in shut[:2]),
+        SEMICOLON,
+    )
+    more = NOTHING_SAID
+    if len(shut) == 3:
+        more = say(" (and 1 more reason)")
+    elif len(shut) > 3:
+        more = say(" (and {count} more reasons)", count=len(shut) - 2)
+    return say(
+        "{name}: no verdict, the runs cannot be compared. {reasons}{more}.",
+        name=plan.name,
+        reasons=reasons,
+        more=more,
+    )
 
 
-def _sides(plan: Plan) -> str:
-    def side(role: str) -> str:
+def _sides(plan: Plan) -> Said:
+    def side(role: str) -> Said:
         run = plan.runs.get(role)
-        return f"{role} ({run.device}, {run.precision})" if run else role
+        if run is None:
+            return of_side(role)
+        return say(
+            "{role} ({device}, {precision})",
+            role=of_side(role),
+            device=run.device,
+            precision=run.precision,
+        )
 
-    return f"{side(TARGET)} and {side(BENCHMARK)}"
+    return say("{target} and {benchmark}", target=side(TARGET), benchmark=side(BENCHMARK))
 
 
-def _caveats(count: int) -> str:
-    return "one caveat" if count == 1 else f"{count} caveats"
-
-
-def _times(excess: float) -> str:
+def _times(excess: float) -> Said:
     if excess == float("inf"):
-        return "where there is no round-off; beyond"
-    return f"{excess:,.0f} times" if excess >= 10 else f"{excess:.1f} times"
+        return say("where there is no round-off; beyond")
+    if excess >= 10:
+        return say("{excess:,.0f} times", excess=excess)
+    return say("{excess:.1f} times", excess=excess)

@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlprobe.judge.extent import is_computed
+from rlprobe.said import Said, exactly, say
 from rlprobe.store.read import Run
 
 #: Metric -> the trainer's step, counted from 0 -> value.
@@ -87,11 +88,11 @@ class Rounding(msgspec.Struct, frozen=True):
     tokens: int | None = None
 
 
-NO_CONTROL = "controls.perturbed was not run"
-JOINED = "each step began from the benchmark's state, so that these are no curves of its own"
-ONE_SIDE = "on one side only"
-NO_SPREAD = "a share of single tokens, of which the controls show no spread"
-NONFINITE = "not finite on the benchmark or a control"
+NO_CONTROL = say("controls.perturbed was not run")
+JOINED = say("each step began from the benchmark's state, so that these are no curves of its own")
+ONE_SIDE = say("on one side only")
+NO_SPREAD = say("a share of single tokens, of which the controls show no spread")
+NONFINITE = say("not finite on the benchmark or a control")
 
 
 def table_of(run: Run) -> dict[str, dict[int, float]]:
@@ -183,7 +184,7 @@ def _curve(
         return Curve(name, NOT_JUDGED, steps=len(steps), why=NONFINITE)
     steps = [step for step, good in zip(steps, finite, strict=True) if good and step in t]
     if not steps:
-        return Curve(name, LEFT, lost, 0, why="no value on the target")
+        return Curve(name, LEFT, lost, 0, why=say("no value on the target"))
     drawn = np.array([[one[step] for step in steps] for one in (b, *known)])
     mine = np.array([t[step] for step in steps])
     spread, freedom = deviation(drawn)
@@ -219,7 +220,9 @@ def _judged(
     at = int(beyond[0]) if beyond.size else int(ratio.argmax())
     left = steps[at] if beyond.size else None
     if lost is not None and (left is None or lost < left):
-        return Curve(name, LEFT, lost, len(steps), lost, why="no value on the target", band=band)
+        return Curve(
+            name, LEFT, lost, len(steps), lost, why=say("no value on the target"), band=band
+        )
     return Curve(
         name, LEFT if left is not None else WITHIN, left, len(steps), steps[at],
         float(drawn[0, at]), _plain(mine[at]), _plain(difference[at]), float(allowed[at]),
@@ -304,12 +307,17 @@ def ratio(curve: Curve) -> float:
     return curve.difference / curve.allowed
 
 
-def said(curve: Curve) -> str:
+def said(curve: Curve) -> Said:
     """By how much a metric left, in words."""
     if curve.difference is None or curve.allowed is None:
-        return curve.why or "no number to compare"
-    return (
-        f"{curve.target:.6g} against {curve.benchmark:.6g} on the benchmark, {curve.difference:.2g}"
-        f" from the mean of benchmark and controls where {curve.allowed:.2g} may be "
-        f"({ratio(curve):.3g} times)"
+        why = curve.why or say("no number to compare")
+        return why if isinstance(why, Said) else exactly(why)
+    return say(
+        "{target:.6g} against {benchmark:.6g} on the benchmark, {difference:.2g} from the mean of "
+        "benchmark and controls where {allowed:.2g} may be ({ratio:.3g} times)",
+        target=curve.target,
+        benchmark=curve.benchmark,
+        difference=curve.difference,
+        allowed=curve.allowed,
+        ratio=ratio(curve),
     )

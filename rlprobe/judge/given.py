@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rlprobe import stages
 from rlprobe.judge import keydata
 from rlprobe.judge.keydata import Difference
+from rlprobe.said import NOTHING_SAID, Said, say
 
 #: A copy differs as what it is a copy of, but may be of a part of it (the response without the
 #: prompt), whose relative difference is another.
@@ -35,24 +36,39 @@ class Wrong:
         return self.difference.name.endswith("_mask")
 
     @property
-    def said(self) -> str:
+    def said(self) -> Said:
         """Evidence in a sentence."""
         d = self.difference
         plain = d.name.removeprefix("given_").replace("_", " ")
         if self.is_mask:
-            return (
-                f"the {plain} that the update was given differs at {d.share:.1%} of its positions, "
-                f"first in sample {d.sample}"
+            return say(
+                "the {plain} that the update was given differs at {share:.1%} of its "
+                "positions, first in sample {sample}",
+                plain=plain,
+                share=d.share,
+                sample=d.sample,
             )
         if any(d.lopsided):
-            return (
-                f"the {plain} that the update was given are not finite at {max(d.lopsided):,} of "
-                f"{d.count:,} values on one side only; first in sample {d.sample}"
+            return say(
+                "the {plain} that the update was given are not finite at {lopsided:,} of "
+                "{count:,} values on one side only; first in sample {sample}",
+                plain=plain,
+                lopsided=max(d.lopsided),
+                count=d.count,
+                sample=d.sample,
             )
-        displaced = f", displaced by {d.shift} along the sequence" if d.shift is not None else ""
-        return (
-            f"the {plain} that the update was given differ by {d.error:.3g}, and what they come "
-            f"from by {self.allowed:.2g} at most{displaced}; most in sample {d.sample}"
+        displaced = NOTHING_SAID
+        if d.shift is not None:
+            displaced = say(", displaced by {shift} along the sequence", shift=d.shift)
+        return say(
+            "the {plain} that the update was given differ by {error:.3g}, and what "
+            "they come from by {allowed:.2g} at most{displaced}; most in sample "
+            "{sample}",
+            plain=plain,
+            error=d.error,
+            allowed=self.allowed,
+            displaced=displaced,
+            sample=d.sample,
         )
 
 

@@ -18,6 +18,7 @@ from rlprobe.judge.outcomes import Outcome, gradients
 from rlprobe.judge.roundoff import ELEMENTARY, FP32, UNIT
 from rlprobe.judge.stage import Stage
 from rlprobe.roles import BENCHMARK, TARGET
+from rlprobe.said import of_side, say
 
 #: What an elementwise computation in fp32 may differ by, of numbers that are equal.
 _LAST = SAFETY * ELEMENTARY**0.5 * FP32
@@ -153,20 +154,29 @@ def _first(stage: Stage, produced: list[Outcome]) -> tuple[Origin | None, int | 
     forward = [item for item in found if item[2].row["phase"] == execution.FORWARD]
     if wrong and not forward:
         worst = max(wrong, key=lambda outcome: outcome.excess)
-        reason = f"all forward records agree within noise and {worst.name} does not"
+        reason = say("all forward records agree within noise and {name} does not", name=worst.name)
         if stage.misplaced:
-            reason = (
-                f"{worst.name} differs, joined by sample; activations were not judged "
-                f"({stage.misplaced}), so that no module can be named"
+            reason = say(
+                "{name} differs, joined by sample; activations were not judged "
+                "({misplaced}), so that no module can be named",
+                name=worst.name,
+                misplaced=stage.misplaced,
             )
         row = {"name": worst.name, "error": worst.error, "floor": worst.floor,
                "excess": worst.excess, "slot": "output"}  # fmt: skip
         if worst.lopsided:
             row |= {"status": "nonfinite", "reason": worst.side}
-            agree = "activations were not judged" if stage.misplaced else "all modules agree"
-            reason = (
-                f"{worst.name}: not finite at {worst.lopsided:,} of {worst.count:,} values on the "
-                f"{worst.side} only; {agree}"
+            agree = (
+                say("activations were not judged") if stage.misplaced else say("all modules agree")
+            )
+            reason = say(
+                "{name}: not finite at {lopsided:,} of {count:,} values on the {side} "
+                "only; {agree}",
+                name=worst.name,
+                lopsided=worst.lopsided,
+                count=worst.count,
+                side=of_side(str(worst.side)),
+                agree=agree,
             )
         return Origin(OUTCOME, None, worst.name, row, reason), stage.processes[0].rank
     if not found:

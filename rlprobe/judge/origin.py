@@ -25,6 +25,7 @@ import polars as pl
 
 from rlprobe.judge import execution
 from rlprobe.judge.execution import Call
+from rlprobe.said import Said, say
 
 #: Kinds of origin.
 MODULE, GLUE, STAGE_INPUT, LOSS, WEIGHT_GRADIENT, ACCUMULATION = (
@@ -50,7 +51,7 @@ class Origin:
     #: The record, a row of the stage's table.
     row: dict[str, Any]
     #: What is said about how it was found.
-    reason: str
+    reason: Said
 
 
 def find(rows: pl.DataFrame, calls: list[Call]) -> Origin | None:
@@ -103,8 +104,11 @@ def _left_by_optimizer(row: dict[str, Any], rows: pl.DataFrame) -> Origin | None
         None,
         "optimizer",
         row,
-        f"all gradients agree within noise up to update {row['update']} of the stage, and what "
-        "runs on the weights it left does not, from the first module on",
+        say(
+            "all gradients agree within noise up to update {update} of the stage, and "
+            "what runs on the weights it left does not, from the first module on",
+            update=row["update"],
+        ),
     )
 
 
@@ -122,13 +126,17 @@ def _explain(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Orig
             None,
             "optimizer",
             row,
-            "all gradients agree within noise and the changes of parameters do not",
+            say("all gradients agree within noise and the changes of parameters do not"),
         )
     if phase == execution.GRADIENTS:
         return _gradient(row, rows)
     if phase == execution.LOSS:
         return Origin(
-            LOSS, None, "loss", row, "all forward records agree within noise and the loss does not"
+            LOSS,
+            None,
+            "loss",
+            row,
+            say("all forward records agree within noise and the loss does not"),
         )
     if slot == "grad":
         return _weight_gradient(row, rows)
@@ -140,28 +148,39 @@ def _explain(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Orig
 def _forward(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Origin:
     if row["slot"] == "output":
         if row["module"] is None and (row["op"] or "").startswith("save."):
-            return Origin(LOSS, None, row["op"], row, "what the stage saved differs")
+            return Origin(LOSS, None, row["op"], row, say("what the stage saved differs"))
         return Origin(
             MODULE,
             row["module"],
             row["op"],
             row,
-            "inputs agree within noise and the output does not",
+            say("inputs agree within noise and the output does not"),
         )
     owner = _encloses(row["call_id"], calls)
     if owner is None:
-        where = f"input {row['index']} of {row['module'] or row['op']} differs"
+        where = say(
+            "input {index} of {module} differs",
+            index=row["index"],
+            module=row["module"] or row["op"],
+        )
         early = _is_early(row, rows)
-        why = "before any module ran" if early else "although every output before it agrees"
-        return Origin(STAGE_INPUT, None, row["op"], row, f"{where} {why}")
+        why = (
+            say("before any module ran") if early else say("although every output before it agrees")
+        )
+        return Origin(STAGE_INPUT, None, row["op"], row, say("{where} {why}", where=where, why=why))
     call = calls[owner]
     return Origin(
         GLUE,
         call.module,
         call.operator,
         row,
-        f"input {row['index']} of {row['module'] or row['op']} differs although every output "
-        f"before it and the inputs of {call.module} agree: the code of {call.module} itself",
+        say(
+            "input {index} of {module} differs although every output before it and the "
+            "inputs of {owner} agree: the code of {owner} itself",
+            index=row["index"],
+            module=row["module"] or row["op"],
+            owner=call.module,
+        ),
     )
 
 
@@ -201,7 +220,7 @@ def _backward(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Ori
             row["module"],
             row["op"],
             row,
-            "the gradient at its output agrees within noise and the one it passes on does not",
+            say("the gradient at its output agrees within noise and the one it passes on does not"),
         )
     earlier = rows.filter(
         (pl.col("micro_batch") == row["micro_batch"])
@@ -215,8 +234,10 @@ def _backward(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Ori
             None,
             "loss",
             row,
-            "all forward records agree within noise; the first gradient that the loss sends back "
-            "does not",
+            say(
+                "all forward records agree within noise; the first gradient that the loss "
+                "sends back does not"
+            ),
         )
     owner = _encloses(row["call_id"], calls)
     if owner is not None:
@@ -226,16 +247,23 @@ def _backward(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Ori
             call.module,
             call.operator,
             row,
-            f"the gradient at the output of {row['module']} differs although those behind it "
-            f"agree: the backward code of {call.module} itself",
+            say(
+                "the gradient at the output of {module} differs although those behind it "
+                "agree: the backward code of {owner} itself",
+                module=row["module"],
+                owner=call.module,
+            ),
         )
     return Origin(
         GLUE,
         None,
         row["op"],
         row,
-        f"the gradient at the output of {row['module']} differs although those behind it agree; "
-        "no recorded module encloses it",
+        say(
+            "the gradient at the output of {module} differs although those behind it "
+            "agree; no recorded module encloses it",
+            module=row["module"],
+        ),
     )
 
 
@@ -252,16 +280,23 @@ def _weight_gradient(row: dict[str, Any], rows: pl.DataFrame) -> Origin:
             None,
             "gradient accumulation",
             row,
-            f"{share:.0%} of the parameter gradients differ in micro-batch {row['micro_batch']} "
-            "although all gradients of activations agree",
+            say(
+                "{share:.0%} of the parameter gradients differ in micro-batch "
+                "{micro_batch} although all gradients of activations agree",
+                share=share,
+                micro_batch=row["micro_batch"],
+            ),
         )
     return Origin(
         WEIGHT_GRADIENT,
         row["module"],
         row["op"],
         row,
-        "the gradient at its output agrees within noise and that of its parameter "
-        f"{row['index']} does not",
+        say(
+            "the gradient at its output agrees within noise and that of its parameter "
+            "{index} does not",
+            index=row["index"],
+        ),
     )
 
 
@@ -272,12 +307,12 @@ def _gradient(row: dict[str, Any], rows: pl.DataFrame) -> Origin:
             None,
             "clip_grad_norm",
             row,
-            "gradients agree within noise before clipping and not after",
+            say("gradients agree within noise before clipping and not after"),
         )
     before = (
-        "gradients of activations agree within noise"
+        say("gradients of activations agree within noise")
         if has_activations(rows)
-        else "activations and their gradients were not judged"
+        else say("activations and their gradients were not judged")
     )
     alone = _alone(row, rows)
     if alone is not None:
@@ -286,14 +321,19 @@ def _gradient(row: dict[str, Any], rows: pl.DataFrame) -> Origin:
             alone,
             "gradient",
             row,
-            f"{before}, and of all parameters' accumulated gradients only those of {alone} differ",
+            say(
+                "{before}, and of all parameters' accumulated gradients only those of "
+                "{alone} differ",
+                before=before,
+                alone=alone,
+            ),
         )
     return Origin(
         REDUCTION,
         None,
         "gradient reduction",
         row,
-        f"{before}, and the parameters' accumulated or reduced gradients differ",
+        say("{before}, and the parameters' accumulated or reduced gradients differ", before=before),
     )
 
 

@@ -31,6 +31,7 @@ from rlprobe.judge.excuses import (
 from rlprobe.judge.execution import Call
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET
+from rlprobe.said import Said
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Stage:
     step: int
     processes: list[Process]
     #: Why records of micro-batches cannot be judged by position; None where they can.
-    misplaced: str | None = None
+    misplaced: Said | None = None
     #: Micro-batches before weights first change within the stage; None where they do once.
     before_update: int | None = None
     #: Sketches of rows that stand for several shards.
@@ -145,7 +146,7 @@ def _process(rank: int, rows: pl.DataFrame, one_precision: bool) -> Process:
     return Process(rank, reduce(ordered, inside), calls, flips, blocks)
 
 
-def _before_update(rows: pl.DataFrame, misplaced: str | None) -> int | None:
+def _before_update(rows: pl.DataFrame, misplaced: Said | None) -> int | None:
     """Micro-batches before the first of several updates; 0 where they hold other samples."""
     updates = rows.filter(pl.col("slot") == "grad_reduced").get_column("call").n_unique()
     if updates <= 1:

@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from rlprobe import formats, stages
+from rlprobe import formats, said, stages
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.dumps.results import Table, vouched
 from rlprobe.errors import DumpError
@@ -97,6 +97,8 @@ class Summary(msgspec.Struct, frozen=True):
     benchmark: str
     target: str
     stages: dict[str, StageSummary]
+    #: How its sentences were made (:mod:`rlprobe.said`), by sentence.
+    messages: dict[str, Any] = {}
     format: int = FORMAT
 
 
@@ -255,7 +257,10 @@ def write(results: Results, step: Step, found: Mapping[str, pl.DataFrame]) -> st
     runs = results.plan.runs
     benchmark, target = (runs[r].key if r in runs else "" for r in (BENCHMARK, TARGET))
     whole = Summary(step.number, benchmark, target, kept)
-    data = msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
+    plain, messages = said.kept(whole)
+    data = (
+        msgspec.json.format(msgspec.json.encode(plain | {"messages": messages}), indent=1) + b"\n"
+    )
     replace_bytes(directory / SUMMARY, data)
     return hashlib.sha256(data).hexdigest()
 
@@ -354,7 +359,7 @@ def _finding(
         summary.step,
         [Process(int(str(rank)), part, []) for (rank,), part in
          rows.group_by("rank", maintain_order=True)],
-        known.misplaced,
+        None if known.misplaced is None else said.restored(known.misplaced, summary.messages),
         known.before_update,
     )  # fmt: skip
     first, origin = known.first, None
@@ -365,7 +370,13 @@ def _finding(
             & (of_key_data | (pl.col("slot") == first.slot))
         )
         row = own.row(0, named=True) if own.height else {"name": first.name, "slot": first.slot}
-        origin = Origin(first.kind, first.module, first.operator, row, first.reason)
+        origin = Origin(
+            first.kind,
+            first.module,
+            first.operator,
+            row,
+            said.restored(first.reason, summary.messages),
+        )
     return Finding(
         stage,
         [d for d in differences.values() if keydata.OUTCOMES.get(d.name) == name],

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from rlprobe.judge.floors import R_LIMIT
 from rlprobe.refine.trace import Again
+from rlprobe.said import NOTHING_SAID, Said, of_side, say
 
 #: fp64 of one function differs by so little of what the sides differ by.
 _SAME = 0.05
@@ -28,8 +29,8 @@ class Experiments:
     """What was learned; a class only where an experiment shows one."""
 
     cause: str | None = None
-    statement: str = ""
-    evidence: list[str] = field(default_factory=list)
+    statement: Said = NOTHING_SAID
+    evidence: list[Said] = field(default_factory=list)
     #: error(target) / error(benchmark) against fp64; None where it is not known.
     ratio: float | None = None
 
@@ -58,28 +59,50 @@ def _repeats(found: Experiments, benchmark: Again | None, target: Again | None) 
         if again is None:
             continue
         if again.failed:
-            found.evidence.append(f"the {name} could not be run again: {again.failed}")
-        if again.repeats is False:
-            size = "" if again.difference is None else f" (they differ by {again.difference:.2g})"
             found.evidence.append(
-                f"run twice on the same inputs and random state, the {name} makes other numbers"
-                f"{size}"
+                say(
+                    "the {side} could not be run again: {failed}",
+                    side=of_side(name),
+                    failed=again.failed,
+                )
+            )
+        if again.repeats is False:
+            size = NOTHING_SAID
+            if again.difference is not None:
+                size = say(" (they differ by {difference:.2g})", difference=again.difference)
+            found.evidence.append(
+                say(
+                    "run twice on the same inputs and random state, the {side} makes other "
+                    "numbers{size}",
+                    side=of_side(name),
+                    size=size,
+                )
             )
             wrong.append(name)
         elif again.draws:
-            found.evidence.append(f"the {name} draws random numbers: dropout, or noise, is on")
+            found.evidence.append(
+                say("the {side} draws random numbers: dropout, or noise, is on", side=of_side(name))
+            )
             wrong.append(f"{name} draws")
     both = {w.split()[0] for w in wrong} == {"benchmark", "target"}
     if wrong and not both:
         found.cause, found.statement = "nondeterministic", found.evidence[-1]
     elif not wrong and benchmark is not None and target is not None and target.repeats:
-        found.evidence.append("run twice on the same inputs, each side repeats its numbers exactly")
+        found.evidence.append(
+            say("run twice on the same inputs, each side repeats its numbers exactly")
+        )
 
 
 def _nearer(found: Experiments, benchmark: Side, target: Side) -> None:
     for name, side in (("benchmark", benchmark), ("target", target)):
         if side.again is not None and side.again.wide_failed:
-            found.evidence.append(f"the {name} could not be run in fp64: {side.again.wide_failed}")
+            found.evidence.append(
+                say(
+                    "the {side} could not be run in fp64: {failed}",
+                    side=of_side(name),
+                    failed=side.again.wide_failed,
+                )
+            )
     arrays = [benchmark.output, target.output, benchmark.wide, target.wide]
     if any(a is None for a in arrays) or len({a.shape for a in arrays if a is not None}) != 1:
         return
@@ -89,15 +112,23 @@ def _nearer(found: Experiments, benchmark: Side, target: Side) -> None:
         return
     if not differ <= _SAME * apart:
         found.evidence.append(
-            f"in fp64 the sides differ by {differ:.2g} too, as against {apart:.2g}: they compute "
-            "something else, or were given it, and no rounding or kernel alone accounts for it"
+            say(
+                "in fp64 the sides differ by {differ:.2g} too, as against {apart:.2g}: "
+                "they compute something else, or were given it, and no rounding or kernel "
+                "alone accounts for it",
+                differ=differ,
+                apart=apart,
+            )
         )
         return
     errors = [max(_error(wide_b, own_b), _LEAST), max(_error(wide_b, own_t), _LEAST)]
     found.ratio = errors[1] / errors[0]
-    said = (
-        f"in fp64 both sides make the same (they differ by {differ:.2g}); against it the target is "
-        f"off by {errors[1]:.2g} and the benchmark by {errors[0]:.2g}"
+    said = say(
+        "in fp64 both sides make the same (they differ by {differ:.2g}); against "
+        "it the target is off by {target:.2g} and the benchmark by {benchmark:.2g}",
+        differ=differ,
+        target=errors[1],
+        benchmark=errors[0],
     )
     found.evidence.append(said)
     if found.cause is None and found.ratio > R_LIMIT:

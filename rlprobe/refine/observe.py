@@ -14,6 +14,7 @@ from rlprobe.judge.roundoff import UNIT
 from rlprobe.refine import meaning
 from rlprobe.refine.pairing import Apart, Both, pair, scalars
 from rlprobe.refine.trace import Operator, Trace, Value, error
+from rlprobe.said import NOTHING_SAID, Said, exactly, listed, of_side, say
 
 #: Round-offs by which one operator's results may differ on two devices, inputs alike.
 _KERNEL = 32.0
@@ -34,7 +35,7 @@ class Difference:
 
     #: Class of :mod:`rlprobe.causes`.
     cause: str
-    said: str
+    said: Said
     #: Whether numbers differ from here on.
     effective: bool
     #: ``scalar``, ``value``, ``format``, ``operators`` or ``kernel``.
@@ -77,14 +78,22 @@ def _settings(benchmark: Trace, target: Trace) -> list[Difference]:
         found = [
             Difference(
                 "optimizer",
-                f"{name} {_number(other.get(name))} on the target instead of "
-                f"{_number(one.get(name))} in group {group} of the optimizer, step {number}",
-                True, "scalar",
+                say(
+                    "{name} {target} on the target instead of {benchmark} in group {group} of the "
+                    "optimizer, step {number}",
+                    name=name,
+                    target=_number(other.get(name)),
+                    benchmark=_number(one.get(name)),
+                    group=group,
+                    number=number,
+                ),
+                True,
+                "scalar",
             )
             for group, (one, other) in enumerate(zip(b, t, strict=False))
             for name in sorted({*one, *other})
             if one.get(name) != other.get(name) and name not in _HOW
-        ]  # fmt: skip
+        ]
         if found:
             return found
     return []
@@ -103,19 +112,26 @@ def _apart(step: Apart) -> Difference:
     if len(lone) == 1:
         who = "target" if step.target and lone[0] is step.target else "benchmark"
         other = "benchmark" if who == "target" else "target"
-        said = f"the {who} runs {_listed(lone[0])}, which the {other} does not"
+        said = say(
+            "the {side} runs {operators}, which the {other} does not",
+            side=of_side(who),
+            operators=_listed(lone[0]),
+            other=of_side(other),
+        )
         cause = meaning.of_operators(lone[0])
     elif not lone:
         cause = "implementation"
-        said = (
-            f"views differ: {_listed(step.target) or 'none'} on the target, "
-            f"{_listed(step.benchmark) or 'none'} on the benchmark"
+        said = say(
+            "views differ: {target} on the target, {benchmark} on the benchmark",
+            target=_listed(step.target) or say("none"),
+            benchmark=_listed(step.benchmark) or say("none"),
         )
     else:
         cause = "implementation"
-        said = (
-            f"the target runs {_listed(step.target)} where the benchmark runs "
-            f"{_listed(step.benchmark)}"
+        said = say(
+            "the target runs {target} where the benchmark runs {benchmark}",
+            target=_listed(step.target),
+            benchmark=_listed(step.benchmark),
         )
     return Difference(cause, said, bool(lone), "operators")
 
@@ -124,11 +140,10 @@ def _working(operators: list[Operator]) -> bool:
     return any(meaning.plain(op) not in meaning._VIEWS for op in operators)
 
 
-def _listed(operators: list[Operator]) -> str:
+def _listed(operators: list[Operator]) -> Said:
     shown = [_with_numbers(op) for op in operators if meaning.plain(op) not in meaning._VIEWS]
     shown = shown or [op.said for op in operators]
-    more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
-    return ", ".join(shown[:_NAMED]) + more
+    return listed(shown, _NAMED)
 
 
 def _with_numbers(op: Operator) -> str:
@@ -160,12 +175,19 @@ def _both(step: Both, after: list[Operator]) -> list[Difference]:
     found += _scalars(b, t, changed, after)
     found += _given(b, t, changed)
     if not found and _changed(b, t, _inputs_differ(b, t)):
-        found.append(Difference(
-            "implementation",
-            f"{t.said} is given the same on both sides and makes something else: its results "
-            f"differ by {_size(b, t)}",
-            True, "kernel",
-        ))  # fmt: skip
+        found.append(
+            Difference(
+                "implementation",
+                say(
+                    "{operator} is given the same on both sides and makes something else: its "
+                    "results differ by {size}",
+                    operator=t.said,
+                    size=_size(b, t),
+                ),
+                True,
+                "kernel",
+            )
+        )
     return found
 
 
@@ -196,20 +218,36 @@ def _formats(b: Operator, t: Operator, changed: bool) -> list[Difference]:
     pairs = [*zip(b.inputs, t.inputs, strict=False), *zip(b.outputs, t.outputs, strict=False)]
     for one, other in pairs:
         if one.dtype != other.dtype:
-            return [Difference(
-                "rounding_order",
-                f"{t.said} works on {_short(other.dtype)} on the target and on "
-                f"{_short(one.dtype)} on the benchmark",
-                True, "format",
-            )]  # fmt: skip
+            return [
+                Difference(
+                    "rounding_order",
+                    say(
+                        "{operator} works on {target} on the target and on {benchmark} on the "
+                        "benchmark",
+                        operator=t.said,
+                        target=_short(other.dtype),
+                        benchmark=_short(one.dtype),
+                    ),
+                    True,
+                    "format",
+                )
+            ]
     for one, other in pairs:
         if one.shape != other.shape:
-            return [Difference(
-                "implementation",
-                f"{t.said} works on shape {other.shape} on the target and {one.shape} on the "
-                "benchmark",
-                changed, "format",
-            )]  # fmt: skip
+            return [
+                Difference(
+                    "implementation",
+                    say(
+                        "{operator} works on shape {target} on the target and {benchmark} on the "
+                        "benchmark",
+                        operator=t.said,
+                        target=other.shape,
+                        benchmark=one.shape,
+                    ),
+                    changed,
+                    "format",
+                )
+            ]
     return []
 
 
@@ -225,9 +263,13 @@ def _scalars(b: Operator, t: Operator, changed: bool, after: list[Operator]) -> 
             continue
         cause = meaning.of_scalar(t, name)
         use = _use(t, after)
-        said = (
-            f"{_named(name, t, use)} {_number(other.get(name))} on the target instead of "
-            f"{_number(one.get(name))} in {_before(use)}{t.said}"
+        said = say(
+            "{name} {target} on the target instead of {benchmark} in {before}{operator}",
+            name=_named(name, t, use),
+            target=_number(other.get(name)),
+            benchmark=_number(one.get(name)),
+            before=_before(use),
+            operator=t.said,
         )
         found.append(Difference(cause, said, changed, "scalar"))
     return found
@@ -236,19 +278,21 @@ def _scalars(b: Operator, t: Operator, changed: bool, after: list[Operator]) -> 
 #: Operators before which a number that is added is an epsilon.
 _GUARDED = ("rsqrt", "sqrt", "reciprocal", "div", "log")
 
+_NUMBERS = {"add": say("the number added"), "mul": say("factor"), "div": say("divisor")}
 
-def _named(name: str, op: Operator, use: str | None) -> str:
+
+def _named(name: str, op: Operator, use: str | None) -> Said:
     """An argument in the words of its use."""
     kind = meaning.plain(op)
     if name == "eps" or (name == "other" and kind == "add" and use in _GUARDED):
-        return "epsilon"
+        return say("epsilon")
     if name != "other":
-        return name
-    return {"add": "the number added", "mul": "factor", "div": "divisor"}.get(kind, "the number")
+        return exactly(name)
+    return _NUMBERS.get(kind, say("the number"))
 
 
-def _before(use: str | None) -> str:
-    return f"{use}'s input, " if use in _GUARDED else ""
+def _before(use: str | None) -> Said:
+    return say("{use}'s input, ", use=use) if use in _GUARDED else NOTHING_SAID
 
 
 def _use(op: Operator, operators: list[Operator]) -> str | None:
@@ -281,11 +325,20 @@ def _outside(op: Operator, name: str, v: Value, w: Value, size: float, changed: 
     if meaning.is_mask(v) and meaning.is_mask(w):
         cause = "mask"
     if v.elements and w.elements and len(w.elements) == 1:
-        said = (
-            f"{name} {_number(w.elements[0])} on the target instead of {_number(v.elements[0])} "
-            f"in {op.said}"
+        said = say(
+            "{name} {target} on the target instead of {benchmark} in {operator}",
+            name=name,
+            target=_number(w.elements[0]),
+            benchmark=_number(v.elements[0]),
+            operator=op.said,
         )
         return Difference(cause or "hyperparameter", said, changed, "value")
-    how = f" by {size:.2g}" if size != float("inf") else ""
-    said = f"{known or 'a value from elsewhere'}, given to {op.said} as {name}, differs{how}"
+    how = say(" by {size:.2g}", size=size) if size != float("inf") else NOTHING_SAID
+    said = say(
+        "{value}, given to {operator} as {name}, differs{how}",
+        value=known or say("a value from elsewhere"),
+        operator=op.said,
+        name=name,
+        how=how,
+    )
     return Difference(cause or "unknown", said, changed, "value")

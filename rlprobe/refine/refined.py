@@ -26,6 +26,7 @@ from rlprobe.refine.look import Look, look
 from rlprobe.refine.observe import Observed, observe
 from rlprobe.refine.suspects import Plan
 from rlprobe.roles import BENCHMARK, TARGET
+from rlprobe.said import NOTHING_SAID, Message, Said, kept, replaced, restored, say
 from rlprobe.spec import Suspects
 from rlprobe.store.read import Run
 
@@ -72,7 +73,13 @@ class Refined(msgspec.Struct, frozen=True):
     tried: Seen | None = None
     #: Operators compared, on either side.
     operators: list[int] = []
+    #: How its sentences were made (:mod:`rlprobe.said`), by sentence.
+    messages: dict[str, Message] = {}
     format: int = FORMAT
+
+    def said(self, text: str) -> Said:
+        """One of its sentences, with how it was made."""
+        return text if isinstance(text, Said) else restored(text, self.messages)
 
 
 def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refined:
@@ -118,7 +125,7 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
     )
     if not repeated:
         judged.evidence.append(
-            "the runs that kept tensors did not repeat the diagnosed numbers bit for bit"
+            say("the runs that kept tensors did not repeat the diagnosed numbers bit for bit")
         )
     return Refined(
         benchmark=plan.benchmark,
@@ -134,7 +141,7 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
         cause=judged.cause,
         law=judged.law,
         left=judged.left,
-        evidence=judged.evidence,
+        evidence=[*judged.evidence],
         tokens=judged.rows,
         channels=judged.channels,
         records=shown,
@@ -156,15 +163,25 @@ def _seen(watched: Observed, sides: list[_Side], suspects: Suspects) -> Seen | N
     first = watched.first
     counts = " and ".join(map(str, watched.operators))
     if first is None:
-        said = f"of {counts} operators traced on benchmark and target, none differs by itself"
+        said = say(
+            "of {counts} operators traced on benchmark and target, none differs by itself",
+            counts=counts,
+        )
         return Seen("unknown", "", [said])
-    where = f" in {suspects.trace_module}" if suspects.trace_module else ""
+    where = NOTHING_SAID
+    if suspects.trace_module:
+        where = say(" in {module}", module=suspects.trace_module)
     others = [d.said for d in watched.differences if d is not first]
     evidence = [
-        f"the traces of {counts} operators (benchmark and target){where} part at: {first.said}",
-        *(f"the traces also differ in: {said}" for said in others),
+        say(
+            "the traces of {counts} operators (benchmark and target){where} part at: {said}",
+            counts=counts,
+            where=where,
+            said=first.said,
+        ),
+        *(say("the traces also differ in: {said}", said=said) for said in others),
     ]
-    return Seen(first.cause, f"{first.said}{where}", evidence)
+    return Seen(first.cause, first.said + where, [*evidence])
 
 
 def _tried(sides: list[_Side]) -> Seen | None:
@@ -172,7 +189,7 @@ def _tried(sides: list[_Side]) -> Seen | None:
     if any(t is None or t.again is None for t in traces):
         return None
     found = experiments.judge(*(side.experiment() for side in sides))
-    return Seen(found.cause or "unknown", found.statement, found.evidence)
+    return Seen(found.cause or "unknown", found.statement, [*found.evidence])
 
 
 def _repeats(run: Run, diagnosed: Run, suspects: Suspects) -> bool:
@@ -264,7 +281,9 @@ def write(directory: Path, refined: Refined) -> Path:
     """Write ``RESULTS_DIR/refine/refined.json``."""
     path = directory / "refine" / NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_bytes(path, msgspec.json.format(msgspec.json.encode(refined), indent=1) + b"\n")
+    plain, messages = kept(refined)
+    data = msgspec.json.encode(plain | {"messages": messages})
+    replace_bytes(path, msgspec.json.format(data, indent=1) + b"\n")
     return path
 
 
@@ -309,11 +328,18 @@ def sharpen(diagnosis: Diagnosis, refined: Refined, keys: tuple[str, str]) -> Di
         return diagnosis
     evidence = list(cause.evidence)
     for seen in (refined.observed, refined.tried):
-        evidence += [] if seen is None else seen.evidence
-    evidence += [f"tensors of {refined.record}: {line}" for line in refined.evidence]
+        evidence += [] if seen is None else map(refined.said, seen.evidence)
+    evidence += [
+        say("tensors of {record}: {line}", record=refined.record, line=refined.said(line))
+        for line in refined.evidence
+    ]
     found = _decided(cause, refined, _floor(diagnosis))
     sharper = msgspec.structs.replace(found, evidence=evidence)
-    text = diagnosis.sentence.replace(sentence.why(cause), sentence.why(sharper), 1)
+    text = replaced(
+        restored(diagnosis.sentence, diagnosis.messages),
+        sentence.why(cause, diagnosis.messages),
+        sentence.why(sharper, diagnosis.messages),
+    )
     return msgspec.structs.replace(diagnosis, cause=sharper, sentence=text)
 
 
@@ -322,7 +348,7 @@ def unrefined(diagnosis: Diagnosis, failed: list[str]) -> Diagnosis:
     cause = diagnosis.cause
     if cause is None:
         return diagnosis
-    said = [f"refining failed, {reason}" for reason in failed]
+    said = [say("refining failed, {reason}", reason=reason) for reason in failed]
     evidence = [*cause.evidence, *said]
     return msgspec.structs.replace(
         diagnosis, cause=msgspec.structs.replace(cause, evidence=evidence)
@@ -339,20 +365,21 @@ def _decided(cause: Cause, refined: Refined, floor: float | None) -> Cause:
         return cause
     observed, tried = refined.observed, refined.tried
     if tried is not None and tried.cause == "nondeterministic":
-        return Cause(tried.cause, REPRODUCED, tried.statement, [])
+        return Cause(tried.cause, REPRODUCED, refined.said(tried.statement), [])
     if observed is not None and observed.cause not in ("unknown", _VAGUE):
-        return Cause(observed.cause, OBSERVED, observed.statement, [])
+        return Cause(observed.cause, OBSERVED, refined.said(observed.statement), [])
     if refined.cause is not None and refined.error is not None and floor is not None:
         left = math.sqrt(max(refined.left, 0.0)) * refined.error / floor if floor else 0.0
         if left <= 1.0 or refined.left == 0.0:
-            said = f"{refined.law}; {left:.2g} of the noise floor is left"
+            law = refined.said(refined.law)
+            said = say("{law}; {left:.2g} of the noise floor is left", law=law, left=left)
             return Cause(refined.cause, REPRODUCED, said, [])
     if cause.class_ != "unknown":
         return cause
     if observed is not None and observed.cause == _VAGUE:
-        return Cause(observed.cause, OBSERVED, observed.statement, [])
+        return Cause(observed.cause, OBSERVED, refined.said(observed.statement), [])
     if tried is not None and tried.cause != "unknown":
-        return Cause(tried.cause, REPRODUCED, tried.statement, [])
+        return Cause(tried.cause, REPRODUCED, refined.said(tried.statement), [])
     return cause
 
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
+from markupsafe import Markup
 
 from rlprobe.diagnose.diagnosis import NOT_COMPARABLE, Diagnosis, First
 from rlprobe.dumps import records
 from rlprobe.errors import ReplayError
 from rlprobe.judge.analysis import Finding, Step
+from rlprobe.report import words
 from rlprobe.rollouts import hdf5
 from rlprobe.store.read import Run
 
@@ -47,23 +49,25 @@ class Card:
     shut: bool
     where: str
     #: Label, value, meaning.
-    pairs: list[tuple[str, str, str]]
+    pairs: list[tuple[Markup, str, Markup]]
     #: The cause in words; None where nothing is said of it.
-    cause: str | None
+    cause: Markup | None
     class_: str
     known: str
-    evidence: list[str]
-    values: list[tuple[str, str, str]]
+    evidence: list[Markup]
+    values: list[tuple[Markup, str, str]]
     inputs: list[Input]
     sample: SampleText | None
     #: Side and call stack.
     stacks: list[tuple[str, str]]
 
 
-def headline(found: Diagnosis) -> str:
-    """The cause in words, for the first line; empty where it is not known."""
+def headline(found: Diagnosis) -> Markup | None:
+    """The cause in words, for the first line; None where it is not known."""
     cause = found.cause
-    return "" if cause is None or cause.class_ == "unknown" else cause.statement
+    if cause is None or cause.class_ == "unknown":
+        return None
+    return words.sentence(cause.statement, found.messages)
 
 
 def build(
@@ -80,10 +84,12 @@ def build(
         shut=shut,
         where=f"{first.stage} / {first.module or first.operator or 'unknown'}",
         pairs=_pairs(first, found, target),
-        cause=None if cause is None else cause.statement,
+        cause=None if cause is None else words.sentence(cause.statement, found.messages),
         class_="" if cause is None else cause.class_,
         known="unknown" if cause is None else cause.known,
-        evidence=[] if cause is None else cause.evidence,
+        evidence=[]
+        if cause is None
+        else [words.sentence(line, found.messages) for line in cause.evidence],
         values=_values(first),
         inputs=[] if finding is None else _inputs(finding),
         sample=_sample(first, benchmark, step.number, texts=texts),
@@ -109,35 +115,36 @@ def _inputs(finding: Finding) -> list[Input]:
     ]
 
 
-def _pairs(first: First, found: Diagnosis, target: Run) -> list[tuple[str, str, str]]:
+def _pairs(first: First, found: Diagnosis, target: Run) -> list[tuple[Markup, str, Markup]]:
     begin = target.manifest.first_step
-    own = "" if begin is None else f"the trainer's own number is {begin + first.step}"
-    pairs = [("step", str(first.step), own), ("rank", str(first.rank), "")]
+    own = words.both("trainers_step", step=begin + first.step) if begin is not None else _NOTHING
+    pairs = [("step", str(first.step), own), ("rank", str(first.rank), _NOTHING)]
     for label, value in (("module", first.module), ("operator", first.operator)):
         if value:
-            pairs.append((label, value, ""))
+            pairs.append((label, value, _NOTHING))
     if first.call is not None:
-        pairs.append(("call", str(first.call), "how often it had run in this stage, from 0"))
+        pairs.append(("call", str(first.call), words.both("call_means")))
     numbers = found.noise.get("first") or {}
     if numbers.get("record"):
-        pairs.append(("record", str(numbers["record"]), "the first beyond its floor"))
-    for key, label, meaning in (
-        ("error", "error", "relative L2 difference"),
-        ("floor", "floor", "what round-off explains"),
-        ("ratio", "ratio", "above 1 it cannot be noise"),
-        ("R", "R", "target's error over the benchmark's own, against high precision"),
-    ):
-        value = numbers.get(key)
+        pairs.append(("record", str(numbers["record"]), words.both("record_means")))
+    for label in ("error", "floor", "ratio", "R"):
+        value = numbers.get(label)
         if value is not None:
             text = f"{value:.3g}" if isinstance(value, int | float) else str(value)
-            pairs.append((label, text, meaning))
-    return pairs
+            pairs.append((label, text, words.both(f"{label}_means".lower())))
+    return [
+        (words.both(label) if label != "R" else Markup("R"), value, meaning)
+        for label, value, meaning in pairs
+    ]
 
 
-def _values(first: First) -> list[tuple[str, str, str]]:
+_NOTHING = Markup()
+
+
+def _values(first: First) -> list[tuple[Markup, str, str]]:
     names = [*first.benchmark, *(n for n in first.target if n not in first.benchmark)]
     return [
-        (name, _shown(first.benchmark.get(name)), _shown(first.target.get(name)))
+        (words.value(name), _shown(first.benchmark.get(name)), _shown(first.target.get(name)))
         for name in names
         if name != "record"
     ]

@@ -35,8 +35,8 @@ class Item:
 
     name: Markup
     state: str
-    evidence: str
-    action: str
+    evidence: Markup
+    action: Markup | None
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Cell:
 
     stage: str
     state: str
-    text: str
+    text: Markup
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Chart:
 
     stage: str
     svg: Markup
-    caption: str
+    caption: Markup
 
 
 @dataclass(frozen=True)
@@ -87,9 +87,9 @@ class GapRow:
 class Gap:
     """Training against rollout, both sides."""
 
-    columns: list[str]
+    columns: list[Markup]
     rows: list[GapRow]
-    bars: str
+    bars: dict[str, str]
     svg: Markup | None
 
 
@@ -101,9 +101,11 @@ class Page:
     verdict: str
     #: Name of the text that says what the verdict means.
     meaning: str
-    #: The cause in words; empty where none is known.
-    headline: str
-    sentence: str
+    #: The cause in words; None where none is known.
+    headline: Markup | None
+    sentence: Markup
+    #: The sentence in English, for whoever reads the page's head.
+    plain_sentence: str
     facts: list[tuple[Markup, str]]
     next: list[Command]
     gate: list[Item]
@@ -121,10 +123,10 @@ class Page:
     extent: Extent
     reasons: list[Reason]
     unmatched: list[tuple[str, str, str]]
-    notes: list[tuple[str, str]]
+    notes: list[tuple[str, Markup]]
     charts: list[Chart]
     heat: heat.Heat | None
-    controls: str
+    controls: list[Markup]
     records: payload.Records
     aggregated: Markup | None
     #: Parquet tables beside the page.
@@ -134,7 +136,7 @@ class Page:
     metrics: list[MetricRow]
     curves: list[CurveRow]
     #: What the sentence says of them.
-    curves_said: str
+    curves_said: Markup | None
     many_steps: bool
     mismatch: Gap | None
     weights: list[WeightRow]
@@ -146,7 +148,7 @@ class Page:
     source: str
     #: Keys of the two runs: another pair is another page.
     runs: str
-    provenance: list[tuple[str, str]]
+    provenance: list[tuple[Markup, str]]
     #: What the scripts need besides records.
     live: dict[str, Any]
     safety: str = f"{noise.SAFETY:g}"
@@ -183,15 +185,17 @@ def gather(
     records = payload.records(results, stages)
     marked = (found.noise.get("first") or {}).get("record")
     first = found.first
+    said_of_curves = sentence.of_curves(found.curves, len(perturbed(results)))
     return Page(
         name=results.plan.name,
         verdict=found.verdict,
         meaning=_meaning(results, found.verdict),
         headline=card.headline(found),
-        sentence=found.sentence,
+        sentence=words.sentence(found.sentence, found.messages),
+        plain_sentence=found.sentence,
         facts=_facts(results, found, benchmark, target),
         next=commands.next_steps(results, found, benchmark, target),
-        gate=[_item(item) for item in found.gate],
+        gate=[_item(item, found) for item in found.gate],
         states={"open": 0, "caveat": 0, "shut": 0} | Counter(item.state for item in found.gate),
         step=step.number,
         trainer_step=None if first_step is None else first_step + step.number,
@@ -216,8 +220,8 @@ def gather(
         ],
         key_data=[_key_row(step.key_data[name]) for name in sorted(step.key_data)],
         metrics=metrics,
-        curves=side_by_side.verdicts(found.curves, first_step or 0),
-        curves_said=sentence.of_curves(found.curves, len(perturbed(results))).strip(),
+        curves=side_by_side.verdicts(found.curves, first_step or 0, found.messages),
+        curves_said=words.sentence(said_of_curves, {}) if said_of_curves else None,
         many_steps=any(len(curve["steps"]) > 1 for curve in curves),
         mismatch=_gap(benchmark, target, step.number),
         weights=side_by_side.weights(benchmark, target, step.number),
@@ -240,8 +244,13 @@ def gather(
     )
 
 
-def _item(item: GateItem) -> Item:
-    return Item(words.item(item.item), item.state, item.evidence, item.action)
+def _item(item: GateItem, found: Diagnosis) -> Item:
+    return Item(
+        words.item(item.item),
+        item.state,
+        words.sentence(item.evidence, found.messages),
+        words.sentence(item.action, found.messages) if item.action else None,
+    )
 
 
 def _meaning(results: Results, verdict: str) -> str:
@@ -286,21 +295,28 @@ def _judged_steps(found: Diagnosis) -> list[int]:
 
 
 def _cell(result: StageResult, found: Diagnosis, step: int) -> Cell:
-    # what is excused is not judged: the same count as the page's own
-    counted = found.extent.get(result.stage, {}).get(step)
-    text = f"{counted.judged if counted else result.records:,} records judged"
     if result.state == "replayed":
         proof = next((item for item in found.gate if item.item == "mock proof"), None)
-        text = proof.evidence if proof is not None else "rollouts of the benchmark"
-    elif result.beyond:
-        text += f", {result.beyond:,} beyond the floor"
+        return Cell(
+            result.stage,
+            result.state,
+            words.both("rollouts_of_benchmark")
+            if proof is None
+            else words.sentence(proof.evidence, found.messages),
+        )
+    # what is excused is not judged: the same count as the page's own
+    counted = found.extent.get(result.stage, {}).get(step)
+    judged = counted.judged if counted else result.records
+    parts: list[tuple[str, dict[str, Any]]] = [("records_judged", {"n": f"{judged:,}"})]
+    if result.beyond:
+        parts.append(("some_beyond", {"n": f"{result.beyond:,}"}))
     elif result.state == "aligned":
         stage = (found.noise.get("stages") or {}).get(result.stage) or {}
         if isinstance(stage.get("largest_ratio"), int | float):
-            text += f", the nearest at {stage['largest_ratio']:.2g} of its floor"
+            parts.append(("nearest", {"ratio": f"{stage['largest_ratio']:.2g}"}))
         if stage.get("confined_to_unused_positions"):
-            text += "; others differ only where no result looks (padding)"
-    return Cell(result.stage, result.state, text)
+            parts.append(("others_in_padding", {}))
+    return Cell(result.stage, result.state, words.together(*parts))
 
 
 def _charts(step: Step, marked: str | None) -> list[Chart]:
@@ -309,10 +325,11 @@ def _charts(step: Step, marked: str | None) -> list[Chart]:
         first = finding.origin.row["name"] if finding.origin is not None else marked
         svg = chart.error_against_depth(finding.stage.rows, first)
         if svg is not None:
-            caption = f"{finding.records:,} records, {finding.beyond:,} beyond the band"
+            counts = {"n": f"{finding.records:,}", "m": f"{finding.beyond:,}"}
+            parts: list[tuple[str, dict[str, Any]]] = [("chart_caption", counts)]
             if finding.confined:
-                caption += f"; {finding.unused:,} more beyond it only where no result looks"
-            charts.append(Chart(name, svg, caption))
+                parts.append(("more_in_padding", {"n": f"{finding.unused:,}"}))
+            charts.append(Chart(name, svg, words.together(*parts)))
     return charts
 
 
@@ -345,24 +362,24 @@ def _key_row(found: Difference) -> KeyRow:
     )  # fmt: skip
 
 
-def _controls(found: Diagnosis) -> str:
+def _controls(found: Diagnosis) -> list[Markup]:
     said = []
-    names = {"repeat": "The benchmark's repeat", "repeat_target": "The target's repeat",
-             "high_precision": "The high-precision control"}  # fmt: skip
     for pair, control in (found.noise.get("controls") or {}).items():
+        parts: list[tuple[str, dict[str, Any]]] = [(f"control_{pair}", {})]
         compared = control.get("compared") or 0
         if not compared:
-            said.append(f"{names.get(pair, pair)} could not be compared.")
+            said.append(words.together(*parts, ("control_not_compared", {})))
             continue
         identical = control.get("identical") or 0
         unseen = control.get("no_difference_seen") or 0
-        text = f"{names.get(pair, pair)}: {identical:,} of {compared:,} records identical"
-        text += f", no difference seen in {unseen:,}" if unseen else ""
+        parts.append(("control_identical", {"n": f"{identical:,}", "m": f"{compared:,}"}))
+        if unseen:
+            parts.append(("control_unseen", {"n": f"{unseen:,}"}))
         largest = control.get("max_error")
-        differ = largest and identical + unseen < compared
-        text += f", largest difference {largest:.2g}." if differ else "."
-        said.append(text)
-    return " ".join(said) or "No control was run, so the devices' own randomness is unknown."
+        if largest and identical + unseen < compared:
+            parts.append(("control_largest", {"error": f"{largest:.2g}"}))
+        said.append(words.together(*parts))
+    return said or [words.both("control_none")]
 
 
 def _aggregated(records: payload.Records) -> Markup | None:
@@ -386,24 +403,26 @@ def _gap(benchmark: Run, target: Run, step: int) -> Gap | None:
     drawn = any(value > 0 for _, line in lines for value in line)
     return Gap(
         columns=[
-            "mean |d|", "max |d|", "k1", "k3", "mask 0", "train NaN, ±∞", "rollout NaN, ±∞",
+            words.both(key)
+            for key in ("mean_d", "max_d", "k1", "k3", "mask_0", "train_nonfinite",
+                        "rollout_nonfinite")
         ],
         rows=[
             GapRow(side, m.tokens, [m.mean_abs, m.max_abs, m.k1, m.k3, m.masked,
                                     m.trained_nonfinite, m.generated_nonfinite])
             for side, m in measured
         ],
-        bars=", ".join(text for _, text in mismatch.BARS),
-        svg=chart.by_position(lines, mismatch.BARS[0][0]) if drawn else None,
+        bars={name: f"{bar:g}" for name, bar in mismatch.BARS.items()},
+        svg=chart.by_position(lines, mismatch.BARS["general"]) if drawn else None,
     )  # fmt: skip
 
 
-def _provenance(results: Results, benchmark: Run, target: Run) -> list[tuple[str, str]]:
+def _provenance(results: Results, benchmark: Run, target: Run) -> list[tuple[Markup, str]]:
     data = (results.directory / diagnosis.NAME).read_bytes()
-    found = [("sha256 of diagnosis.json", hashlib.sha256(data).hexdigest())]
+    found = [(words.both("inputs_digest"), hashlib.sha256(data).hexdigest())]
     what = "dump" if results.of_dumps else "run"
     found += [
-        (f"{role} {what}", str(run.path) if results.of_dumps else run.key)
+        (words.both(f"{role}_{what}"), str(run.path) if results.of_dumps else run.key)
         for role, run in (("benchmark", benchmark), ("target", target))
     ]
     for role, run in (("benchmark", benchmark), ("target", target)):
@@ -412,5 +431,5 @@ def _provenance(results: Results, benchmark: Run, target: Run) -> list[tuple[str
             versions |= {k: str(v) for k, v in (process.get("versions") or {}).items()}
         text = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
         if text:
-            found.append((f"{role} versions", text))
+            found.append((words.both(f"{role}_versions"), text))
     return found

@@ -14,7 +14,8 @@ from markupsafe import Markup
 from rlprobe.errors import UsageError
 from rlprobe.files import replace_text
 from rlprobe.report import history, words
-from rlprobe.report.page import asset, printable
+from rlprobe.report.page import asset
+from rlprobe.report.printable import printable
 
 NAME = "overview.html"
 

@@ -9,13 +9,13 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from rlprobe import redaction
 from rlprobe.diagnose import diagnosis
 from rlprobe.files import replace_text
 from rlprobe.judge import tables
 from rlprobe.judge.inputs import Results, require
 from rlprobe.report import history, payload, words
 from rlprobe.report.content import Page, gather
+from rlprobe.report.printable import printable
 from rlprobe.roles import BENCHMARK, TARGET
 
 NAME = "report.html"
@@ -96,13 +96,3 @@ def breakable(text: str) -> Markup:
     """Escaped text that may break after a dot or an underscore."""
     escaped = str(escape(printable(text)))
     return Markup(escaped.replace("_", "_<wbr>").replace(".", ".<wbr>"))
-
-
-def printable(value: Any) -> Any:
-    """Control characters of decoded text or hostile names never reach the page."""
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}"
-        for c in redaction.text(value)
-    )

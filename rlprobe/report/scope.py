@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 
 import polars as pl
+from markupsafe import Markup
 
-from rlprobe.judge import reasons
 from rlprobe.judge.extent import Extents
+from rlprobe.report import words
 from rlprobe.report.heat import shade
 
 
@@ -21,7 +22,7 @@ class Reason:
     #: ``excused`` or ``unjudged``.
     result: str
     reason: str
-    meaning: str
+    meaning: Markup
     count: int
 
 
@@ -54,13 +55,10 @@ class Grid:
 def unjudged(extents: Extents) -> list[Reason]:
     """Everything that was recorded and is not held against a floor of its own."""
     return [
-        Reason(stage, step, result, reason, meanings.get(reason, ""), count)
+        Reason(stage, step, result, reason, words.reason(reason), count)
         for stage, steps in extents.items()
         for step, extent in steps.items()
-        for result, counts, meanings in (
-            ("excused", extent.excused, reasons.EXCUSES),
-            ("unjudged", extent.unjudged, reasons.UNJUDGED),
-        )
+        for result, counts in (("excused", extent.excused), ("unjudged", extent.unjudged))
         for reason, count in counts.items()
     ]
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
+from markupsafe import Markup
 
 from rlprobe import stages
 from rlprobe.judge.curves import LEFT, Curve, ratio
 from rlprobe.judge.extent import is_computed
+from rlprobe.report import words
+from rlprobe.said import Message
 from rlprobe.store.read import Run
 
 #: Shown first; the others fold away.
@@ -29,7 +32,7 @@ class MetricRow:
     step: int
     benchmark: float | None
     target: float | None
-    difference: str
+    difference: Markup
 
 
 @dataclass(frozen=True)
@@ -152,22 +155,25 @@ class CurveRow:
     target: float | None
     difference: float | None
     allowed: float | None
-    why: str
+    why: Markup | None
 
 
-def verdicts(judged: Sequence[Curve], begin: int) -> list[CurveRow]:
+def verdicts(
+    judged: Sequence[Curve], begin: int, messages: Mapping[str, Message]
+) -> list[CurveRow]:
     """Curves that have a verdict over several steps, those that left first, then by nearness.
 
     Args:
         judged: of the diagnosis.
         begin: the trainer's number of the first step.
+        messages: how sentences of the diagnosis were made.
     """
     rows = [c for c in judged if c.band]
     rows.sort(key=lambda c: (c.verdict != LEFT, c.step or 0, -ratio(c)))
     return [
         CurveRow(
             c.metric, c.verdict, None if c.at is None else begin + c.at, c.benchmark, c.target,
-            c.difference, c.allowed, c.why,
+            c.difference, c.allowed, words.sentence(c.why, messages) if c.why else None,
         )
         for c in rows
     ]  # fmt: skip
@@ -186,14 +192,14 @@ def _by_step(run: Run) -> dict[tuple[int, str], float]:
     return found
 
 
-def _difference(b: float | None, t: float | None) -> str:
+def _difference(b: float | None, t: float | None) -> Markup:
     if b is None or t is None:
-        return "one side only"
+        return words.both("one_side")
     if b == t:
-        return "0"
+        return Markup("0")
     if not (math.isfinite(b) and math.isfinite(t)) or b == 0:
-        return f"{t - b:.2g} (absolute)"
-    return f"{(t - b) / abs(b):+.2g}"
+        return words.both("absolute", n=f"{t - b:.2g}")
+    return Markup(f"{(t - b) / abs(b):+.2g}")
 
 
 def environment(benchmark: Run, target: Run) -> tuple[list[Setting], list[Setting]]:

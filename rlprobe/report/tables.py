@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
+from markupsafe import Markup, escape
 
 from rlprobe.judge import tables as judged
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.inputs import Results
+from rlprobe.report import words
+from rlprobe.report.printable import printable
 from rlprobe.roles import TARGET
 
 #: Records shown per stage: those in order that part, then those nearest to their floor.
@@ -51,37 +54,25 @@ def unmatched(results: Results) -> list[tuple[str, str, str]]:
     ]
 
 
-def notes(results: Results, step: Step) -> list[tuple[str, str]]:
+def notes(results: Results, step: Step) -> list[tuple[str, Markup]]:
     """Stage and what is to be noted of its comparison.
 
     Raises:
         DumpError: a summary is damaged.
     """
-    found = []
+    found: list[tuple[str, Markup]] = []
     for name in results.stages(TARGET):
         summary = results.summary(TARGET, name)
         if summary is None:
-            found.append((name, "was not compared"))
+            found.append((name, words.both("note_not_compared")))
             continue
-        found += [(name, str(note)) for note in summary["notes"]]
+        found += [(name, escape(printable(str(note)))) for note in summary["notes"]]
         finding = step.findings.get(name)
         if finding is not None and finding.stage.misplaced is not None:
-            found.append(
-                (
-                    name,
-                    f"On the two sides {finding.stage.misplaced}: records of micro-batches were "
-                    "not judged, only what does not depend on the places of samples.",
-                )
-            )
+            why = words.sentence(finding.stage.misplaced, {})
+            found.append((name, why + words.both("note_misplaced")))
         if finding is not None and finding.confined:
-            found.append(
-                (
-                    name,
-                    "Some records differ far beyond their floor while everything this stage "
-                    "computes for others agrees: the difference is at positions that no result "
-                    "depends on (padding).",
-                )
-            )
+            found.append((name, words.both("note_padding")))
     return found
 
 

@@ -1,17 +1,27 @@
-"""The page's own texts in both its languages, from ``assets/words.yaml``."""
+"""The page's texts in both its languages.
+
+Its own are in ``assets/words.yaml``; what was found is said in English by whoever found it, and in
+Chinese by ``assets/sentences.yaml`` (:mod:`rlprobe.said`).
+"""
 
 from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from markupsafe import Markup, escape
 
+from rlprobe.judge import reasons
+from rlprobe.report.printable import printable
+from rlprobe.said import Message, Said, render
+
 LANGUAGES = ("en", "zh")
 _FILE = Path(__file__).parent / "assets" / "words.yaml"
+_SENTENCES = _FILE.with_name("sentences.yaml")
 
 
 @functools.cache
@@ -44,14 +54,55 @@ def both(key: str, **given: Any) -> Markup:
     return pair(*(text(key, language, **given) for language in LANGUAGES))
 
 
+def together(*parts: tuple[str, dict[str, Any]]) -> Markup:
+    """Several texts as one, in both languages: each by its key and what is filled in."""
+    return pair(
+        *("".join(text(key, language, **given) for key, given in parts) for language in LANGUAGES)
+    )
+
+
+@functools.cache
+def chinese() -> dict[str, str]:
+    """What is found, in Chinese, by its English template."""
+    found: dict[str, str] = yaml.safe_load(_SENTENCES.read_text(encoding="utf-8"))
+    return found
+
+
+def sentence(text: str, messages: Mapping[str, Message]) -> Markup:
+    """What was found, in both languages; escaped.
+
+    Args:
+        text: a sentence in English.
+        messages: how sentences were made; one that is not among them is shown in English alone.
+    """
+    known = text.message if isinstance(text, Said) else messages.get(text)
+    if known is None:
+        return escape(printable(str(text)))
+    return pair(str(text), render(known, lambda key: chinese().get(key, key)))
+
+
+def reason(name: str) -> Markup:
+    """What a reason of :mod:`rlprobe.judge.reasons` means, in both languages."""
+    known = {**reasons.EXCUSES, **reasons.UNJUDGED}
+    english = known.get(name, "")
+    return pair(english, _texts("reasons").get(name, {}).get("zh", english))
+
+
 def item(name: str) -> Markup:
     """An item of the gate in both languages; one that has no other name keeps its own."""
     found = _texts("items").get(name, {})
     return pair(found.get("en", name), found.get("zh", name))
 
 
+def value(name: str) -> Markup:
+    """What a number of a record is called in both languages; what has no name keeps its own."""
+    found = _texts("values").get(name, {})
+    return pair(found.get("en", name), found.get("zh", name))
+
+
 def pair(english: str, chinese: str) -> Markup:
     """Two texts of one meaning, of which the page's style shows one; escaped."""
-    if english == chinese:
-        return escape(english)
-    return Markup('<span lang="en">{}</span><span lang="zh">{}</span>').format(english, chinese)
+    shown = [printable(text) for text in (english, chinese)]
+    if shown[0] == shown[1]:
+        return escape(shown[0])
+    return Markup('<span lang="en">{}</span><span lang="zh">{}</span>').format(*shown)

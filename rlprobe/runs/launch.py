@@ -287,6 +287,7 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
     status, exported = start(Started(spec, store, scratch, log, environment, commands, progress))
     if status != 0:
         raise RunError(_failure(spec, status, log, progress))
+    progress.end()
     proof.require_captured(session)
     proof.require_joined(session)
     if session.replay is not None:

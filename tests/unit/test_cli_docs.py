@@ -27,16 +27,19 @@ def pages(root: Path) -> list[Path]:
 
 def commands(root: Path) -> list[tuple[str, list[str]]]:
     """(page, words) of every line after ``$`` in a console block."""
+    return [command for page in pages(root) for command in commands_of(page)]
+
+
+def commands_of(page: Path) -> list[tuple[str, list[str]]]:
     found = []
-    for page in pages(root):
-        text = page.read_text(encoding="utf-8")
-        for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
-            for line in re.findall(r"^\$ (.+(?:\\\n.+)*)", block, re.MULTILINE):
-                for part in line.replace("\\\n", " ").split("&&"):
-                    words = shlex.split(part, comments=True)
-                    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
-                        words.pop(0)
-                    found.append((page.name, words))
+    text = page.read_text(encoding="utf-8")
+    for block in re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        for line in re.findall(r"^\$ (.+(?:\\\n.+)*)", block, re.MULTILINE):
+            for part in line.replace("\\\n", " ").split("&&"):
+                words = shlex.split(part, comments=True)
+                while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                    words.pop(0)
+                found.append((page.name, words))
     return found
 
 
@@ -84,6 +87,31 @@ def test_snakemake_commands_are_accepted(root: Path, monkeypatch: pytest.MonkeyP
         for file in args.configfile or []:
             examples = (root / "config" / "examples").rglob(Path(file).name)
             assert Path(file).exists() or any(examples), f"{page}: {file}"
+
+
+#: Guides that there are in Chinese too.
+GUIDES = ["README", "docs/cluster", "docs/npu-box", "docs/report", "docs/two-dumps",
+          "docs/two-sites"]  # fmt: skip
+
+
+def test_every_guide_has_the_same_commands_in_chinese(root: Path) -> None:
+    chinese = [path for path in pages(root) if path.name.endswith(".zh.md")]
+    assert sorted(str(p.relative_to(root)) for p in chinese) == [f"{g}.zh.md" for g in GUIDES]
+    for guide in GUIDES:
+        both = [root / f"{guide}{ending}" for ending in (".md", ".zh.md")]
+        english, translated = ([words for _, words in commands_of(page)] for page in both)
+        assert english == translated, guide
+        assert english, guide
+        for page, other in (both, both[::-1]):
+            assert f"]({other.name})" in page.read_text(encoding="utf-8"), (
+                f"{page} names no {other}"
+            )
+        # what stands indented or quoted is written into files: it is the same too
+        texts = [" ".join(page.read_text(encoding="utf-8").split()) for page in both]
+        quoted = [
+            set(re.findall(r"`([a-z_]+: [^`]+|--?[a-z][a-z-]+[^`]*)`", text)) for text in texts
+        ]
+        assert quoted[0] == quoted[1], f"{guide}: {quoted[0] ^ quoted[1]}"
 
 
 def test_linked_files_exist(root: Path) -> None:

@@ -184,7 +184,8 @@ def test_a_killed_workflow_is_taken_up_again(done: Project) -> None:
     again = done.align()
     assert again.returncode == 0, again.stdout
     assert "its lock is taken away" in again.stdout
-    assert again.stdout.endswith(f"{verdict}page: results/a/report.html\n")
+    assert f"ALIGNED  {verdict}" in again.stdout
+    assert again.stdout.endswith("\npage: results/a/report.html\n")
     assert done.planned() == {}
 
 
@@ -193,7 +194,8 @@ def test_align_prints_the_verdict_even_when_there_is_nothing_to_do(done: Project
     assert again.returncode == 0, again.stdout
     assert "Nothing to be done" in again.stdout
     verdict = (done.directory / "results/a/verdict.txt").read_text()
-    assert again.stdout.endswith(f"{verdict}page: results/a/report.html\n")
+    assert f"ALIGNED  {verdict}" in again.stdout
+    assert again.stdout.endswith("\npage: results/a/report.html\n")
 
 
 def test_align_refuses_a_wrong_file_before_the_workflow_starts(done: Project) -> None:

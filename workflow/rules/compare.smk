@@ -45,7 +45,7 @@ rule compare:
         "compare {wildcards.pair}: {wildcards.stage}"
     shell:
         "rlprobe compare {params.sides} -o {params.out} --pair {wildcards.pair}"
-        " --stage {wildcards.stage} --coverage {params.coverage} --no-fail 2>&1 | tee {log}"
+        " --stage {wildcards.stage} --coverage {params.coverage} --no-fail > {log} 2>&1"
 
 
 for pair in jobs.official_pairs():
@@ -78,4 +78,4 @@ for pair in jobs.official_pairs():
         message:
             f"msprobe's own table of {pair}"
         shell:
-            "rlprobe official-table {params.sides} -o {params.out} {params.stages} 2>&1 | tee {log}"
+            "rlprobe official-table {params.sides} -o {params.out} {params.stages} > {log} 2>&1"

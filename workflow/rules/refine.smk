@@ -23,7 +23,7 @@ checkpoint suspects:
     message:
         "suspects: {output}"
     shell:
-        "rlprobe refine --config {params.config} --part suspects 2>&1 | tee {log}"
+        "rlprobe refine --config {params.config} --part suspects > {log} 2>&1"
 
 
 for side in ("benchmark", "target"):
@@ -68,7 +68,7 @@ rule refined:
     message:
         "what the tensors say: {output}"
     shell:
-        "rlprobe refine --config {params.config} --part verdict --no-fail 2>&1 | tee {log}"
+        "rlprobe refine --config {params.config} --part verdict --no-fail > {log} 2>&1"
 
 
 # The sharper verdict, or the file that says why there is none.

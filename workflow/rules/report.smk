@@ -16,7 +16,7 @@ rule plan:
     message:
         "plan: {output.plan}"
     shell:
-        "rlprobe config plan {params.config} 2>&1 | tee {log}"
+        "rlprobe config plan {params.config} > {log} 2>&1"
 
 
 rule diagnose:
@@ -40,7 +40,7 @@ rule diagnose:
     message:
         "diagnose {params.results}"
     shell:
-        "rlprobe diagnose {params.results} --no-fail 2>&1 | tee {log}"
+        "rlprobe diagnose {params.results} --no-fail > {log} 2>&1"
 
 
 # What the page says of a divergence is what a closer look at its suspects showed.
@@ -65,7 +65,7 @@ rule report:
     message:
         "page: {output}"
     shell:
-        "rlprobe report {params.results} 2>&1 | tee {log}"
+        "rlprobe report {params.results} > {log} 2>&1"
 
 
 # Last, when the page that says why is there: a target that could not be judged fails the workflow,
@@ -81,6 +81,7 @@ rule verdict:
     params:
         diverged=0 if ALIGNMENT.fail_on_divergence else 3,
     message:
-        "verdict, page {input.page}"
+        "verdict: {output}, page {input.page}"
     shell:
-        "rlprobe verdict {input.diagnosis} 2> {log} | tee {output} || [ $? -eq {params.diverged} ]"
+        "rlprobe verdict {input.diagnosis} 2> {log} | tee {output} >> {log}"
+        " || [ $? -eq {params.diverged} ]"

@@ -31,7 +31,7 @@ def classify(
     found = judged(step, finding, world_size, profile)
     known: Known = UNKNOWN if found.cause == UNKNOWN else CONSISTENT
     statement = NOTHING if known == UNKNOWN else found.said[-1]
-    evidence = dict.fromkeys([finding.origin.reason, *found.said])
+    evidence: dict[str, None] = dict.fromkeys([finding.origin.reason, *found.said])
     return Cause(found.cause, known, statement, list(evidence))
 
 
@@ -65,7 +65,8 @@ def _place(scene: around.Scene) -> around.Place:
 
 def of_gate(shut: Shut) -> Cause:
     """What shut the gate, as a cause."""
-    return Cause(shut.cause, OBSERVED, shut.evidence[0] if shut.evidence else "", shut.evidence)
+    evidence: list[str] = [*shut.evidence]
+    return Cause(shut.cause, OBSERVED, evidence[0] if evidence else "", evidence)
 
 
 #: What is said where no law holds.

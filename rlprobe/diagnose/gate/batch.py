@@ -7,6 +7,7 @@ from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
 from rlprobe.judge import given, keydata
 from rlprobe.judge.keydata import Difference
+from rlprobe.said import COMMA, Said, joined, say
 
 REWARDS, ADVANTAGES, INPUTS = "rewards", "advantages", "batch inputs"
 #: Rewards are copied, or computed from text: they agree to the last bits of fp32.
@@ -20,7 +21,8 @@ def check(evidence: Evidence) -> tuple[list[GateItem], Shut | None]:
     if difference is not None:
         recomputed = bool(evidence.target.manifest.declared.get("recompute_rewards"))
         rewards, closed = _rewards(
-            difference, "rewards (recomputed by the target)" if recomputed else "rewards (replayed)"
+            difference,
+            say("rewards (recomputed by the target)") if recomputed else say("rewards (replayed)"),
         )
     else:
         rewards, closed = _unseen(evidence), None
@@ -33,7 +35,7 @@ def of_dumps(found: dict[str, Difference]) -> tuple[list[GateItem], Shut | None]
     """The same items, those of which two dumps hold key data."""
     items, closed = [], None
     if keydata.REWARDS in found:
-        rewards, closed = _rewards(found[keydata.REWARDS], "rewards")
+        rewards, closed = _rewards(found[keydata.REWARDS], say("rewards"))
         items.append(rewards)
     if keydata.ADVANTAGES in found:
         items.append(_advantages(found))
@@ -47,43 +49,65 @@ def _unseen(evidence: Evidence) -> GateItem:
     if not recomputed and evidence.benchmark.key in evidence.target.manifest.parents:
         return opened(
             REWARDS,
-            "rewards are replayed from the benchmark's rollouts; no key data shows them",
+            say("rewards are replayed from the benchmark's rollouts; no key data shows them"),
         )
     return caveat(
         REWARDS,
-        "rewards are not among the key data of both sides",
-        "capture key data (capture.key_data) to compare rewards sample by sample",
+        say("rewards are not among the key data of both sides"),
+        say("capture key data (capture.key_data) to compare rewards sample by sample"),
     )
 
 
-def _rewards(difference: Difference, what: str) -> tuple[GateItem, Shut | None]:
+def _rewards(difference: Difference, what: Said) -> tuple[GateItem, Shut | None]:
     """Of rewards on both sides, called ``what``."""
     lost = difference.benchmark_only + difference.target_only
     if not difference.joined:
         return caveat(
             REWARDS,
-            f"none of {lost} rows of rewards could be joined by sample",
-            "keep the mock proof of both sides: it says which row is which sample",
+            say("none of {lost} rows of rewards could be joined by sample", lost=lost),
+            say("keep the mock proof of both sides: it says which row is which sample"),
         ), None
     alone = max(difference.lopsided)
     if alone or (difference.error is not None and difference.error > _EXACT):
         said = (
-            f"{what} are not finite at {alone:,} of {difference.count:,} values on one side only"
+            say(
+                "{what} are not finite at {alone:,} of {count:,} values on one side only",
+                what=what,
+                alone=alone,
+                count=difference.count,
+            )
             if alone
-            else f"{what} differ by {difference.error:.3g} (relative L2), at most "
-            f"{difference.max_abs:.3g}, over {difference.joined} samples"
+            else say(
+                "{what} differ by {error:.3g} (relative L2), at most {max_abs:.3g}, over "
+                "{joined} samples",
+                what=what,
+                error=difference.error,
+                max_abs=difference.max_abs,
+                joined=difference.joined,
+            )
         )
         closed = Shut(
-            "data", REWARDS, stages.ACTOR_UPDATE, 0, None, difference.sample,
-            {}, {}, [said, f"largest in sample {difference.sample}"],
-        )  # fmt: skip
+            "data",
+            REWARDS,
+            stages.ACTOR_UPDATE,
+            0,
+            None,
+            difference.sample,
+            {},
+            {},
+            [said, say("largest in sample {sample}", sample=difference.sample)],
+        )
         return shut(
             REWARDS,
-            f"{said}; largest in sample {difference.sample}",
-            "find out why the reward of this sample differs, or replay rewards "
-            "(recompute_rewards: false)",
+            say("{said}; largest in sample {sample}", said=said, sample=difference.sample),
+            say(
+                "find out why the reward of this sample differs, or replay rewards "
+                "(recompute_rewards: false)"
+            ),
         ), closed
-    return opened(REWARDS, f"{what}: the same for {difference.joined} samples"), None
+    return opened(
+        REWARDS, say("{what}: the same for {joined} samples", what=what, joined=difference.joined)
+    ), None
 
 
 def _advantages(found: dict[str, Difference]) -> GateItem:
@@ -91,27 +115,38 @@ def _advantages(found: dict[str, Difference]) -> GateItem:
     if difference is None:
         return caveat(
             ADVANTAGES,
-            "advantages are not among the key data of both sides",
-            "capture key data (capture.key_data) to compare advantages sample by sample",
+            say("advantages are not among the key data of both sides"),
+            say("capture key data (capture.key_data) to compare advantages sample by sample"),
         )
     if not difference.joined or difference.error is None:
         return caveat(
             ADVANTAGES,
-            "no row of advantages could be joined by sample",
-            "keep the mock proof of both sides: it says which row is which sample",
+            say("no row of advantages could be joined by sample"),
+            say("keep the mock proof of both sides: it says which row is which sample"),
         )
     allowed = given.magnified(found)
     if difference.error > allowed:
         return caveat(
             ADVANTAGES,
-            f"advantages differ by {difference.error:.3g} (relative L2), more than values and "
-            f"log-probs explain ({allowed:.3g}); largest in sample {difference.sample}",
-            "see whether values or log-probs already part; if not, compare the advantage "
-            "estimator's settings",
+            say(
+                "advantages differ by {error:.3g} (relative L2), more than values and "
+                "log-probs explain ({allowed:.3g}); largest in sample {sample}",
+                error=difference.error,
+                allowed=allowed,
+                sample=difference.sample,
+            ),
+            say(
+                "see whether values or log-probs already part; if not, compare the "
+                "advantage estimator's settings"
+            ),
         )
     return opened(
         ADVANTAGES,
-        f"agree within {difference.error:.3g} (relative L2) for {difference.joined} samples",
+        say(
+            "agree within {error:.3g} (relative L2) for {joined} samples",
+            error=difference.error,
+            joined=difference.joined,
+        ),
     )
 
 
@@ -122,13 +157,29 @@ def _inputs(found: dict[str, Difference]) -> GateItem | None:
         return None
     wrong = [d for d in seen if d.joined and d.error]
     if wrong:
-        names = ", ".join(
-            f"{d.name} ({d.share:.1%} of positions, first in sample {d.sample})" for d in wrong
+        names = joined(
+            (
+                say(
+                    "{name} ({share:.1%} of positions, first in sample {sample})",
+                    name=d.name,
+                    share=d.share,
+                    sample=d.sample,
+                )
+                for d in wrong
+            ),
+            COMMA,
         )
         return caveat(
             INPUTS,
-            f"the log-prob stage was given other inputs: {names}",
-            "compare padding, truncation and the construction of masks and positions",
+            say("the log-prob stage was given other inputs: {names}", names=names),
+            say("compare padding, truncation and the construction of masks and positions"),
         )
-    joined = min((d.joined for d in seen), default=0)
-    return opened(INPUTS, f"{', '.join(d.name for d in seen)}: the same for {joined} samples")
+    count = min((d.joined for d in seen), default=0)
+    return opened(
+        INPUTS,
+        say(
+            "{what}: the same for {joined} samples",
+            what=joined((d.name for d in seen), COMMA),
+            joined=count,
+        ),
+    )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate.evidence import caveat, listed, shut
+from rlprobe.diagnose.gate.evidence import caveat, shut
 from rlprobe.judge import analysis, unsized
 from rlprobe.judge.analysis import Step
-from rlprobe.terminal import counted
+from rlprobe.said import listed, say
 
 ITEM = "differences of unknown size"
 
@@ -17,12 +17,25 @@ def check(step: Step) -> GateItem | None:
     if not found:
         return None
     said = listed(
-        [f"{one.stage}: {counted(one.records, 'record')}, first {one.first} ({one.why})"
-         for one in found]
-    )  # fmt: skip
+        say(
+            "{stage}: 1 record, first {first} ({why})",
+            stage=one.stage,
+            first=one.first,
+            why=one.why,
+        )
+        if one.records == 1
+        else say(
+            "{stage}: {count:,} records, first {first} ({why})",
+            stage=one.stage,
+            count=one.records,
+            first=one.first,
+            why=one.why,
+        )
+        for one in found
+    )
     state = shut if analysis.first_of(step) is None else caveat
     return state(
         ITEM,
-        f"known to differ, and nothing says by how much: {said}",
-        "dump with summary_mode statistics, or task tensor, which say how much",
+        say("known to differ, and nothing says by how much: {records}", records=said),
+        say("dump with summary_mode statistics, or task tensor, which say how much"),
     )

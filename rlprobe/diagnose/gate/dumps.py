@@ -21,7 +21,7 @@ from rlprobe.diagnose.gate import (
     weights,
 )
 from rlprobe.diagnose.gate.check import Gate
-from rlprobe.diagnose.gate.evidence import Shut, caveat, listed, opened, shut
+from rlprobe.diagnose.gate.evidence import Shut, caveat, opened, shut
 from rlprobe.dumps.results import of_key_data_alone
 from rlprobe.errors import DumpError
 from rlprobe.judge import generated, sources
@@ -30,19 +30,21 @@ from rlprobe.judge.extent import Extents
 from rlprobe.judge.generated import Generated
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import TARGET
-from rlprobe.terminal import counted
+from rlprobe.said import COMMA, SEMICOLON, Said, joined, listed, say
 
-UNKNOWN = "not known from dumps alone"
+UNKNOWN = say("not known from dumps alone")
 #: Items of an alignment that follow from what a run records of itself, and what to do instead.
 _OF_RUNS = {
-    samples.PROOF: "make sure that both sides were given the same samples",
-    batch.REWARDS: "save them as key data on both sides, or compare them by hand",
-    batch.ADVANTAGES: "save them as key data on both sides, or compare them by hand",
-    settings.SAMPLING: "check temperature and whether log-probs are of raw or processed logits",
-    settings.CONFIGURATION: "compare the two command lines",
-    settings.LAYOUT: "check that ranks of one number hold the same shards",
-    settings.PRECISION: "check autocast, TF32 and HF32 on both sides",
-    extent.CONTROL: "dump the benchmark twice: what it differs from itself by is no fault",
+    samples.PROOF: say("make sure that both sides were given the same samples"),
+    batch.REWARDS: say("save them as key data on both sides, or compare them by hand"),
+    batch.ADVANTAGES: say("save them as key data on both sides, or compare them by hand"),
+    settings.SAMPLING: say(
+        "check temperature and whether log-probs are of raw or processed logits"
+    ),
+    settings.CONFIGURATION: say("compare the two command lines"),
+    settings.LAYOUT: say("check that ranks of one number hold the same shards"),
+    settings.PRECISION: say("check autocast, TF32 and HF32 on both sides"),
+    extent.CONTROL: say("dump the benchmark twice: what it differs from itself by is no fault"),
 }
 #: Item of what else is kept of a sample.
 _FIELDS = "fields of samples"
@@ -104,22 +106,37 @@ def _samples(results: Results, step: Step) -> tuple[GateItem, Shut | None] | Non
     try:
         left, right = sources.samples(results, step.number)
     except DumpError as error:
-        return caveat(samples.TOKENS, f"prompts and responses cannot be read: {error}",
-                      "save them again"), None  # fmt: skip
+        return caveat(
+            samples.TOKENS,
+            say("prompts and responses cannot be read: {error}", error=error),
+            say("save them again"),
+        ), None
     if not left or not right:
         return None
     lone, other = left - right, right - left
     if not lone or not other:  # a side may hold more of the same; its rows are counted apart
         return None
-    evidence = (
-        f"{lone.total()} of the benchmark's {left.total()} samples are not among the target's "
-        f"{right.total()}: other prompts or responses, token by token"
+    evidence = say(
+        "{lone} of the benchmark's {left} samples are not among the target's "
+        "{right}: other prompts or responses, token by token",
+        lone=lone.total(),
+        left=left.total(),
+        right=right.total(),
     )
     worst = sorted(other)[0]
-    closed = Shut("label_or_mask_shift", "token ids", stages.LOG_PROB, 0, None, worst, {}, {},
-                  [evidence, f"among them sample {worst} of the target"])  # fmt: skip
+    closed = Shut(
+        "label_or_mask_shift",
+        "token ids",
+        stages.LOG_PROB,
+        0,
+        None,
+        worst,
+        {},
+        {},
+        [evidence, say("among them sample {worst} of the target", worst=worst)],
+    )
     return shut(
-        samples.TOKENS, evidence, "give both sides the same rollouts; then dump them again"
+        samples.TOKENS, evidence, say("give both sides the same rollouts; then dump them again")
     ), closed
 
 
@@ -127,27 +144,47 @@ def _responses(found: Generated, step: Step) -> tuple[GateItem, Shut | None]:
     """What was generated, sample by sample."""
     lone = found.benchmark_only + found.target_only
     if found.first is None and not lone:
-        same = f"the responses of {found.samples} samples are the same on both sides"
+        same = say(
+            "the responses of {count} samples are the same on both sides", count=found.samples
+        )
         return opened(samples.TOKENS, same), None
     parts = []
     if found.samples > found.same:
-        parts.append(f"{found.samples - found.same} of {found.samples} responses differ")
+        parts.append(
+            say(
+                "{count} of {total} responses differ",
+                count=found.samples - found.same,
+                total=found.samples,
+            )
+        )
     if lone:
         parts.append(
-            f"{found.benchmark_only} samples are on the benchmark only, {found.target_only} on the "
-            "target only"
+            say(
+                "{benchmark} samples are on the benchmark only, {target} on the target only",
+                benchmark=found.benchmark_only,
+                target=found.target_only,
+            )
         )
-    evidence = "; ".join(parts)
+    evidence = joined(parts, SEMICOLON)
     said = [evidence]
     if found.first is not None:
         where, benchmark, target = found.first
-        said.append(f"first {where}: {benchmark!r} against {target!r}")
+        said.append(
+            say(
+                "first {where}: {benchmark!r} against {target!r}",
+                where=where,
+                benchmark=benchmark,
+                target=target,
+            )
+        )
     closed = Shut("data", "response", found.stage, 0, None, None, {}, {}, said, step.number)
     return shut(
         samples.TOKENS,
-        "; ".join(said),
-        "replay the benchmark's rollouts on the target, or compare dumps of what was computed of "
-        "the same samples",
+        joined(said, SEMICOLON),
+        say(
+            "replay the benchmark's rollouts on the target, or compare dumps of what was computed "
+            "of the same samples"
+        ),
     ), closed
 
 
@@ -156,40 +193,45 @@ def _rewards(found: Generated, step: Step) -> tuple[list[GateItem], Shut | None]
     items: list[GateItem] = []
     closed = None
     if found.rewards:
-        said = _fields(found.rewards)
+        said = say("of equal responses, {fields}", fields=_fields(found.rewards))
         items.append(
-            shut(
-                batch.REWARDS,
-                f"of equal responses, {said}",
-                "find out why the reward of this sample differs",
-            )
+            shut(batch.REWARDS, said, say("find out why the reward of this sample differs"))
         )
         closed = Shut("data", batch.REWARDS, found.stage, 0, None, None, {}, {},
-                      [f"of equal responses, {said}"], step.number)  # fmt: skip
+                      [said], step.number)  # fmt: skip
     others = {name: f for name, f in found.fields.items() if name not in found.rewards}
     if others:
         items.append(
             caveat(
                 _FIELDS,
-                f"of equal responses, {_fields(others)}",
-                "look at these fields on both sides; numbers that a device computed (log-probs) "
-                "are not held against round-off here",
+                say("of equal responses, {fields}", fields=_fields(others)),
+                say(
+                    "look at these fields on both sides; numbers that a device computed "
+                    "(log-probs) are not held against round-off here"
+                ),
             )
         )
     return items, closed
 
 
-def _fields(found: Mapping[str, tuple[int, str]]) -> str:
+def _fields(found: Mapping[str, tuple[int, str]]) -> Said:
     return listed(
-        [f"{name} differs in {counted(count, 'sample')} (first {first})" for name, (count, first) in
-         found.items()]
-    )  # fmt: skip
+        say("{name} differs in 1 sample (first {first})", name=name, first=first)
+        if count == 1
+        else say(
+            "{name} differs in {count:,} samples (first {first})",
+            name=name,
+            count=count,
+            first=first,
+        )
+        for name, (count, first) in found.items()
+    )
 
 
 def _tokens(finding: Finding | None) -> tuple[GateItem, Shut | None]:
     """Ids that embeddings were given, in the first stage that was compared."""
     if finding is None:
-        return caveat(samples.TOKENS, UNKNOWN, "dump the stage's inputs"), None
+        return caveat(samples.TOKENS, UNKNOWN, say("dump the stage's inputs")), None
     rows = finding.stage.rows.filter(
         (pl.col("slot") == "input")
         & (pl.col("direction") == "forward")
@@ -200,26 +242,30 @@ def _tokens(finding: Finding | None) -> tuple[GateItem, Shut | None]:
     if rows.is_empty():
         return caveat(
             samples.TOKENS,
-            f"{UNKNOWN}: no embedding's ids were recorded on both sides",
-            "dump the embedding too (level L0 or mix)",
+            say("{unknown}: no embedding's ids were recorded on both sides", unknown=UNKNOWN),
+            say("dump the embedding too (level L0 or mix)"),
         ), None
     different = rows.filter(_differs())
     if different.is_empty():
         exact = bool(rows.get_column("error_kind").is_in(
             [measures.DIGEST, measures.TENSOR]).all())  # fmt: skip
-        text = f"the ids that {rows.height} embeddings were given are the same on both sides"
+        text = say(
+            "the ids that {count} embeddings were given are the same on both sides",
+            count=rows.height,
+        )
         if exact:
             return opened(samples.TOKENS, text), None
-        text = (
-            f"of the ids that {rows.height} embeddings were given, shapes, largest and smallest "
-            "are the same; statistics say no more"
+        text = say(
+            "of the ids that {count} embeddings were given, shapes, largest and "
+            "smallest are the same; statistics say no more",
+            count=rows.height,
         )
-        return caveat(samples.TOKENS, text, "dump the ids with task tensor to be sure"), None
+        return caveat(samples.TOKENS, text, say("dump the ids with task tensor to be sure")), None
     row = different.row(0, named=True)
-    evidence = f"the ids given to {row['name']} differ"
+    evidence = say("the ids given to {name} differ", name=row["name"])
     return shut(
-        samples.TOKENS, evidence, "give both sides the same rollouts; then dump them again"
-    ), _shut(finding, row, "label_or_mask_shift", "token ids", evidence)  # fmt: skip
+        samples.TOKENS, evidence, say("give both sides the same rollouts; then dump them again")
+    ), _shut(finding, row, "label_or_mask_shift", "token ids", evidence)
 
 
 def _weights(finding: Finding | None) -> tuple[GateItem, Shut | None]:
@@ -235,20 +281,28 @@ def _weights(finding: Finding | None) -> tuple[GateItem, Shut | None]:
     if finding is None or parameters is None or parameters.is_empty():
         return caveat(
             weights.ITEM,
-            f"{UNKNOWN}: no parameters were recorded on both sides",
-            "dump modules (level L0 or mix), which have their parameters beside them",
+            say("{unknown}: no parameters were recorded on both sides", unknown=UNKNOWN),
+            say("dump modules (level L0 or mix), which have their parameters beside them"),
         ), None
     different = parameters.filter(_differs())
     if different.is_empty():
         return opened(
-            weights.ITEM, f"{parameters.height} recorded parameters agree before the first update"
+            weights.ITEM,
+            say(
+                "{count} recorded parameters agree before the first update", count=parameters.height
+            ),
         ), None
     names = different.get_column("name").to_list()
-    evidence = f"{len(names)} of {parameters.height} recorded parameters differ: {listed(names)}"
+    evidence = say(
+        "{count} of {total} recorded parameters differ: {names}",
+        count=len(names),
+        total=parameters.height,
+        names=listed(names),
+    )
     row = different.row(0, named=True)
-    return shut(
-        weights.ITEM, evidence, "start both sides from the same checkpoint"
-    ), _shut(finding, row, "weights", "parameter", evidence)  # fmt: skip
+    return shut(weights.ITEM, evidence, say("start both sides from the same checkpoint")), _shut(
+        finding, row, "weights", "parameter", evidence
+    )
 
 
 def _differs() -> pl.Expr:
@@ -262,7 +316,7 @@ def _differs() -> pl.Expr:
 
 
 def _shut(
-    finding: Finding, row: dict[str, object], cause: str, operator: str, evidence: str
+    finding: Finding, row: dict[str, object], cause: str, operator: str, evidence: Said
 ) -> Shut:
     benchmark, target = (
         {"record": row.get(f"name_{side}"), **{n: row.get(f"{n}_{side}") for n in _SHOWN}}
@@ -293,27 +347,36 @@ def _stages(results: Results, step: Step) -> GateItem:
     steps = sorted({n for _, summary in known for n in summary["steps"]})
     notes = [note for _, summary in known for note in summary["notes"]]
     if not compared and not alone:
-        return shut(extent.STAGES, "nothing was compared", "see what compare said")
+        return shut(extent.STAGES, say("nothing was compared"), say("see what compare said"))
     if not compared:
         return shut(
             extent.STAGES,
-            f"only key data were compared ({listed(alone)}): nothing says how deep the model is",
-            "dump the stage beside them, so that what round-off allows is known",
+            say(
+                "only key data were compared ({names}): nothing says how deep the model is",
+                names=listed(alone),
+            ),
+            say("dump the stage beside them, so that what round-off allows is known"),
         )
+    given = {"names": listed(compared), "step": step.number}
     text = (
-        f"{counted(len(compared), 'stage')} ({listed(compared)}), of which step {step.number} is "
-        "judged"
+        say("1 stage ({names}), of which step {step} is judged", **given)
+        if len(compared) == 1
+        else say(
+            "{count} stages ({names}), of which step {step} is judged", count=len(compared), **given
+        )
     )
     if alone:
-        text += f"; key data alone of {listed(alone)}"
+        text += say("; key data alone of {names}", names=listed(alone))
     if lacking:
-        text += f"; on one side only or without counterpart: {listed(lacking)}"
+        text += say("; on one side only or without counterpart: {lacking}", lacking=listed(lacking))
     if len(steps) > 1:
-        text += "; later steps inherit what updates differ by"
+        text += say("; later steps inherit what updates differ by")
     if notes:
-        text += f"; {'; '.join(notes[:3])}"
+        text += SEMICOLON + joined(notes[:3], SEMICOLON)
     if lacking or notes or len(steps) > 1:
-        return caveat(extent.STAGES, text, "dump the same stages, steps and ranks on both sides")
+        return caveat(
+            extent.STAGES, text, say("dump the same stages, steps and ranks on both sides")
+        )
     return opened(extent.STAGES, text)
 
 
@@ -324,7 +387,13 @@ def _capture(step: Step) -> GateItem:
     if kinds and kinds <= {measures.STATISTIC, measures.DIGEST}:
         return caveat(
             extent.CAPTURE,
-            "statistics: errors are known from below only, and a permutation is invisible",
-            "dump with task tensor where it matters",
+            say("statistics: errors are known from below only, and a permutation is invisible"),
+            say("dump with task tensor where it matters"),
         )
-    return opened(extent.CAPTURE, f"differences are of: {', '.join(sorted(kinds)) or 'nothing'}")
+    return opened(
+        extent.CAPTURE,
+        say(
+            "differences are of: {kinds}",
+            kinds=joined(sorted(kinds), COMMA) if kinds else say("nothing"),
+        ),
+    )

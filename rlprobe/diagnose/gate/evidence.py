@@ -9,6 +9,7 @@ from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.extent import Extents
 from rlprobe.judge.inputs import Results
+from rlprobe.said import Said
 from rlprobe.store.read import Run
 
 
@@ -25,7 +26,7 @@ class Shut:
     sample: str | None
     benchmark: dict[str, Any]
     target: dict[str, Any]
-    evidence: list[str]
+    evidence: list[Said]
     #: Captured step, None for the one that is judged.
     step: int | None = None
 
@@ -43,22 +44,16 @@ class Evidence:
     extent: Extents = field(default_factory=dict)
 
 
-def opened(item: str, evidence: str) -> GateItem:
+def opened(item: str, evidence: Said) -> GateItem:
     """An item that agrees."""
     return GateItem(item, "open", evidence)
 
 
-def caveat(item: str, evidence: str, action: str) -> GateItem:
+def caveat(item: str, evidence: Said, action: Said) -> GateItem:
     """An item that does not stop a verdict and should be read beside it."""
     return GateItem(item, "caveat", evidence, action)
 
 
-def shut(item: str, evidence: str, action: str) -> GateItem:
+def shut(item: str, evidence: Said, action: Said) -> GateItem:
     """An item that stops any verdict."""
     return GateItem(item, "shut", evidence, action)
-
-
-def listed(values: list[str], most: int = 3) -> str:
-    """The first few of some names, and how many more."""
-    shown = ", ".join(values[:most])
-    return f"{shown} and {len(values) - most} more" if len(values) > most else shown

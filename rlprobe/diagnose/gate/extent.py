@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate.evidence import Evidence, caveat, listed, opened, shut
+from rlprobe.diagnose.gate.evidence import Evidence, caveat, opened, shut
 from rlprobe.dumps.results import of_key_data_alone
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.excuses import positions
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import REPEAT, REPEAT_TARGET, TARGET
+from rlprobe.said import COMMA, NOTHING_SAID, SEMICOLON, Said, joined, listed, of_side, say
 
 STAGES, COVERAGE, CAPTURE, CONTROL = "stages and steps", "coverage", "capture", "repeats"
 #: What msprobe does to what it watches at L0 and mix; `make contract` measures it on real verl.
-OBSERVER = (
+OBSERVER = say(
     "its module hooks add autograd nodes, by which fp32 gradients differ from an unwatched run's "
     "by up to 1e-6 of their norm, on both sides alike"
 )
@@ -41,42 +42,73 @@ def _stages(evidence: Evidence) -> GateItem:
         for stage in wanted:
             found = run.manifest.stages.get(stage)
             if found is None or found.state != "captured":
-                problems.append(f"{side} did not capture {stage}")
+                problems.append(
+                    say("{side} did not capture {stage}", side=of_side(side), stage=stage)
+                )
             elif evidence.step.number not in found.steps:
-                problems.append(f"{side} has no step {evidence.step.number} of {stage}")
+                problems.append(
+                    say(
+                        "{side} has no step {number} of {stage}",
+                        side=of_side(side),
+                        number=evidence.step.number,
+                        stage=stage,
+                    )
+                )
     for stage in wanted:
         if results.summary(TARGET, stage) is None:
-            problems.append(f"{stage} was not compared")
+            problems.append(say("{stage} was not compared", stage=stage))
     steps = [set(run.manifest.steps) for run in (evidence.benchmark, evidence.target)]
     if problems:
         return shut(
             STAGES,
             listed(problems, 6),
-            "see the run's log: a stage that did not run cannot agree; then run it again",
+            say("see the run's log: a stage that did not run cannot agree; then run it again"),
         )
     if not wanted:
-        return shut(STAGES, "no stage was planned to be compared", "capture at least one stage")
+        return shut(
+            STAGES, say("no stage was planned to be compared"), say("capture at least one stage")
+        )
     if steps[0] != steps[1]:
         return caveat(
             STAGES,
-            f"benchmark has steps {sorted(steps[0])}, target {sorted(steps[1])}",
-            "capture the same steps on both sides",
+            say(
+                "benchmark has steps {benchmark}, target {target}",
+                benchmark=sorted(steps[0]),
+                target=sorted(steps[1]),
+            ),
+            say("capture the same steps on both sides"),
         )
     if evidence.target.is_joined:
         return opened(
             STAGES,
-            f"{len(wanted)} stages, steps {sorted(steps[0])} on both sides, each judged: later "
-            "ones begin from the benchmark's state",
+            say(
+                "{count} stages, steps {steps} on both sides, each judged: later ones begin from "
+                "the benchmark's state",
+                count=len(wanted),
+                steps=sorted(steps[0]),
+            ),
         )
     if len(steps[0]) > 1:
         return caveat(
             STAGES,
-            f"{len(wanted)} stages, steps {sorted(steps[0])} on both sides, of which step "
-            f"{evidence.step.number} is judged: later ones inherit what updates differ by",
-            "to have each step judged, set controls.rejoin: true; without it the report shows "
-            "trends",
+            say(
+                "{count} stages, steps {steps} on both sides, of which step {number} is "
+                "judged: later ones inherit what updates differ by",
+                count=len(wanted),
+                steps=sorted(steps[0]),
+                number=evidence.step.number,
+            ),
+            say(
+                "to have each step judged, set controls.rejoin: true; without it the report shows "
+                "trends"
+            ),
         )
-    return opened(STAGES, f"{len(wanted)} stages, steps {sorted(steps[0])} on both sides")
+    return opened(
+        STAGES,
+        say(
+            "{count} stages, steps {steps} on both sides", count=len(wanted), steps=sorted(steps[0])
+        ),
+    )
 
 
 def coverage(results: Results) -> dict[str, float]:
@@ -103,13 +135,13 @@ def coverage_item(results: Results, step: Step) -> GateItem:
     """Whether enough of both sides' records was measured."""
     poor, unmatched = [], []
     #: Why activations have no partner -> in which stages.
-    split: dict[str, list[str]] = {}
+    split: dict[Said, list[str]] = {}
     for stage in results.stages():
         summary = results.summary(TARGET, stage)
         if summary is None or of_key_data_alone(summary):
             continue
         if not summary["compared"]:
-            poor.append(f"{stage}: nothing was compared")
+            poor.append(say("{stage}: nothing was compared", stage=stage))
         finding = step.findings.get(stage)
         if finding is not None and finding.stage.misplaced in _SPLIT:
             split.setdefault(finding.stage.misplaced, []).append(stage)
@@ -117,56 +149,89 @@ def coverage_item(results: Results, step: Step) -> GateItem:
         for side in ("benchmark", "target"):
             share = summary["coverage"][side]
             if summary["compared"] and share < results.plan.coverage:
-                poor.append(f"{stage}: {share:.1%} of the {side}'s records")
+                poor.append(
+                    say(
+                        "{stage}: {share:.1%} of the {side}'s records",
+                        stage=stage,
+                        share=share,
+                        side=of_side(side),
+                    )
+                )
             names = summary["unmatched"][side]
             if names:
-                unmatched.append(f"{stage}, {side} only: {listed(names, 2)}")
+                unmatched.append(
+                    say(
+                        "{stage}, {side} only: {names}",
+                        stage=stage,
+                        side=of_side(side),
+                        names=listed(names, 2),
+                    )
+                )
     shares = coverage(results)
-    text = (
-        f"{shares['benchmark']:.1%} of the benchmark's and {shares['target']:.1%} of the target's"
-    )
     if poor:
         return shut(
             COVERAGE,
-            f"too little was compared (at least {results.plan.coverage:.0%} is asked for): "
-            f"{listed(poor, 6)}",
-            "capture both sides with the same engine, level and stages; summary.json lists what "
-            "is unmatched",
+            say(
+                "too little was compared (at least {coverage:.0%} is asked for): {poor}",
+                coverage=results.plan.coverage,
+                poor=listed(poor, 6),
+            ),
+            say(
+                "capture both sides with the same engine, level and stages; summary.json "
+                "lists what is unmatched"
+            ),
         )
     if not any((results.summary(TARGET, s) or {}).get("compared") for s in results.stages()):
-        return shut(COVERAGE, "nothing was compared", "see the logs of the runs and of compare")
-    apart = "; ".join(f"{why} in {listed(where, 6)}" for why, where in split.items())
+        return shut(
+            COVERAGE, say("nothing was compared"), say("see the logs of the runs and of compare")
+        )
+    apart = joined(
+        (say("{why} in {where}", why=why, where=listed(where, 6)) for why, where in split.items()),
+        SEMICOLON,
+    )
     if split and not any(finding.records for finding in step.findings.values()):
         return shut(
             COVERAGE,
-            f"{apart}, and nothing was captured that does not depend on it",
-            "use the same micro-batch sizes and data-parallel ranks on both sides, or capture an "
-            "update stage or key data",
+            say("{apart}, and nothing was captured that does not depend on it", apart=apart),
+            say(
+                "use the same micro-batch sizes and data-parallel ranks on both sides, or "
+                "capture an update stage or key data"
+            ),
         )
     if split:
         return caveat(
             COVERAGE,
-            f"{apart}: activations have no partner there, and "
-            "gradients, changes and key data were judged alone",
-            "use the same micro-batch sizes and data-parallel ranks on both sides to see where a "
-            "difference begins",
+            say(
+                "{apart}: activations have no partner there, and gradients, changes and "
+                "key data were judged alone",
+                apart=apart,
+            ),
+            say(
+                "use the same micro-batch sizes and data-parallel ranks on both sides to "
+                "see where a difference begins"
+            ),
         )
-    text += " records were measured"
+    text = say(
+        "{benchmark:.1%} of the benchmark's and {target:.1%} of the target's records were measured",
+        benchmark=shares["benchmark"],
+        target=shares["target"],
+    )
     blocks = _recomposed(step)
     if blocks:
-        text += (
-            f"; {listed(blocks, 2)} agree and hold their rows in another order or number inside, "
-            "where nothing was judged"
+        text += say(
+            "; {blocks} agree and hold their rows in another order or number inside, "
+            "where nothing was judged",
+            blocks=listed(blocks, 2),
         )
     if unmatched:
-        text += f"; without partner: {listed(unmatched, 4)}"
+        text += say("; without partner: {unmatched}", unmatched=listed(unmatched, 4))
     if blocks or unmatched:
         return caveat(
             COVERAGE,
             text,
-            "use the same implementation of these blocks on both sides to see inside"
+            say("use the same implementation of these blocks on both sides to see inside")
             if blocks
-            else "records without partner were not judged",
+            else say("records without partner were not judged"),
         )
     return opened(COVERAGE, text)
 
@@ -191,20 +256,34 @@ def _capture(evidence: Evidence) -> GateItem:
     if found:
         return caveat(
             CAPTURE,
-            f"captured differently: {listed(found, 5)}",
-            "msprobe's L0 hooks change fp32 gradients by themselves: use one engine on both sides",
+            say("captured differently: {found}", found=listed(found, 5)),
+            say(
+                "msprobe's L0 hooks change fp32 gradients by themselves: use one engine on "
+                "both sides"
+            ),
         )
     if all(side.get("task") == "statistics" and not side.get("sketch") for side in sides):
         return caveat(
             CAPTURE,
-            "statistics without sketches: errors are lower bounds, and a permutation is invisible",
-            "capture with sketches (capture.sketch) or tensors",
+            say(
+                "statistics without sketches: errors are lower bounds, and a permutation "
+                "is invisible"
+            ),
+            say("capture with sketches (capture.sketch) or tensors"),
         )
-    what = "tensors" if sides[0].get("task") == "tensor" else "statistics and sketches"
-    observed = ""
+    what = say("tensors") if sides[0].get("task") == "tensor" else say("statistics and sketches")
+    observed = NOTHING_SAID
     if "msprobe" in engines and sides[0].get("level") != "L1":
-        observed = f"; {OBSERVER}"
-    return opened(CAPTURE, f"{', '.join(sorted(engines))} engine on both sides, {what}{observed}")
+        observed = SEMICOLON + OBSERVER
+    return opened(
+        CAPTURE,
+        say(
+            "{engines} engine on both sides, {what}{observed}",
+            engines=joined(sorted(engines), COMMA),
+            what=what,
+            observed=observed,
+        ),
+    )
 
 
 def _repeats(results: Results) -> GateItem:
@@ -216,33 +295,54 @@ def _repeats(results: Results) -> GateItem:
         known = [summary for summary in summaries if summary is not None and summary["compared"]]
         if len(known) < len(summaries) or not known:
             uneasy = True
-            said.append(f"the {what}'s repeat could not be compared in all stages")
+            said.append(
+                say("the {what}'s repeat could not be compared in all stages", what=of_side(what))
+            )
             continue
         compared = sum(summary["compared"] for summary in known)
         identical = sum(summary["identical"] for summary in known)
         unseen = sum(summary.get("no_difference_seen", 0) for summary in known)
         largest = max((summary["max_error"] or 0.0) for summary in known)
         if identical == compared:
-            said.append(f"the {what} repeats itself exactly ({compared} records)")
+            said.append(
+                say(
+                    "the {what} repeats itself exactly ({compared} records)",
+                    what=of_side(what),
+                    compared=compared,
+                )
+            )
         elif identical + unseen == compared:
             said.append(
-                f"the {what} repeats itself: {identical} of {compared} records identical, no "
-                "difference seen in the others"
+                say(
+                    "the {what} repeats itself: {identical} of {compared} records identical, "
+                    "no difference seen in the others",
+                    what=of_side(what),
+                    identical=identical,
+                    compared=compared,
+                )
             )
         else:
             uneasy = True
             said.append(
-                f"the {what} does not repeat itself exactly: {identical} of {compared} records "
-                f"identical, largest difference {largest:.2g}"
+                say(
+                    "the {what} does not repeat itself exactly: {identical} of {compared} "
+                    "records identical, largest difference {largest:.2g}",
+                    what=of_side(what),
+                    identical=identical,
+                    compared=compared,
+                    largest=largest,
+                )
             )
     if not said:
         return caveat(
             CONTROL,
-            "no device was run twice, so its own randomness is unknown",
-            "switch a repeat on (controls.repeat, controls.repeat_target)",
+            say("no device was run twice, so its own randomness is unknown"),
+            say("switch a repeat on (controls.repeat, controls.repeat_target)"),
         )
     if uneasy:
         return caveat(
-            CONTROL, "; ".join(said), "the floor is raised to twice what a repeat differs by"
+            CONTROL,
+            joined(said, SEMICOLON),
+            say("the floor is raised to twice what a repeat differs by"),
         )
-    return opened(CONTROL, "; ".join(said))
+    return opened(CONTROL, joined(said, SEMICOLON))

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections import Counter
 
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate.evidence import Evidence, caveat, listed, shut
+from rlprobe.diagnose.gate.evidence import Evidence, caveat, shut
 from rlprobe.judge import reasons
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.extent import TRAINER, Extents
 from rlprobe.judge.inputs import Results
+from rlprobe.said import listed, say
 
 ITEM = "judged"
 _ELSEWHERE = (reasons.GIVEN, reasons.AS_CHANGES, reasons.LATER_STEP, reasons.OTHER_PLACES)
-_ACTION = (
+_ACTION = say(
     "see `extent` in diagnosis.json and docs/diagnosis.md for each reason; capture both sides alike"
 )
 
@@ -46,34 +47,51 @@ def item(results: Results, step: Step, extents: Extents) -> GateItem | None:
         missing = {r: n for r, n in extent.unjudged.items() if r not in _ELSEWHERE}
         missing.pop(reasons.AFTER_UPDATE, None)
         if count := missing.pop(reasons.ALL_ZERO, 0):
-            zero.append(f"{count:,} records of {name}")
+            zero.append(say("{count:,} records of {name}", count=count, name=name))
         why.update(missing)
         recorded += sum(missing.values())
     said = listed([f"{count:,} {reason}" for reason, count in why.most_common()], 4)
     if not judged:
         return shut(
-            ITEM, f"nothing that was recorded could be judged ({said or 'no records'})", _ACTION
+            ITEM,
+            say(
+                "nothing that was recorded could be judged ({said})", said=said or say("no records")
+            ),
+            _ACTION,
         )
     share = judged / recorded
     if share < results.plan.coverage:
         return shut(
             ITEM,
-            f"{judged:,} of {recorded:,} recorded quantities were judged ({share:.1%}; at least "
-            f"{results.plan.coverage:.0%} is asked for): {said}",
+            say(
+                "{judged:,} of {recorded:,} recorded quantities were judged ({share:.1%}; "
+                "at least {coverage:.0%} is asked for): {said}",
+                judged=judged,
+                recorded=recorded,
+                share=share,
+                coverage=results.plan.coverage,
+                said=said,
+            ),
             _ACTION,
         )
     if zero:
         return caveat(
             ITEM,
-            f"gradients or changes are zero on both sides throughout ({listed(zero)}): their "
-            "agreement says nothing and was not judged",
-            "align a step whose rewards differ within a group, so that something is learnt",
+            say(
+                "gradients or changes are zero on both sides throughout ({zero}): their "
+                "agreement says nothing and was not judged",
+                zero=listed(zero),
+            ),
+            say("align a step whose rewards differ within a group, so that something is learnt"),
         )
     if after:
         return caveat(
             ITEM,
-            f"only the first of several updates was judged in some stage: {after:,} records ran "
-            "after it, on weights that differ by what it left",
-            "to have later updates judged, capture gradients and changes of parameters",
+            say(
+                "only the first of several updates was judged in some stage: {after:,} "
+                "records ran after it, on weights that differ by what it left",
+                after=after,
+            ),
+            say("to have later updates judged, capture gradients and changes of parameters"),
         )
     return None

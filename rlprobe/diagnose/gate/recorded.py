@@ -14,13 +14,14 @@ import polars as pl
 
 from rlprobe import sketch_floors
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate.evidence import Evidence, caveat, listed
+from rlprobe.diagnose.gate.evidence import Evidence, caveat
 from rlprobe.judge import keydata
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.excuse import LOPSIDED
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.reasons import NO_PARTNER, UNREADABLE
 from rlprobe.judge.roundoff import UNIT
+from rlprobe.said import SEMICOLON, Said, joined, listed, say
 from rlprobe.store.read import Run
 
 ITEM = "recorded alike"
@@ -51,12 +52,14 @@ def check(evidence: Evidence) -> GateItem | None:
         return None
     return caveat(
         ITEM,
-        "; ".join(said),
-        "look at these records on both sides: what records them, or what computes them, differs",
+        joined(said, SEMICOLON),
+        say(
+            "look at these records on both sides: what records them, or what computes them, differs"
+        ),
     )
 
 
-def _formats(evidence: Evidence) -> list[str]:
+def _formats(evidence: Evidence) -> list[Said]:
     """Floating-point formats that differ, under one precision on like devices."""
     if not evidence.results.plan.one_precision:
         return []
@@ -68,8 +71,15 @@ def _formats(evidence: Evidence) -> list[str]:
         if rows.height:
             first = rows.row(0, named=True)
             found.append(
-                f"{name}: {rows.height:,} records have another format, first {first['name']} "
-                f"({first['dtype_benchmark']} against {first['dtype_target']})"
+                say(
+                    "{name}: {count:,} records have another format, first {first} "
+                    "({dtype_benchmark} against {dtype_target})",
+                    name=name,
+                    count=rows.height,
+                    first=first["name"],
+                    dtype_benchmark=first["dtype_benchmark"],
+                    dtype_target=first["dtype_target"],
+                )
             )
     other_formats = [
         f"{name} ({' against '.join(difference.formats)})"
@@ -77,11 +87,11 @@ def _formats(evidence: Evidence) -> list[str]:
         if difference.formats[0] != difference.formats[1]
     ]
     if other_formats:
-        found.append(f"key data have another format: {listed(other_formats, 4)}")
+        found.append(say("key data have another format: {names}", names=listed(other_formats, 4)))
     return found
 
 
-def _contradictions(evidence: Evidence) -> list[str]:
+def _contradictions(evidence: Evidence) -> list[Said]:
     """Records whose statistics differ by more than their elements are said to.
 
     Of two tensors no largest or smallest element, mean or norm differs by more than the length of
@@ -109,13 +119,18 @@ def _contradictions(evidence: Evidence) -> list[str]:
         odd = finding.stage.rows.filter(known & more)
         if odd.height:
             found.append(
-                f"{name}: {odd.height:,} records have other statistics than their digests or "
-                f"sketches allow, first {odd.item(0, 'name')}"
+                say(
+                    "{name}: {count:,} records have other statistics than their digests or "
+                    "sketches allow, first {first}",
+                    name=name,
+                    count=odd.height,
+                    first=odd.item(0, "name"),
+                )
             )
     return found
 
 
-def _parameters(evidence: Evidence) -> list[str]:
+def _parameters(evidence: Evidence) -> list[Said]:
     """Records of parameters that differ; their weights are digested apart, by item ``weights``."""
     found = []
     for name, finding in evidence.step.findings.items():
@@ -123,13 +138,17 @@ def _parameters(evidence: Evidence) -> list[str]:
         rows = finding.stage.rows.filter((pl.col("slot") == "parameters") & other)
         if rows.height:
             found.append(
-                f"{name}: {rows.height:,} records of parameters differ, first "
-                f"{rows.item(0, 'name')}"
+                say(
+                    "{name}: {count:,} records of parameters differ, first {first}",
+                    name=name,
+                    count=rows.height,
+                    first=rows.item(0, "name"),
+                )
             )
     return found
 
 
-def _proofs(evidence: Evidence) -> list[str]:
+def _proofs(evidence: Evidence) -> list[Said]:
     """Stages that said on one side only which samples they worked on."""
     sides = [
         {(entry["stage"], entry["step"], entry["rank"]) for entry in run.mock_proof() or []}
@@ -138,13 +157,18 @@ def _proofs(evidence: Evidence) -> list[str]:
     if not all(sides) or {len({rank for _, _, rank in side}) for side in sides} != {1}:
         return []  # other ranks hold other samples: item ``mock proof`` compares them as a whole
     lone = sorted(
-        f"{stage}, step {step}" for stage, step, _ in sides[0] ^ sides[1]
+        say("{stage}, step {step}", stage=stage, step=step)
+        for stage, step, _ in sides[0] ^ sides[1]
         if step == evidence.step.number and stage in _on_both(evidence)
-    )  # fmt: skip
-    return [f"samples were digested on one side only: {listed(lone, 4)}"] if lone else []
+    )
+    return (
+        [say("samples were digested on one side only: {lone}", lone=listed(lone, 4))]
+        if lone
+        else []
+    )
 
 
-def _weights(evidence: Evidence) -> list[str]:
+def _weights(evidence: Evidence) -> list[Said]:
     """Parameters whose digest one side has and the other has not, where ranks hold the same."""
     runs = (evidence.benchmark, evidence.target)
     tables = [run.weights() for run in runs]
@@ -159,8 +183,11 @@ def _weights(evidence: Evidence) -> list[str]:
         for table in tables
         if table is not None
     ]
-    lone = sorted(f"{name} ({stage}, step {step})" for name, stage, step, _ in keys[0] ^ keys[1])
-    return [f"weights digested on one side only: {listed(lone, 4)}"] if lone else []
+    lone = sorted(
+        say("{name} ({stage}, step {step})", name=name, stage=stage, step=step)
+        for name, stage, step, _ in keys[0] ^ keys[1]
+    )
+    return [say("weights digested on one side only: {lone}", lone=listed(lone, 4))] if lone else []
 
 
 def _on_both(evidence: Evidence) -> set[str]:
@@ -172,13 +199,13 @@ def _on_both(evidence: Evidence) -> set[str]:
     return ran[0] & ran[1]
 
 
-def _unpaired(evidence: Evidence) -> list[str]:
+def _unpaired(evidence: Evidence) -> list[Said]:
     """Key data of which one side has rows that the other has not."""
     found = _lone_rows(evidence.step)
     sides = [set(keydata.names(run)) for run in (evidence.benchmark, evidence.target)]
     lone = sorted(sides[0] ^ sides[1])
     if lone and all(sides):
-        found.append(f"key data on one side only: {listed(lone, 6)}")
+        found.append(say("key data on one side only: {lone}", lone=listed(lone, 6)))
     return found
 
 
@@ -186,28 +213,35 @@ def of_dumps(step: Step) -> GateItem | None:
     """The same item, of the key data of two dumps."""
     said = _lone_rows(step)
     said += [
-        f"{name} of {keydata.stage_of(name)}, of which no floating-point forward record was "
-        f"compared, was not judged and {_apart(difference)}"
+        say(
+            "{name} of {stage}, of which no floating-point forward record was compared, was not "
+            "judged and {apart}",
+            name=name,
+            stage=keydata.stage_of(name),
+            apart=_apart(difference),
+        )
         for name, difference in sorted(step.key_data.items())
         if (difference.error or any(difference.lopsided)) and _has_no_floor(step, name)
     ]
     for because, words in (
-        (NO_PARTNER, "key data on one side only"),
-        (UNREADABLE, "key data that can no longer be read, or never could"),
+        (NO_PARTNER, say("key data on one side only")),
+        (UNREADABLE, say("key data that can no longer be read, or never could")),
     ):
         names = sorted(name for name, why in step.absent.items() if why == because)
-        said += [f"{words}: {listed(names, 6)}"] if names else []
+        said += [say("{words}: {names}", words=words, names=listed(names, 6))] if names else []
     if not said:
         return None
     return caveat(
-        ITEM, "; ".join(said), "save the same key data of the same samples and stages on both sides"
+        ITEM,
+        joined(said, SEMICOLON),
+        say("save the same key data of the same samples and stages on both sides"),
     )
 
 
-def _apart(difference: Difference) -> str:
+def _apart(difference: Difference) -> Said:
     if any(difference.lopsided):
-        return f"is finite on one side only at {sum(difference.lopsided):,} values"
-    return f"differs by {difference.error:.3g} (relative L2)"
+        return say("is finite on one side only at {count:,} values", count=sum(difference.lopsided))
+    return say("differs by {error:.3g} (relative L2)", error=difference.error)
 
 
 def _has_no_floor(step: Step, name: str) -> bool:
@@ -220,16 +254,20 @@ def _has_no_floor(step: Step, name: str) -> bool:
     return own and name not in {outcome.name for outcome in finding.produced}
 
 
-def _lone_rows(step: Step) -> list[str]:
+def _lone_rows(step: Step) -> list[Said]:
     return [
-        f"{name}: {difference.benchmark_only} rows on the benchmark only, "
-        f"{difference.target_only} on the target only"
+        say(
+            "{name}: {benchmark_only} rows on the benchmark only, {target_only} on the target only",
+            name=name,
+            benchmark_only=difference.benchmark_only,
+            target_only=difference.target_only,
+        )
         for name, difference in sorted(step.key_data.items())
         if difference.benchmark_only or difference.target_only
     ]
 
 
-def _gradient_norms(evidence: Evidence) -> list[str]:
+def _gradient_norms(evidence: Evidence) -> list[Said]:
     """Norms that the trainer clips by, of each rank and update of the step."""
     runs = (evidence.benchmark, evidence.target)
     ranks = [{process.rank for process in run.manifest.layout} for run in runs]
@@ -241,16 +279,18 @@ def _gradient_norms(evidence: Evidence) -> list[str]:
     for key in sorted(left.keys() | right.keys()):
         b, t = left.get(key), right.get(key)
         if b is None or t is None:
-            found.append(f"{key} on one side only")
+            found.append(say("{key} on one side only", key=key))
         elif not (np.isfinite(b) and np.isfinite(t)):
-            found.append(f"{key} is {b:g} against {t:g}")
+            found.append(say("{key} is {b:g} against {t:g}", key=key, b=b, t=t))
         elif b == 0 and t == 0:
-            found.append(f"{key} is 0 on both sides: there were no gradients, or none was read")
+            found.append(
+                say("{key} is 0 on both sides: there were no gradients, or none was read", key=key)
+            )
         elif abs(b - t) > allowed * max(abs(b), abs(t)):
-            found.append(f"{key} is {b:.6g} against {t:.6g}")
+            found.append(say("{key} is {b:.6g} against {t:.6g}", key=key, b=b, t=t))
         elif b.dtype != t.dtype and evidence.results.plan.one_precision:
-            found.append(f"{key} is {b.dtype.name} against {t.dtype.name}")
-    return [f"gradient norms: {listed(found, 4)}"] if found else []
+            found.append(say("{key} is {b} against {t}", key=key, b=b.dtype.name, t=t.dtype.name))
+    return [say("gradient norms: {found}", found=listed(found, 4))] if found else []
 
 
 def _gradients_floor(evidence: Evidence) -> float:

@@ -6,10 +6,11 @@ from collections import Counter
 
 from rlprobe import stages
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, listed, opened, shut
+from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
 from rlprobe.dumps.proof import Entry
 from rlprobe.errors import ReplayError
 from rlprobe.rollouts import hdf5
+from rlprobe.said import listed, say
 
 TOKENS, PROOF = "tokens", "mock proof"
 
@@ -24,9 +25,11 @@ def check(evidence: Evidence) -> tuple[list[GateItem], Shut | None]:
     if not proofs["target"]:
         item = shut(
             PROOF,
-            "the target left no record of the samples it trained on, so nothing shows that the "
-            "rollouts were replayed",
-            "run the target with capture.provenance on, or import a run that has a mock proof",
+            say(
+                "the target left no record of the samples it trained on, so nothing shows "
+                "that the rollouts were replayed"
+            ),
+            say("run the target with capture.provenance on, or import a run that has a mock proof"),
         )
         return [item], None
     items = [_replayed(evidence, proofs["target"])]
@@ -34,8 +37,8 @@ def check(evidence: Evidence) -> tuple[list[GateItem], Shut | None]:
         items.append(
             shut(
                 TOKENS,
-                "the benchmark left no record of the samples it trained on",
-                "collect the benchmark again with capture.provenance on",
+                say("the benchmark left no record of the samples it trained on"),
+                say("collect the benchmark again with capture.provenance on"),
             )
         )
         return items, None
@@ -49,34 +52,53 @@ def _replayed(evidence: Evidence, proof: list[Entry]) -> GateItem:
     if evidence.benchmark.key not in evidence.target.manifest.parents:
         return caveat(
             PROOF,
-            "the target does not say that it replayed this benchmark's rollouts "
-            f"({evidence.benchmark.key[:12]})",
-            "compare a target that was run with role target against this benchmark",
+            say(
+                "the target does not say that it replayed this benchmark's rollouts ({key})",
+                key=evidence.benchmark.key[:12],
+            ),
+            say("compare a target that was run with role target against this benchmark"),
         )
     if path is None:
         return caveat(
             PROOF,
-            "the benchmark's rollouts of this step are not in the store; both sides' own proofs "
-            "are compared instead",
-            "keep the rollouts when exporting the benchmark run",
+            say(
+                "the benchmark's rollouts of this step are not in the store; both sides' "
+                "own proofs are compared instead"
+            ),
+            say("keep the rollouts when exporting the benchmark run"),
         )
     try:
         recorded = {sample.sample_digest for sample in hdf5.read(path).samples}
     except ReplayError as error:
-        return shut(PROOF, f"the benchmark's rollouts cannot be read: {error}", "import them again")
+        return shut(
+            PROOF,
+            say("the benchmark's rollouts cannot be read: {error}", error=error),
+            say("import them again"),
+        )
     trained = {str(s) for row in proof for s in row["samples"]}
     strange = trained - recorded
     if strange:
         return shut(
             PROOF,
-            f"{len(strange)} of {len(trained)} samples that the target trained on are not among "
-            f"the {len(recorded)} recorded ones",
-            "replay the benchmark's rollouts; check the tokenizer and the truncation of prompts",
+            say(
+                "{count} of {total} samples that the target trained on are not among the "
+                "{recorded} recorded ones",
+                count=len(strange),
+                total=len(trained),
+                recorded=len(recorded),
+            ),
+            say(
+                "replay the benchmark's rollouts; check the tokenizer and the truncation of prompts"
+            ),
         )
     return opened(
         PROOF,
-        f"the target trained on {len(trained)} of the {len(recorded)} recorded samples, in "
-        f"{len({str(row['stage']) for row in proof})} stages",
+        say(
+            "the target trained on {count} of the {total} recorded samples, in {stages} stages",
+            count=len(trained),
+            total=len(recorded),
+            stages=len({str(row["stage"]) for row in proof}),
+        ),
     )
 
 
@@ -96,36 +118,58 @@ def _tokens(evidence: Evidence, proofs: dict[str, list[Entry]]) -> tuple[GateIte
         only_left, only_right = Counter(left) - Counter(right), Counter(right) - Counter(left)
         if only_left or only_right:
             worst = sorted(only_right or only_left)[0]
-            said = (
-                f"{stage}: {sum(only_right.values())} of {len(right)} samples of the target are "
-                f"not the benchmark's, {sum(only_left.values())} of the benchmark's are missing"
+            said = say(
+                "{stage}: {count} of {total} samples of the target are not the "
+                "benchmark's, {missing} of the benchmark's are missing",
+                stage=stage,
+                count=sum(only_right.values()),
+                total=len(right),
+                missing=sum(only_left.values()),
             )
             found = Shut(
                 "data", TOKENS, stage, 0, None, worst,
                 {"samples": len(left)}, {"samples": len(right)}, [said],
             )  # fmt: skip
-            return shut(TOKENS, said, "find out which prompts or responses were changed"), found
+            return shut(
+                TOKENS, said, say("find out which prompts or responses were changed")
+            ), found
         (kept if left == right else reordered).append(stage)
     if not compared:
-        return shut(TOKENS, "no stage has samples on both sides", "capture the same stages"), None
-    said = f"the same samples, token by token, in {compared} stages: {listed(names, 6)}"
+        return shut(
+            TOKENS, say("no stage has samples on both sides"), say("capture the same stages")
+        ), None
+    said = say(
+        "the same samples, token by token, in {compared} stages: {names}",
+        compared=compared,
+        names=listed(names, 6),
+    )
     if reordered and kept:
         # A trainer that shuffles does so before all stages; here one stage has its own order.
-        why = (
-            f"{reordered[0]}: rows stand in another order than on the benchmark, although they "
-            f"stand in the same in {listed(kept)}"
+        why = say(
+            "{reordered}: rows stand in another order than on the benchmark, although "
+            "they stand in the same in {kept}",
+            reordered=reordered[0],
+            kept=listed(kept),
         )
         found = Shut("row_order", TOKENS, reordered[0], 0, None, None, {}, {}, [why])
         return shut(
-            TOKENS, why, "find out what reorders the batch of this stage (balancing, regrouping)"
+            TOKENS,
+            why,
+            say("find out what reorders the batch of this stage (balancing, regrouping)"),
         ), found
     if reordered:
         return caveat(
             TOKENS,
-            f"{said}; rows stand in another order in {listed(reordered, 6)}",
-            "records of whole micro-batches were not judged there, only gradients, changes and key "
-            "data joined by sample; keep the order (balance_batch, shuffling) to see where a "
-            "difference begins",
+            say(
+                "{said}; rows stand in another order in {reordered}",
+                said=said,
+                reordered=listed(reordered, 6),
+            ),
+            say(
+                "records of whole micro-batches were not judged there, only gradients, "
+                "changes and key data joined by sample; keep the order (balance_batch, "
+                "shuffling) to see where a difference begins"
+            ),
         ), None
     return opened(TOKENS, said), None
 

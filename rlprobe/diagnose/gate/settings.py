@@ -17,7 +17,7 @@ import polars as pl
 
 from rlprobe import redaction
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, listed, opened, shut
+from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import DumpError, ReplayError
@@ -31,6 +31,7 @@ from rlprobe.roles import (
     is_perturbed,
 )
 from rlprobe.rollouts import hdf5
+from rlprobe.said import NOTHING_SAID, SEMICOLON, Said, joined, listed, of_side, say
 from rlprobe.store.read import Run
 
 CONFIGURATION, SAMPLING, LAYOUT = "configuration", "sampling", "parallel layout"
@@ -153,35 +154,56 @@ def _short(value: Any) -> str:
 def _configuration(evidence: Evidence) -> tuple[GateItem, Shut | None]:
     sides = [configuration(run) for run in (evidence.benchmark, evidence.target)]
     if sides[0] is None or sides[1] is None:
-        lacking = "benchmark" if sides[0] is None else "target"
+        lacking = of_side("benchmark" if sides[0] is None else "target")
         return caveat(
             CONFIGURATION,
-            f"the {lacking}'s configuration was not dumped, so the two cannot be compared",
-            "run with capture.configurations on",
+            say(
+                "the {lacking}'s configuration was not dumped, so the two cannot be compared",
+                lacking=lacking,
+            ),
+            say("run with capture.configurations on"),
         ), None
     found = differences(sides[0], sides[1])
     harmless = (
-        f"; {len(found['harmless'])} differ that cannot matter" if "harmless" in found else ""
+        say("; {count} differ that cannot matter", count=len(found["harmless"]))
+        if "harmless" in found
+        else NOTHING_SAID
     )
     if "algorithm" in found:
-        said = f"the two sides run other algorithms: {listed(found['algorithm'], 6)}"
+        said = say(
+            "the two sides run other algorithms: {algorithm}",
+            algorithm=listed(found["algorithm"], 6),
+        )
         closed = Shut("hyperparameter", CONFIGURATION, "", 0, None, None, {}, {}, [said])
         return shut(
-            CONFIGURATION, said, "use the same values on both sides (overrides of the alignment)"
+            CONFIGURATION,
+            said,
+            say("use the same values on both sides (overrides of the alignment)"),
         ), closed
     if "rounding" in found:
         return caveat(
             CONFIGURATION,
-            f"settings differ that change rounding: {listed(found['rounding'], 6)}{harmless}",
-            "differences may stem from these settings rather than from the device",
+            say(
+                "settings differ that change rounding: {rounding}{harmless}",
+                rounding=listed(found["rounding"], 6),
+                harmless=harmless,
+            ),
+            say("differences may stem from these settings rather than from the device"),
         ), None
     if "unknown" in found:
         return caveat(
             CONFIGURATION,
-            f"settings differ that may matter: {listed(found['unknown'], 6)}{harmless}",
-            "check whether they change what is computed",
+            say(
+                "settings differ that may matter: {unknown}{harmless}",
+                unknown=listed(found["unknown"], 6),
+                harmless=harmless,
+            ),
+            say("check whether they change what is computed"),
         ), None
-    return opened(CONFIGURATION, f"{len(sides[0])} settings compared{harmless}"), None
+    return opened(
+        CONFIGURATION,
+        say("{count} settings compared{harmless}", count=len(sides[0]), harmless=harmless),
+    ), None
 
 
 def _sampling(evidence: Evidence) -> tuple[GateItem, Shut | None]:
@@ -189,30 +211,40 @@ def _sampling(evidence: Evidence) -> tuple[GateItem, Shut | None]:
     if path is None:
         return caveat(
             SAMPLING,
-            "the benchmark's rollouts are not in the store, so their sampling settings are unknown",
-            "keep the rollouts when exporting the benchmark run",
+            say(
+                "the benchmark's rollouts are not in the store, so their sampling settings "
+                "are unknown"
+            ),
+            say("keep the rollouts when exporting the benchmark run"),
         ), None
     try:
         sampling = hdf5.read(path).sampling
     except ReplayError as error:
-        return shut(SAMPLING, f"the rollouts cannot be read: {error}", "import them again"), None
+        return shut(
+            SAMPLING,
+            say("the rollouts cannot be read: {error}", error=error),
+            say("import them again"),
+        ), None
     if not sampling:
         return caveat(
-            SAMPLING, "the rollouts do not say how they were sampled",
-            "collect the benchmark again with this version",
-        ), None  # fmt: skip
+            SAMPLING,
+            say("the rollouts do not say how they were sampled"),
+            say("collect the benchmark again with this version"),
+        ), None
     text = ", ".join(f"{key} {value}" for key, value in sorted(sampling.items()))
     target = configuration(evidence.target)
     used = None if target is None else _temperature(target)
     if used is not None and "temperature" in sampling and float(sampling["temperature"]) != used:
-        said = (
-            f"rollouts were sampled at temperature {sampling['temperature']}, the target computes "
-            f"log-probs at {used}"
+        said = say(
+            "rollouts were sampled at temperature {temperature}, the target computes "
+            "log-probs at {used}",
+            temperature=sampling["temperature"],
+            used=used,
         )
-        return shut(SAMPLING, said, "use one temperature on both sides"), Shut(
+        return shut(SAMPLING, said, say("use one temperature on both sides")), Shut(
             "sampling_semantics", SAMPLING, "", 0, None, None, {}, {}, [said]
         )
-    return opened(SAMPLING, f"one set of rollouts for both sides: {text}"), None
+    return opened(SAMPLING, say("one set of rollouts for both sides: {text}", text=text)), None
 
 
 def _temperature(settings: Mapping[str, Any]) -> float | None:
@@ -226,13 +258,18 @@ def _temperature(settings: Mapping[str, Any]) -> float | None:
 def _layout(evidence: Evidence) -> GateItem:
     shown = [_layout_of(run) for run in (evidence.benchmark, evidence.target)]
     if not all(shown):
-        return caveat(LAYOUT, "a side did not record its parallel layout", "collect it again")
+        return caveat(
+            LAYOUT, say("a side did not record its parallel layout"), say("collect it again")
+        )
     if shown[0] == shown[1]:
-        return opened(LAYOUT, f"the same on both sides: {shown[0]}")
+        return opened(LAYOUT, say("the same on both sides: {shown}", shown=shown[0]))
     return caveat(
         LAYOUT,
-        f"benchmark {shown[0]}; target {shown[1]}",
-        "sums are split differently: expect other rounding, and records of shards without partner",
+        say("benchmark {benchmark}; target {target}", benchmark=shown[0], target=shown[1]),
+        say(
+            "sums are split differently: expect other rounding, and records of shards "
+            "without partner"
+        ),
     )
 
 
@@ -260,26 +297,35 @@ def _precision(evidence: Evidence) -> GateItem:
     if declared[0] != declared[1]:
         return caveat(
             PRECISION,
-            f"benchmark {declared[0]}, target {declared[1]}; switches: {listed(found) or 'equal'}",
-            "the coarser side's rounding is what the floor allows for",
+            say(
+                "benchmark {benchmark}, target {target}; switches: {found}",
+                benchmark=declared[0],
+                target=declared[1],
+                found=listed(found) if found else say("equal"),
+            ),
+            say("the coarser side's rounding is what the floor allows for"),
         )
     formats = _other_formats(evidence)
     if formats:
         return caveat(
             PRECISION,
-            f"both {declared[0]}, and yet {formats}",
-            "see the first divergence: what computes in another format than was asked for",
+            say("both {declared}, and yet {formats}", declared=declared[0], formats=formats),
+            say("see the first divergence: what computes in another format than was asked for"),
         )
     if found:
         return caveat(
             PRECISION,
-            f"both {declared[0]}; switches differ: {listed(found, 6)}",
-            "set the switches alike, or expect the coarser side's rounding",
+            say(
+                "both {declared}; switches differ: {found}",
+                declared=declared[0],
+                found=listed(found, 6),
+            ),
+            say("set the switches alike, or expect the coarser side's rounding"),
         )
-    return opened(PRECISION, f"both {declared[0]}, the same switches")
+    return opened(PRECISION, say("both {declared}, the same switches", declared=declared[0]))
 
 
-def _other_formats(evidence: Evidence) -> str | None:
+def _other_formats(evidence: Evidence) -> Said | None:
     """How many modules' outputs are of another format on the target; None where none is."""
     said = []
     for name, finding in evidence.step.findings.items():
@@ -289,8 +335,8 @@ def _other_formats(evidence: Evidence) -> str | None:
         other &= pl.all_horizontal(*both) & (pl.col("dtype_benchmark") != pl.col("dtype_target"))
         count = rows.filter(other).height
         if count:
-            said.append(f"{count:,} outputs of {name}")
-    return f"{listed(said, 6)} are of another format" if said else None
+            said.append(say("{count:,} outputs of {name}", count=count, name=name))
+    return say("{what} are of another format", what=listed(said, 6)) if said else None
 
 
 def _shared_switches(
@@ -322,18 +368,23 @@ def _gathered(run: Run, part: str) -> dict[str, Any]:
 def _versions(evidence: Evidence) -> GateItem:
     sides = [_gathered(run, "versions") for run in (evidence.benchmark, evidence.target)]
     if not sides[0] or not sides[1]:
-        return caveat(VERSIONS, "a side did not record its versions", "collect it again")
+        return caveat(VERSIONS, say("a side did not record its versions"), say("collect it again"))
     found = [
         f"{key}: {sides[0].get(key, '(absent)')} -> {sides[1].get(key, '(absent)')}"
         for key in sorted(sides[0].keys() | sides[1].keys())
         if sides[0].get(key) != sides[1].get(key)
     ]
     if not found:
-        return opened(VERSIONS, f"{len(sides[0])} packages, the same versions")
+        return opened(VERSIONS, say("{count} packages, the same versions", count=len(sides[0])))
     return caveat(
         VERSIONS,
-        f"{len(found)} of {len(sides[0].keys() | sides[1].keys())} differ: {listed(found, 6)}",
-        "where a model's code is in the framework, the same version makes the same operations",
+        say(
+            "{count} of {total} differ: {found}",
+            count=len(found),
+            total=len(sides[0].keys() | sides[1].keys()),
+            found=listed(found, 6),
+        ),
+        say("where a model's code is in the framework, the same version makes the same operations"),
     )
 
 
@@ -357,29 +408,44 @@ def _code(evidence: Evidence) -> GateItem:
         other = _other_code(imported[role], _gathered(run, "code"))
         if other:
             stale.append(
-                f"{control} ({run.key[:12]}) ran other code of {listed(other, 6)} than the {role} "
-                f"({sides[role].key[:12]})"
+                say(
+                    "{control} ({key}) ran other code of {packages} than the {role} ({other})",
+                    control=control,
+                    key=run.key[:12],
+                    packages=listed(other, 6),
+                    role=of_side(role),
+                    other=sides[role].key[:12],
+                )
             )
     if stale:
         return shut(
             CODE,
-            "; ".join(stale),
-            "one of them was made before the code changed and is stale: `rlprobe run --force "
-            "--config FILE --role ROLE`, or `rlprobe store rm KEY`",
+            joined(stale, SEMICOLON),
+            say(
+                "one of them was made before the code changed and is stale: `rlprobe run --force "
+                "--config FILE --role ROLE`, or `rlprobe store rm KEY`"
+            ),
         )
     if not imported[BENCHMARK] or not imported[TARGET]:
-        return opened(CODE, "not recorded by these runs: what versions say is all that is known")
+        return opened(
+            CODE, say("not recorded by these runs: what versions say is all that is known")
+        )
     other = _other_code(imported[BENCHMARK], imported[TARGET])
     versions = [_gathered(run, "versions") for run in sides.values()]
     unsaid = [name for name in other if versions[0].get(name) == versions[1].get(name)]
     if unsaid:
         return caveat(
             CODE,
-            f"the same version and other code on the two sides: {listed(unsaid, 6)}",
-            "a fork or an edit on one side is found as if the device had done it",
+            say(
+                "the same version and other code on the two sides: {packages}",
+                packages=listed(unsaid, 6),
+            ),
+            say("a fork or an edit on one side is found as if the device had done it"),
         )
     shared = sorted(imported[BENCHMARK].keys() & imported[TARGET].keys())
-    return opened(CODE, f"the same code of {listed(shared)}" if not other else "as versions say")
+    if other:
+        return opened(CODE, say("as versions say"))
+    return opened(CODE, say("the same code of {packages}", packages=listed(shared)))
 
 
 def _other_code(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
@@ -392,11 +458,20 @@ def _environment(evidence: Evidence) -> GateItem:
     lines = []
     for side, run in (("benchmark", evidence.benchmark), ("target", evidence.target)):
         names = sorted({str(p.get("device_name", "?")) for p in run.environment().values()})
-        lines.append(f"{side} {run.manifest.declared.get('device', '?')} ({listed(names)})")
+        lines.append(
+            say(
+                "{side} {device} ({names})",
+                side=of_side(side),
+                device=run.manifest.declared.get("device", "?"),
+                names=listed(names),
+            )
+        )
     sides = [
         {**_gathered(run, "variables"), **_gathered(run, "kernels"), **_gathered(run, "threads")}
         for run in (evidence.benchmark, evidence.target)
     ]
     found = [text for texts in differences(sides[0], sides[1]).values() for text in texts]
-    differ = f"; differ in {listed(found, 6)}" if found else "; the same settings"
-    return opened(ENVIRONMENT, "; ".join(lines) + differ)
+    differ = (
+        say("; differ in {found}", found=listed(found, 6)) if found else say("; the same settings")
+    )
+    return opened(ENVIRONMENT, joined(lines, SEMICOLON) + differ)

@@ -13,6 +13,7 @@ import polars as pl
 from rlprobe import stages
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, opened, shut
+from rlprobe.said import Said, say
 from rlprobe.store.read import Run
 
 ITEM = "weights over steps"
@@ -31,18 +32,27 @@ class Stale:
     target: int
 
     @property
-    def said(self) -> str:
+    def said(self) -> Said:
         """Evidence in a sentence."""
         if self.benchmark:
-            return (
-                f"on entering {self.stage} in step {self.step}, {self.benchmark} parameters of the "
-                f"benchmark differ from the captured step before and {self.target} of the "
-                f"target's: it computes with old weights (such as {self.parameter})"
+            return say(
+                "on entering {stage} in step {step}, {benchmark} parameters of the "
+                "benchmark differ from the captured step before and {target} of the "
+                "target's: it computes with old weights (such as {parameter})",
+                stage=self.stage,
+                step=self.step,
+                benchmark=self.benchmark,
+                target=self.target,
+                parameter=self.parameter,
             )
-        return (
-            f"on entering {self.stage} in step {self.step}, {self.target} parameters of the target "
-            f"differ from the captured step before and none of the benchmark's, which is frozen "
-            f"(such as {self.parameter})"
+        return say(
+            "on entering {stage} in step {step}, {target} parameters of the target "
+            "differ from the captured step before and none of the benchmark's, which "
+            "is frozen (such as {parameter})",
+            stage=self.stage,
+            step=self.step,
+            target=self.target,
+            parameter=self.parameter,
         )
 
 
@@ -64,17 +74,26 @@ def check(evidence: Evidence) -> tuple[GateItem | None, Shut | None]:
         return None, None
     stale = find(evidence.benchmark, evidence.target)
     if stale is None:
-        return opened(ITEM, "each model's weights move, or stay, on both sides alike"), None
+        return opened(ITEM, say("each model's weights move, or stay, on both sides alike")), None
     return shut(
         ITEM,
         stale.said,
-        "see whether the update of weights reached this model (loading, synchronising, freezing)",
+        say(
+            "see whether the update of weights reached this model (loading, "
+            "synchronising, freezing)"
+        ),
     ), Shut(
-        "stale_weights", "weights", stale.stage, stale.rank, None, None,
+        "stale_weights",
+        "weights",
+        stale.stage,
+        stale.rank,
+        None,
+        None,
         {"parameter": stale.parameter, "parameters changed": stale.benchmark},
         {"parameter": stale.parameter, "parameters changed": stale.target},
-        [stale.said], stale.step,
-    )  # fmt: skip
+        [stale.said],
+        stale.step,
+    )
 
 
 def find(benchmark: Run, target: Run) -> Stale | None:

@@ -8,7 +8,8 @@ import msgspec
 
 from rlprobe.diagnose.diagnosis import CAVEAT, OPEN, SHUT, GateItem
 from rlprobe.diagnose.gate.check import Gate
-from rlprobe.terminal import counted, spelled
+from rlprobe.diagnose.sentence import of_steps
+from rlprobe.said import SEMICOLON, Said, joined, say
 
 _WORSE = (OPEN, CAVEAT, SHUT)
 #: Differing texts of one item that are spelled out.
@@ -43,7 +44,11 @@ def _item(found: Mapping[int, GateItem], steps: Sequence[int]) -> GateItem:
     first = next(iter(of_worst.values()))
     if len(texts) == 1 and len(of_worst) == len(steps):
         return first
-    said = [f"{spelled(own)}: {text}" for text, own in texts.items()]
+    said = [say("{steps}: {text}", steps=of_steps(own), text=text) for text, own in texts.items()]
     more = len(said) - _SHOWN
-    shown = "; ".join(said[:_SHOWN]) + (f"; {counted(more, 'further text')}" if more > 0 else "")
+    shown: Said = joined(said[:_SHOWN], SEMICOLON)
+    if more == 1:
+        shown += say("; 1 further text")
+    elif more > 1:
+        shown += say("; {count} further texts", count=more)
     return msgspec.structs.replace(first, evidence=shown)

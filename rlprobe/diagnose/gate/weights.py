@@ -12,9 +12,10 @@ import polars as pl
 
 from rlprobe import stages
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, listed, opened, shut
+from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
 from rlprobe.judge import sketched, unshard
 from rlprobe.judge.unshard import Parameter
+from rlprobe.said import Said, joined, listed, of_side, say
 from rlprobe.sketch import distance
 from rlprobe.sketch_floors import SHARDED
 
@@ -36,8 +37,14 @@ def check(evidence: Evidence) -> tuple[GateItem, Shut | None]:
         ]
         return shut(
             ITEM,
-            f"no weights were digested by the {' and the '.join(lacking)}",
-            "run with capture.provenance on: a difference in weights would be blamed on a module",
+            say(
+                "no weights were digested by the {lacking}",
+                lacking=joined(map(of_side, lacking), say(" and the ")),
+            ),
+            say(
+                "run with capture.provenance on: a difference in weights would be blamed "
+                "on a module"
+            ),
         ), None
     left, right = (table for table in tables if table is not None)
     stages_seen = [
@@ -48,8 +55,8 @@ def check(evidence: Evidence) -> tuple[GateItem, Shut | None]:
     if not stages_seen:
         return shut(
             ITEM,
-            "no stage has digested weights on both sides",
-            "capture the same stages on both sides",
+            say("no stage has digested weights on both sides"),
+            say("capture the same stages on both sides"),
         ), None
     by_norm = compared = 0
     for stage in stages_seen:
@@ -63,12 +70,22 @@ def check(evidence: Evidence) -> tuple[GateItem, Shut | None]:
     if by_norm:
         return caveat(
             ITEM,
-            f"{compared} parameters agree, {by_norm} of them by norm only (sharded differently, "
-            "without sketches)",
-            "capture with sketches to compare shards element by element",
+            say(
+                "{compared} parameters agree, {by_norm} of them by norm only (sharded "
+                "differently, without sketches)",
+                compared=compared,
+                by_norm=by_norm,
+            ),
+            say("capture with sketches to compare shards element by element"),
         ), None
     return opened(
-        ITEM, f"{compared} parameters agree in {len(stages_seen)} stages: {listed(stages_seen, 6)}"
+        ITEM,
+        say(
+            "{compared} parameters agree in {count} stages: {stages}",
+            compared=compared,
+            count=len(stages_seen),
+            stages=listed(stages_seen, 6),
+        ),
     ), None
 
 
@@ -77,7 +94,7 @@ class _Difference:
     """How one parameter differs."""
 
     #: In words, after its name.
-    what: str
+    what: Said
     #: Both sides' norms, where they are known.
     norms: tuple[float | None, float | None] = (None, None)
     #: The same numbers, elsewhere.
@@ -111,7 +128,7 @@ def _stage(left: pl.DataFrame, right: pl.DataFrame) -> _Result:
         b, t = (side.get(name) for side in sides)
         if b is None or t is None:
             found: _Difference | None = _Difference(
-                f"is on the {'target' if b is None else 'benchmark'} only"
+                say("is on the {side} only", side=of_side("target" if b is None else "benchmark"))
             )
         else:
             result.compared += 1
@@ -137,7 +154,9 @@ def _parameter(b: list[Parameter], t: list[Parameter], result: _Result) -> _Diff
     """What is different about one parameter, None where nothing is."""
     shapes = [list(side[0].part.shape) for side in (b, t)]
     if shapes[0] != shapes[1]:
-        return _Difference(f"has shape {shapes[0]} against {shapes[1]}")
+        return _Difference(
+            say("has shape {benchmark} against {target}", benchmark=shapes[0], target=shapes[1])
+        )
     layouts = [[(s.part.local_shape, s.part.offset) for s in side] for side in (b, t)]
     digests = [[shard.digest for shard in side] for side in (b, t)]
     known = all(digest is not None for side in digests for digest in side)
@@ -151,7 +170,7 @@ def _parameter(b: list[Parameter], t: list[Parameter], result: _Result) -> _Diff
         return None if distance(sketches[0], sketches[1]) <= tolerance * norms[0] else _how(b, t)
     result.by_norm += 1
     if norms[0] is None or norms[1] is None:
-        return _Difference("has neither digest nor norm on both sides")
+        return _Difference(say("has neither digest nor norm on both sides"))
     off = abs(norms[1] - norms[0]) / norms[0] if norms[0] else abs(norms[1])
     return None if off <= tolerance else _how(b, t)
 
@@ -167,33 +186,40 @@ def _how(b: list[Parameter], t: list[Parameter]) -> _Difference:
     """How a parameter's values differ."""
     sketches, norms = _together(b, t)
     if not norms[0] or norms[1] is None:
-        return _Difference("differs", norms)
+        return _Difference(say("differs"), norms)
     ratio = norms[1] / norms[0]
     if sketches[0] is None or sketches[1] is None:
-        return _Difference(f"differs; its norm is {ratio:.6g} of the benchmark's", norms)
+        said = say("differs; its norm is {ratio:.6g} of the benchmark's", ratio=ratio)
+        return _Difference(said, norms)
     apart = distance(sketches[0], sketches[1]) / norms[0]
     if abs(ratio - 1.0) < _SAME_NORM and apart > _PERMUTED:
-        said = "has the same norm and other values: its elements are permuted"
+        said = say("has the same norm and other values: its elements are permuted")
         return _Difference(said, norms, permuted=True)
-    return _Difference(f"differs by {apart:.2g} of its norm", norms)
+    return _Difference(say("differs by {distance:.2g} of its norm", distance=apart), norms)
 
 
 def _different(stage: str, result: _Result) -> tuple[GateItem, Shut]:
     names = list(result.wrong)
     first = result.wrong[names[0]]
-    said = f"{stage}: {len(names)} of {result.compared} parameters differ: {listed(names)}"
-    how = f"{names[0]} {first.what}"
+    said = say(
+        "{stage}: {count} of {compared} parameters differ: {names}",
+        stage=stage,
+        count=len(names),
+        compared=result.compared,
+        names=listed(names),
+    )
+    how = say("{name} {what}", name=names[0], what=first.what)
     if any(found.permuted for found in result.wrong.values()):
-        action = (
+        action = say(
             "check the conversion of the checkpoint: fused or permuted heads (QKV), transposed or "
             "swapped weights"
         )
     else:
-        action = "load the same checkpoint on both sides; compare the conversion and the dtype"
+        action = say("load the same checkpoint on both sides; compare the conversion and the dtype")
     # One module's parameters point at it; everything at once points at what was loaded.
     modules = {name.rpartition(".")[0] for name in names}
     module = modules.pop() if len(modules) == 1 else None
     values = [{"parameter": names[0], "norm": norm} for norm in first.norms]
-    return shut(ITEM, f"{said}. {how}", action), Shut(
+    return shut(ITEM, say("{said}. {how}", said=said, how=how), action), Shut(
         "weights", ITEM, stage, 0, module or None, None, values[0], values[1], [said, how]
     )

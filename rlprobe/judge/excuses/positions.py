@@ -18,11 +18,12 @@ from rlprobe.judge.excuse import Excuse
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.reasons import OTHER_PLACES
 from rlprobe.roles import BENCHMARK, TARGET
+from rlprobe.said import Said, say
 
-REORDERED = "rows stand in another order"
-SPLIT = "micro-batches are split differently"
-SPREAD = "samples are spread over another number of ranks"
-SHUFFLED = "micro-batches hold other samples than on the benchmark"
+REORDERED = say("rows stand in another order")
+SPLIT = say("micro-batches are split differently")
+SPREAD = say("samples are spread over another number of ranks")
+SHUFFLED = say("micro-batches hold other samples than on the benchmark")
 #: Key data of each stage's own micro-batches, by which rows are known.
 _OF_STAGE = {
     stages.REFERENCE: "ref_log_prob",
@@ -35,7 +36,7 @@ _OF_STAGE = {
 _MANY = 0.3
 
 
-def difference(results: Results, stage: str, step: int, rows: pl.DataFrame) -> str | None:
+def difference(results: Results, stage: str, step: int, rows: pl.DataFrame) -> Said | None:
     """How the two batches of a stage differ in the places of their rows; None where they don't.
 
     Args:

@@ -15,6 +15,7 @@ from rlprobe.diagnose.cause.hypotheses import factor, rounding
 from rlprobe.diagnose.cause.hypothesis import Found
 from rlprobe.judge import execution, origin
 from rlprobe.judge.tokens import Profile
+from rlprobe.said import exactly
 
 RANDOM = np.random.default_rng(0)
 GRADIENT = RANDOM.standard_normal((64, 32))
@@ -159,7 +160,7 @@ CHANCES = {"module": "attn", "micro_batch": 0, "phase": 0, "slot": "output", "er
 
 def attended(measured: dict[str, Any], profile: Profile | None, **chances: Any) -> Found:
     """An attention's result differs, and its probabilities do as given."""
-    here = origin.Origin(origin.GLUE, "attn", "Attention", measured | HERE, "")
+    here = origin.Origin(origin.GLUE, "attn", "Attention", measured | HERE, exactly(""))
     return cause(pl.DataFrame([CHANCES | chances]), here, profile)
 
 
@@ -212,7 +213,7 @@ def of_module(measured: dict[str, Any], module: str, operator: str) -> Found:
     }  # fmt: skip
     for name in ("max", "min", "norm"):
         measured[f"{name}_diff"] = measured[f"{name}_target"] - measured[f"{name}_benchmark"]
-    started = origin.Origin(origin.MODULE, module, operator, measured, "")
+    started = origin.Origin(origin.MODULE, module, operator, measured, exactly(""))
     return cause(pl.DataFrame([measured]), started)
 
 
@@ -272,7 +273,7 @@ def test_ranks_that_clip_each_by_its_own_norm(factors: tuple[float, ...], found:
         for rank, factor in enumerate(factors)
     ]  # fmt: skip
     measured = rows[-1]
-    started = origin.Origin(origin.CLIPPING, None, None, measured, "")
+    started = origin.Origin(origin.CLIPPING, None, None, measured, exactly(""))
     assert cause(pl.DataFrame(rows), started, world=2).cause == found
 
 

@@ -15,6 +15,7 @@ from rlprobe.diagnose.cause.hypothesis import Found
 from rlprobe.judge import execution, origin
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.outcomes import Outcome
+from rlprobe.said import exactly
 
 RANDOM = np.random.default_rng(0)
 INPUT = RANDOM.standard_normal((40, 64)) * 3.0
@@ -50,7 +51,7 @@ def finding(
     table = pl.DataFrame(rows, infer_schema_length=None)
     stage = SimpleNamespace(rows=table, name="actor_update", misplaced=None)
     row = first or rows[0]
-    started = origin.Origin(kind, row.get("module"), row.get("op"), row, "")
+    started = origin.Origin(kind, row.get("module"), row.get("op"), row, exactly(""))
     return SimpleNamespace(stage=stage, outcomes=outcomes or [], key_data=[], origin=started)
 
 
@@ -221,7 +222,7 @@ def test_experts_whose_output_agrees_are_not_said_to_differ() -> None:
     for differs in (False, True):
         rows = [choice, inside, own | {"beyond": differs}]
         given = finding(rows, origin.GLUE, inside)
-        given.origin = origin.Origin(origin.GLUE, "experts", "Experts", inside, "")
+        given.origin = origin.Origin(origin.GLUE, "experts", "Experts", inside, exactly(""))
         found = cause(given)
         assert found.cause == "unknown"
         assert ("its own output agrees" in " ".join(found.said)) == (not differs)

@@ -1,0 +1,189 @@
+"""What Snakemake tells a terminal: one line a job, and a failure with its reason.
+
+Snakemake's own log, with every rule, reason and command, is a file in ``.snakemake/log`` all the
+same. A dry run is told in Snakemake's words: there the rules are what was asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snakemake_interface_logger_plugins.base import LogHandlerBase
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from rlprobe import redaction, terminal
+
+#: What Snakemake says around a failure, which the failure itself says better.
+_EMPTY = (
+    "Exiting because a job execution failed",
+    "At least one job did not complete successfully",
+    "WorkflowError:\nAt least one job did not complete successfully",
+    "Removing output files of failed job",
+)
+_NOTHING = "Nothing to be done"
+#: Lines of a failed job's log that are shown.
+_TAIL = 8
+#: Jobs that tell their own progress, and their own failure.
+_TALKING = ("run_", "refine_")
+#: The job whose output is told, unless whoever started Snakemake tells it, as this variable says.
+_VERDICT = "verdict"
+SUMMARY_FOLLOWS = "RLPROBE_SUMMARY_FOLLOWS"
+
+
+class LogHandler(LogHandlerBase):
+    """Writes to stderr, as Snakemake's own handler does."""
+
+    def __post_init__(self) -> None:
+        self._lines = Lines(getattr(self.common_settings, "nocolor", False))
+        self._plain: logging.Handler | None = None
+        if self.common_settings.dryrun or self.common_settings.verbose:
+            self._plain = _snakemakes_own(self.common_settings)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._plain is not None:
+            if self._plain.filter(record):
+                self._plain.emit(record)
+            return
+        try:
+            for line in self._lines.told(record.levelno, record.getMessage(), record.__dict__):
+                sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
+        except Exception:  # noqa: BLE001 - as logging has it: said, and no end of what is told
+            self.handleError(record)
+
+    writes_to_stream = True
+    writes_to_file = False
+    has_filter = True
+    has_formatter = True
+    needs_rulegraph = False
+
+
+def _snakemakes_own(settings: Any) -> logging.Handler:
+    from snakemake.logging import ColorizingTextHandler, DefaultFilter, DefaultFormatter
+
+    handler: logging.Handler = ColorizingTextHandler(
+        nocolor=settings.nocolor, stream=sys.stdout if settings.stdout else sys.stderr
+    )
+    handler.setFormatter(DefaultFormatter(settings.quiet, settings.show_failed_logs))
+    handler.addFilter(
+        DefaultFilter(
+            settings.quiet,
+            settings.debug_dag,
+            settings.verbose,
+            settings.dryrun,
+            settings.printshellcmds,
+        )
+    )
+    return handler
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A job that runs."""
+
+    rule: str
+    what: str
+    outputs: list[Path]
+    since: float
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> _Job:
+        rule = str(facts.get("rule_name"))
+        what = str(facts.get("rule_msg") or rule)
+        outputs = [Path(str(path)) for path in facts.get("output") or []]
+        return cls(rule, what, outputs, time.monotonic())
+
+    @property
+    def talks(self) -> bool:
+        """Whether it tells its own progress."""
+        return self.rule.startswith(_TALKING)
+
+
+class Lines:
+    """Snakemake's events as lines for a reader."""
+
+    def __init__(self, nocolor: bool = False) -> None:
+        self._paint = terminal.Paint(sys.stderr, off=nocolor)
+        self._running: dict[int, _Job] = {}
+        self._finished: list[tuple[_Job, float]] = []
+
+    def told(self, level: int, text: str, facts: Mapping[str, Any]) -> list[str]:
+        """What a log record says to somebody who waits.
+
+        Args:
+            level: of :mod:`logging`.
+            text: its message.
+            facts: its attributes, with ``event`` and what belongs to it.
+        """
+        event = facts.get("event")
+        if event == LogEvent.JOB_INFO:
+            job = _Job.of(facts)
+            self._running[int(facts["jobid"])] = job
+            return [f"  …  {terminal.safe(job.what)}"] if job.talks else []
+        if event == LogEvent.JOB_FINISHED:
+            done = self._running.pop(int(facts["job_id"]), None)
+            if done is not None:
+                self._finished.append((done, time.monotonic() - done.since))
+            return []
+        if event == LogEvent.PROGRESS:
+            return self._progress(int(facts["done"]), int(facts["total"]))
+        if event in (LogEvent.JOB_ERROR, LogEvent.GROUP_ERROR):
+            return self._failed(facts)
+        if _NOTHING in text:
+            return [text]
+        if level >= logging.WARNING:
+            return self._warned(level, text)
+        return []
+
+    def _progress(self, done: int, total: int) -> list[str]:
+        width = len(str(total))
+        lines = []
+        first = done - len(self._finished)
+        for number, (job, seconds) in enumerate(self._finished, first + 1):
+            place = self._paint.dim(f"[{number:>{width}}/{total}]")
+            took = self._paint.dim(terminal.duration(seconds))
+            lines.append(f"{place} {terminal.safe(job.what)}  {took}")
+            if job.rule == _VERDICT and not os.environ.get(SUMMARY_FOLLOWS):
+                lines += [terminal.message(line) for out in job.outputs for line in _lines(out)]
+        self._finished.clear()
+        return lines
+
+    def _failed(self, facts: Mapping[str, Any]) -> list[str]:
+        name = str(facts.get("rule_name") or "a group of jobs")
+        job = self._running.pop(int(facts.get("jobid") or -1), None)
+        what = name if job is None else job.what
+        logs = [str(log).split(" (", 1)[0] for log in facts.get("log") or []]
+        where = f" (log: {', '.join(logs)})" if logs else ""
+        lines = [self._paint.bad("failed: ") + terminal.safe(f"{what}{where}")]
+        if not name.startswith(_TALKING):
+            lines += [f"    {line}" for log in logs for line in tail(Path(log))]
+        return lines
+
+    def _warned(self, level: int, text: str) -> list[str]:
+        shown = text.strip()
+        if not shown or shown.startswith(_EMPTY):
+            return []
+        said = terminal.message(redaction.text(shown, names=False))
+        return [self._paint.bad(said) if level >= logging.ERROR else said]
+
+
+def tail(log: Path) -> list[str]:
+    """The end of a job's log, or from its own message of failure on."""
+    lines = _lines(log)
+    own = next((n for n in range(len(lines) - 1, -1, -1) if "rlprobe: error: " in lines[n]), None)
+    shown = lines[own:] if own is not None else lines
+    return [terminal.message(line) for line in shown[-_TAIL:]]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
