@@ -123,11 +123,17 @@ def _trainer(batch: Batch, call: int, lay: Lay, positions: Tensor, wrapper: str)
                 for p in "qkv"
             },
             module(f"{layer}.self_attn", "Attention"): ([], [of(at + "o")]),
+            module(f"{layer}.post_attention_layernorm", "RMSNorm"): (
+                [of(at + "middle")], [of(at + "middle")]),
             module(f"{layer}.mlp.gate_proj", "Linear"): ([of(at + "middle")], [of(at + "gate")]),
+            module(f"{layer}.mlp.act_fn", "SiLUActivation"): (
+                [of(at + "gate")], [of(at + "gate").sigmoid()]),
             module(f"{layer}.mlp.up_proj", "Linear"): ([of(at + "middle")], [of(at + "up")]),
+            module(f"{layer}.mlp.down_proj", "Linear"): (
+                [of(at + "gate").sigmoid() * of(at + "up")], [of(at + "down")]),
             module(f"{layer}.mlp", "MLP"): ([of(at + "middle")], [of(at + "down")]),
             module(layer, "DecoderLayer"): ([of(at + "in")], [of(at + "out")]),
-        }
+        }  # fmt: skip
     return calls
 
 
@@ -165,13 +171,20 @@ def megatron(batch: Batch, call: int) -> dict[str, Any]:
         ]
         qkv = torch.cat(groups, 2)
         fc1 = torch.cat([of(at + "gate"), of(at + "up")], -1)
+        gated = of(at + "gate").sigmoid() * of(at + "up")
         calls |= {
+            module(f"{layer}.input_layernorm", "WrappedTorchNorm"): (
+                [of(at + "in")], [of(at + "norm")]),
             module(f"{layer}.self_attention.linear_qkv", "ColumnParallelLinear"): (
                 [of(at + "norm")], [qkv.reshape(len(qkv), 1, -1)]),
             module(f"{layer}.self_attention.core_attention", "DotProductAttention"): (
                 [q, k, v], [of(at + "q")]),
             module(f"{layer}.self_attention", "SelfAttention"): ([], [of(at + "o")]),
+            module(f"{layer}.pre_mlp_layernorm", "WrappedTorchNorm"): (
+                [of(at + "middle")], [of(at + "middle")]),
             module(f"{layer}.mlp.linear_fc1", "ColumnParallelLinear"): ([of(at + "middle")], [fc1]),
+            module(f"{layer}.mlp.linear_fc2", "RowParallelLinear"): (
+                [gated], [of(at + "down"), None]),
             module(f"{layer}.mlp", "MLP"): ([of(at + "middle")], [of(at + "down")]),
             module(layer, "TransformerLayer"): ([of(at + "in")], [of(at + "out")]),
         }  # fmt: skip
@@ -210,20 +223,30 @@ def engine(
     }
     for n in range(2):
         at, layer = f"{n}.", f"layers.{n}"
+        # the first block has no stream beside what it takes
+        before = f"{n - 1}."
+        taken = [of(before + "down"), of(before + "middle")] if n else [of(at + "in")]
+        gated = of(at + "gate").sigmoid() * of(at + "up")
         calls |= {
             module(f"{layer}.input_layernorm", "RMSNorm"): (
-                [of(at + "in")], [of(at + "norm"), of(at + "in")]),
+                taken, [of(at + "norm"), of(at + "in")] if n else [of(at + "norm")]),
             module(f"{layer}.self_attn.qkv_proj", "QKVParallelLinear"): (
                 [of(at + "norm")], [of(at + "q", at + "k", at + "v"), None]),
             module(f"{layer}.self_attn.rotary_emb", "RotaryEmbedding"): (
                 [positions, of(at + "q"), of(at + "k")], [of(at + "q"), of(at + "k")]),
             module(f"{layer}.self_attn", "Qwen2Attention"): (
                 [positions, of(at + "norm")], [of(at + "o")]),
+            module(f"{layer}.post_attention_layernorm", "RMSNorm"): (
+                [of(at + "o"), of(at + "in")], [of(at + "middle"), of(at + "middle")]),
             module(f"{layer}.mlp.gate_up_proj", "MergedColumnParallelLinear"): (
                 [of(at + "middle")], [of(at + "gate", at + "up"), None]),
+            module(f"{layer}.mlp.act_fn", "SiluAndMul"): (
+                [of(at + "gate", at + "up")], [gated]),
+            module(f"{layer}.mlp.down_proj", "RowParallelLinear"): (
+                [gated], [of(at + "down"), None]),
             module(f"{layer}.mlp", "Qwen2MLP"): ([of(at + "middle")], [of(at + "down")]),
             module(layer, "Qwen2DecoderLayer"): (
-                [positions, of(at + "in"), None], [of(at + "down"), of(at + "middle")]),
+                [positions, *taken], [of(at + "down"), of(at + "middle")]),
         }  # fmt: skip
     return calls
 

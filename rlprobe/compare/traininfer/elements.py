@@ -13,20 +13,15 @@ from rlprobe.compare import measures
 from rlprobe.compare.tensors import elementwise
 from rlprobe.compare.tensors.distance import distance
 from rlprobe.compare.traininfer import layout, shards
+from rlprobe.compare.traininfer.fused import Described, Key
 from rlprobe.compare.traininfer.passes import Pass
 from rlprobe.compare.traininfer.tokens import Matched, Span
 from rlprobe.dumps.apinames import SEPARATOR
 from rlprobe.dumps.tensors.dtypes import DTYPES, Array, numbers
 from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError
 
-#: Modules whose engine counterpart gives what it adds to the residual stream, and that stream.
-_BLOCK = re.compile(r"(^|\.)layers\.\d+$")
 _MEGATRON_QKV = re.compile(r"(^|\.)self_attention\.linear_qkv$")
 _NOT_COMPARED = "not the same tokens: "
-
-
-#: What a record is called in every pass: module, slot and index.
-Key = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -60,6 +55,7 @@ class Tokens:
         matched: Sequence[Matched],
         ranks: int,
         halves: frozenset[str],
+        described: Described,
     ) -> None:
         """
         Args:
@@ -67,6 +63,7 @@ class Tokens:
             matched: which tokens of them are the same.
             ranks: tensor-parallel ranks of the engine.
             halves: modules of two equal parts, each of which is divided by itself.
+            described: what the engine's operators take and give.
         """
         self._inference = inference
         self._ranks = ranks
@@ -75,7 +72,9 @@ class Tokens:
         # in the order of the training passes, so that each tensor is opened once
         self._matched = sorted(matched, key=lambda m: m.training)
         self._names: dict[int, Names] = {}
-        self._own = Names.of(inference)
+        own = Names.of(inference)
+        self._own = replace(own, keys={**own.keys, **described.renamed})
+        self._addends = described.addends
         first = self._matched[0].training
         self._first = self._names[first] = Names.of(training[first])
 
@@ -107,17 +106,10 @@ class Tokens:
         p = self._inference
         spans = [m.inference for m in self._matched]
         tensor = _whole([self._rows(p, self._own, key, spans, False) for key in keys], keys)
-        module, slot, index = keys[0]
-        residual = (module, "output", "1")
-        if (
-            _BLOCK.search(module)
-            and (slot, index) == ("output", "0")
-            and residual in self._own.files
-        ):
-            stream = self._rows(p, self._own, residual, spans, False)
-            if stream.shape == tensor.shape:
-                tensor = _sum(tensor, stream)
-        return tensor
+        stream = self._addends.get(keys[0])
+        if stream is None:
+            return tensor
+        return _sum(tensor, self._rows(p, self._own, stream, spans, False))
 
     def _piece(
         self, whole: TensorFile, parts: Sequence[int], width: int, benchmark: str

@@ -23,6 +23,11 @@ from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError
 
 Shape = Sequence[int]
 
+PACKED = (
+    "the engine has packed this weight for its kernels and left the tensor empty; it is not "
+    "compared"
+)
+
 
 def compare(
     engine: tuple[StageSource, Process],
@@ -41,9 +46,19 @@ def compare(
     table = matched(frames[0], frames[1], rules)
     sources = [source.tensors(process, options.check_crc) for source, process in (engine, trainer)]
     table = elementwise.measure(table, sources[0], sources[1], options.jobs)
+    table = _packed(table)
     if sources[0] is None or sources[1] is None:
         return table
     return _with_pieces(table, (sources[0], sources[1]), frames[1], engine[1].rank, halves(rules))
+
+
+def _packed(table: pl.DataFrame) -> pl.DataFrame:
+    """Weights that the engine keeps in a layout of its own, which leaves their tensor empty."""
+    emptied = (pl.col("shape_benchmark") == [0]) & (pl.col("shape_target") != [0])
+    return table.with_columns(
+        reason=pl.when(emptied).then(pl.lit(PACKED)).otherwise("reason"),
+        status=pl.when(emptied).then(pl.lit(measures.SHAPE)).otherwise("status"),
+    )
 
 
 def _weights(source: StageSource, process: Process) -> pl.DataFrame:
@@ -81,11 +96,14 @@ def _with_pieces(
         for row, axis in rows
         if shards.says_ranks(row["name_benchmark"])
     )
-    if size == 1:
-        return table
     shapes = dict(training.select("name", "shape").iter_rows())
     found = []
     for row, axis in rows:
+        if axis == 0 and shards.is_vocabulary(row["name_benchmark"]):
+            found.append(_common_rows(row, sources, rank % size))
+            continue
+        if size == 1:
+            continue
         parts = [int(shapes[name][axis]) for name in row["name_target"].split(SEPARATOR)]
         if axis == 1 or sum(parts) != row["shape_target"][axis]:
             parts = [row["shape_target"][axis]]
@@ -93,6 +111,39 @@ def _with_pieces(
             parts = shards.divided(parts, row["module"], halves_)
         found.append(_figures(row, axis, parts, sources, rank % size, size))
     return elementwise.applied(table, [f for f in found if f is not None], ())
+
+
+def _common_rows(
+    row: Mapping[str, Any], sources: tuple[TensorSource, TensorSource], rank: int
+) -> dict[str, Any] | None:
+    """The rows that a padded vocabulary and training's have in common, on this rank."""
+    held, rows = row["shape_benchmark"][0], row["shape_target"][0]
+    first, last = rank * held, min(rows, (rank + 1) * held)
+    try:
+        one, other = (
+            source.open(row[f"data_name_{side}"], row[f"shape_{side}"])
+            for side, source in zip(("benchmark", "target"), sources, strict=True)
+        )
+    except TensorFileError:
+        # measured before, and said then
+        return None
+    if last <= first:
+        described = elementwise.unmeasured(measures.SHAPE, "this rank has padding rows only")
+    else:
+        parts = (one.view()[: last - first], other.view()[first:last])
+        described = elementwise.described(
+            distance(
+                *(
+                    layout.as_tensor(t, np.ascontiguousarray(part).reshape(last - first, -1))
+                    for t, part in zip((one, other), parts, strict=True)
+                )
+            )
+        )
+        described["t_reason"] = described["t_reason"] or (
+            f"{last - first} rows are compared: the engine has {held} with its padding, training "
+            f"{rows}"
+        )
+    return {**dict.fromkeys(elementwise.RESULT), **described, "row": row["row"]}
 
 
 def _axis(one: Shape | None, other: Shape | None) -> int | None:

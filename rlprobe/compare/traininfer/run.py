@@ -19,7 +19,7 @@ from rlprobe.compare.match.rules import Rules
 from rlprobe.compare.samples import run as samples
 from rlprobe.compare.sides import Process, Side
 from rlprobe.compare.tensors import elementwise
-from rlprobe.compare.traininfer import parameters, shards, sketched
+from rlprobe.compare.traininfer import counterparts, fused, parameters, shards, sketched
 from rlprobe.compare.traininfer.elements import Tokens
 from rlprobe.compare.traininfer.matching import halves, matched
 from rlprobe.compare.traininfer.passes import Pass
@@ -121,6 +121,7 @@ def _said(error: float | None) -> str:
 def _tables(
     sides: Sides, rules: Rules, options: Options, summary: Summary
 ) -> Iterator[pl.DataFrame]:
+    alone: dict[str, None] = {}
     for step in steps(sides, summary.notes):
         if not step.engines:
             summary.notes.append(f"step {step.number}: the engine was not captured")
@@ -152,7 +153,10 @@ def _tables(
         )
         for one, parts in zip(step.inference, same, strict=True):
             if parts:
-                yield _pass_table(one, step.training, parts, step.number, rules, options)
+                table = _pass_table(one, step.training, parts, step.number, rules, options)
+                alone |= dict.fromkeys(counterparts.lacking(table))
+                yield table
+    summary.notes += alone
 
 
 def _one_a_rank(processes: Sequence[Process]) -> list[Process]:
@@ -175,11 +179,14 @@ def _pass_table(
     frames = [
         p.records.filter(activations).with_columns(call=pl.lit(0, pl.Int32)) for p in (one, other)
     ]
-    table = matched(frames[0], frames[1], rules)
+    described = fused.describe(frames[0])
+    table = matched(described.records, frames[1], rules)
     both = table.with_row_index("row").filter(
         pl.col("shape_benchmark").is_not_null() & pl.col("shape_target").is_not_null()
     )
-    tokens = Tokens(one, training, parts, shards.ranks(_widths(both, one, other)), halves(rules))
+    tokens = Tokens(
+        one, training, parts, shards.ranks(_widths(both, one, other)), halves(rules), described
+    )
     rows = both.select(
         "row", "name_benchmark", "name_target", "data_name_benchmark", "data_name_target"
     ).rows(named=True)
@@ -198,11 +205,19 @@ def _pass_table(
     unlike = (pl.col("status") == measures.MATCHED) & (
         pl.col("dtype_benchmark") != pl.col("dtype_target")
     )
+    # token ids and positions are counted in whatever integers are wide enough
+    counts = pl.all_horizontal(
+        pl.col(f"dtype_{side}").str.starts_with("torch.int") for side in ("benchmark", "target")
+    )
+    unlike &= ~counts.fill_null(False)
     table = table.with_columns(
         status=pl.when(unlike).then(pl.lit(measures.DTYPE)).otherwise("status"),
         # differences of statistics over other tokens mean nothing
         **{f"{name}_diff": pl.lit(None, pl.Float64) for name in measures.STATISTICS},
     )
+    apart = matched(described.apart.drop("why"), frames[1].clear(), rules)
+    apart = apart.with_columns(reason=described.apart.get_column("why"))
+    table = pl.concat([writer.completed(table), writer.completed(apart)])
     return _completed(table, step, one.process, other.process)
 
 

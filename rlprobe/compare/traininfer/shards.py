@@ -18,11 +18,18 @@ from rlprobe.dumps.tensors.dtypes import Array
 
 #: Classes of both engines whose inputs or outputs are divided among ranks.
 _DIVIDED = re.compile(r"ParallelLinear\b")
+#: Classes of both engines with a row a token, padded to a multiple (``pad_vocab_size``).
+_VOCABULARY = re.compile(r"\b(VocabParallelEmbedding|ParallelLMHead)\b")
 
 
 def says_ranks(name: str) -> bool:
     """Whether a record of the engine, by its name, is of a layer that is divided."""
     return _DIVIDED.search(name) is not None
+
+
+def is_vocabulary(name: str) -> bool:
+    """Whether a record of the engine, by its name, has a row a token of a padded vocabulary."""
+    return _VOCABULARY.search(name) is not None
 
 
 def ranks(widths: Iterable[tuple[int, int]]) -> int:
