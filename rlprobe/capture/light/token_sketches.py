@@ -70,12 +70,23 @@ class TokenSketches:
         self._rows: list[tuple[np.ndarray[Any, Any], ...]] = []
 
     def add(self, name: str, micro_step: int, output: Any) -> None:
-        """Sketch the tokens of a block's output (the first tensor of a tuple)."""
-        tensor = output[0] if isinstance(output, (list, tuple)) and output else output
+        """Sketch the tokens of a block's output: the hidden states that the next block has.
+
+        They are the first tensor of a tuple; an engine's block gives what it adds to the residual
+        stream and that stream, whose sketches add up to the sum's.
+        """
+        parts = list(output) if isinstance(output, (list, tuple)) else [output]
+        tensor = parts[0] if parts else None
         if not isinstance(tensor, Tensor) or tensor.dim() < 2 or not tensor.is_floating_point():
             return
         if not has_values(tensor):
             return
+        stream = parts[1] if len(parts) == 2 else None
+        if not isinstance(stream, Tensor) or (stream.shape, stream.dtype) != (
+            tensor.shape,
+            tensor.dtype,
+        ):
+            stream = None
         length = tensor.shape[-2]
         samples = tensor.numel() // tensor.shape[-1] // length
         size = samples * length * _BYTES_PER_TOKEN
@@ -85,7 +96,10 @@ class TokenSketches:
         self._budget -= size
         self._names.append(name)
         record = len(self._names) - 1
-        self._waiting.append((record, micro_step, samples, length, token_sketch(tensor)))
+        rows = token_sketch(tensor)
+        if stream is not None:
+            rows = rows + token_sketch(stream)
+        self._waiting.append((record, micro_step, samples, length, rows))
 
     def publish(self) -> int:
         """Write the file with all entries so far; returns its size, 0 when there is nothing."""
