@@ -12,6 +12,8 @@ from typing import Any
 REPLAY = "rlprobe_replay"
 #: ``actor_rollout_ref.rollout.name`` of generation on the CPU with transformers.
 CPU = "rlprobe_cpu"
+#: verl's own names of its engines.
+VLLM, SGLANG = "vllm", "sglang"
 
 _PACKAGE = "rlprobe.frameworks.verl"
 

@@ -110,6 +110,9 @@ def _shape(vocabulary: dict[str, int]) -> dict[str, Any]:
 _SPLITS: dict[str, Any] = {"num_hidden_layers": 4}
 _MULTIPLE = 8
 
+#: Heads of 32, the fewest that vLLM's attention on a CPU takes.
+_WIDE_HEADS: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
+
 _EXPERTS: dict[str, Any] = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
@@ -202,6 +205,8 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "tiny-qwen2": lambda made: _causal("Qwen2", made),
     "tiny-llama": lambda made: _causal("Llama", made),
     "tiny-qwen2-brief": lambda made: _causal("Qwen2", made, stops=True),
+    "tiny-qwen2-wide-heads": lambda made: _causal("Qwen2", made, **_WIDE_HEADS),
+    "tiny-qwen2-wide-heads-critic": lambda made: _critic("Qwen2", made, **_WIDE_HEADS),
     "tiny-qwen2-moe": lambda made: _causal("Qwen2Moe", made, **_EXPERTS),
     "tiny-qwen2-splits": lambda made: _causal("Qwen2", made, multiple=_MULTIPLE, **_SPLITS),
     "tiny-qwen2-splits-critic": lambda made: _critic("Qwen2", made, multiple=_MULTIPLE, **_SPLITS),

@@ -20,6 +20,7 @@ from rlprobe.frameworks.verl.host import (
     entrypoint,
     megatron,
     plan,
+    vllm,
 )
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ _FSDP_ON_CPU = (
     "critic.strategy=fsdp2",
     "critic.fsdp.use_torch_compile=false",
 )
+#: Engines whose layers are dumped.
+_DUMPED = (engines.CPU, engines.VLLM, engines.SGLANG)
 _DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -90,7 +93,7 @@ class VerlFramework:
         found = plan.stages_of(config)
         if spec.role != "benchmark":
             return tuple(stage for stage in found if stage != stages.GENERATE)
-        if spec.capture.token_range is None or _engine_name(spec) != engines.CPU:
+        if spec.capture.token_range is None or _engine_name(spec) not in _DUMPED:
             return tuple(stage for stage in found if stage != stages.GENERATE)
         return found
 
@@ -156,6 +159,9 @@ class VerlFramework:
             if megatron.chosen(_given(spec)):
                 modules.append(f"{_HOOKS}.cpu.megatron")
                 env |= megatron.CPU_ENVIRONMENT
+            if spec.replay_of is None and vllm.chosen(_given(spec)):
+                modules.append(f"{_HOOKS}.cpu.vllm")
+                env |= vllm.CPU_ENVIRONMENT
             env |= {
                 "VERL_ENGINE_DEVICE": "cuda",
                 "GLOO_SOCKET_IFNAME": "lo",
@@ -270,6 +276,7 @@ def _cpu(spec: RunSpec) -> list[str]:
         "reward.num_workers=1",
         f"reward.reward_model.rollout.name={engines.CPU}",
         *(megatron.CPU_OVERRIDES if megatron.chosen(_given(spec)) else _FSDP_ON_CPU),
+        *(vllm.CPU_OVERRIDES if spec.replay_of is None and vllm.chosen(_given(spec)) else ()),
     ]
 
 

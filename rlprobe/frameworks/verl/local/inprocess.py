@@ -99,6 +99,8 @@ def train(overrides: list[str]) -> None:
     from verl.utils.device import auto_set_device
 
     from rlprobe.frameworks.verl import control
+    from rlprobe.frameworks.verl.engine import engines
+    from rlprobe.frameworks.verl.local import server
     from rlprobe.frameworks.verl.local.workers import Ranks
 
     config = compose(overrides)
@@ -117,10 +119,15 @@ def train(overrides: list[str]) -> None:
     control.use_local(values)
     # before the other ranks are forked: they need it as well
     _carry_calls_without_ray()
+    if config.actor_rollout_ref.rollout.name == engines.VLLM:
+        from rlprobe.frameworks.verl.local import vllm_server
+
+        vllm_server.stand_in_for_ray()
     ranks = Ranks(config.trainer.n_gpus_per_node * config.trainer.nnodes, values)
     try:
         _task_runner(ranks).run(config)
     finally:
+        server.close()
         ranks.close()
 
 

@@ -41,7 +41,15 @@ class _RemoteMethod:
 
 
 #: The server of this process; :class:`LocalAdapter` hands it the policy's weights.
-_servers: list[LocalActor] = []
+_servers: list[Any] = []
+
+
+def close() -> None:
+    """End an engine that runs in processes of its own."""
+    for server in _servers:
+        if not isinstance(server, LocalActor):
+            server.close()
+    _servers.clear()
 
 
 class LocalServers:
@@ -62,6 +70,10 @@ class LocalServers:
                 override.get("attn_implementation", "eager"),
             )
             _servers[:] = [LocalActor(server)]
+        elif rollout.name == engines.VLLM:
+            from rlprobe.frameworks.verl.local import vllm_server
+
+            _servers[:] = [vllm_server.start(config)]
 
     @classmethod
     def create(
