@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -99,10 +100,41 @@ def mock_proof(side: Path) -> dict[str, Any] | None:
                 rows.append({"role": origin.role, **row})
             case _:
                 raise StoreError(f"{origin} is not a record of samples")
+    rows += _generated(side)
     if not rows:
         return None
     rows.sort(key=lambda row: (row["step"], row["role"], row["rank"]))
     return {"format": FORMAT, "samples": rows}
+
+
+def _generated(side: Path) -> list[dict[str, Any]]:
+    """The samples that the forwards of an inference engine's processes belong to, in their order.
+
+    A request is numbered among those of its step and replica, and its number is the micro-step of
+    what was recorded of it. After one that is not known none is named: they would be taken for
+    others.
+    """
+    samples = {row.get("request"): row.get("sample") for _, row in _lines(side, "requests")}
+    known: dict[tuple[str, int, int], dict[int, Any]] = {}
+    for origin, row in _lines(side, "captured"):
+        match row:
+            case {"request": str() as request, "step": int() as step, "rank": int() as rank}:
+                number = request.rpartition(":")[2]
+                if not number.isdecimal():
+                    raise StoreError(f"{origin}: the request {request!r} has no number")
+                if request in samples:
+                    known.setdefault((origin.role, step, rank), {})[int(number)] = samples[request]
+    return [
+        {
+            "role": role,
+            "step": step,
+            "rank": rank,
+            "stage": stages.GENERATE,
+            "samples": [numbered[n]],
+        }
+        for (role, step, rank), numbered in known.items()
+        for n in itertools.takewhile(numbered.__contains__, itertools.count())
+    ]
 
 
 def environment(side: Path) -> dict[str, Any]:

@@ -99,6 +99,14 @@ def test_a_captured_step_is_served_one_request_at_a_time_and_joined_by_sample(
     runner.execute_model(scheduled({request: 1}, new={request: 1}))
     (row,) = parts.captured(tmp_path / "side")
     assert row["samples"] == [sample_digest([3], [1, 1])] and "request" not in row
+    assert parts.mock_proof(tmp_path / "side") is None, "request 0 is not known: 1 is not the first"
+    first = target.asked[0] + "-0badcafe"
+    runner.execute_model(scheduled({first: 1}, new={first: 1}))
+    proof = parts.mock_proof(tmp_path / "side")
+    assert proof is not None
+    assert [(row["stage"], row["rank"], row["samples"]) for row in proof["samples"]] == [
+        (GENERATE, 0, [sample_digest(*sample)]) for sample in (([1, 2], [2, 1]), ([3], [1, 1]))
+    ]
     # in the next step nothing is captured, and nothing serialised
     monkeypatch.setattr(control, "step", lambda: (1, 2))
     target.asked.clear()
