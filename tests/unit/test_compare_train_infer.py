@@ -120,7 +120,7 @@ def test_prompt_tokens_meet_in_every_layout(tmp_path: Path, layout: str) -> None
     assert names(measured) >= COMPARED
     assert measured["status"].unique().to_list() == ["matched"]
     assert measured["error"].max() < ROUNDING  # type: ignore[operator]
-    assert "2 of 2 forward passes" in summary["notes"][0] and "(12 tokens)" in summary["notes"][0]
+    assert "2 of 2 forward passes" in summary["notes"][0] and "(12 tokens of" in summary["notes"][0]
 
 
 @pytest.mark.parametrize("layout", ["padded", "megatron"])
@@ -146,6 +146,54 @@ def test_a_response_does_not_count(tmp_path: Path) -> None:
     assert "1 of 2 forward passes" in summary["notes"][0]
 
 
+def one_at_a_time(errors: Errors | None = None, from_token: int = 1) -> list[dict[str, Any]]:
+    """Every sample as an engine serves it alone: the prompt, then token by token on its cache."""
+    passes = []
+    for prompt, response in SAMPLES:
+        for at in range(len(response) + 1):
+            known = [*prompt, *response[:at]]
+            chunk = (0, len(prompt)) if at == 0 else (len(known) - 1, len(known))
+            wrong = (errors or {}) if at >= from_token else {}
+            passes.append(engine(Batch([known], wrong), len(passes), [chunk]))
+    return passes
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed", "megatron"])
+def test_generated_tokens_are_compared_where_one_request_is_served_at_a_time(
+    tmp_path: Path, layout: str
+) -> None:
+    train(tmp_path, layout)
+    save(tmp_path / GENERATE / "step0/rank0", *one_at_a_time())
+    table, summary = compare(tmp_path)
+    assert "10 of 10 forward passes" in summary["notes"][0]
+    assert "(12 tokens of prompts, 6 generated ones)" in summary["notes"][0]
+    assert table["error"].max() < ROUNDING  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_what_only_decoding_does_wrong_is_found_in_its_passes(tmp_path: Path, first: int) -> None:
+    """As a cache whose rows are off by one would: prompts are right."""
+    train(tmp_path, "padded")
+    wrong = {"1.o": lambda x: x.roll(1, -1)}
+    save(tmp_path / GENERATE / "step0/rank0", *one_at_a_time(wrong, first))
+    table, _ = compare(tmp_path)
+    beyond = table.filter(pl.col("error") > ROUNDING)
+    # the norm after it takes its output and the stream
+    assert names(beyond) == {
+        "layers.1.self_attn.output.0", "layers.1.post_attention_layernorm.input.0"
+    }  # fmt: skip
+    assert beyond.height == 2 * sum(max(0, len(r) - first + 1) for _, r in SAMPLES)
+
+
+def test_a_sequence_that_was_not_seen_from_its_beginning_is_not_guessed(tmp_path: Path) -> None:
+    train(tmp_path, "padded")
+    _, decoded, *_ = one_at_a_time()
+    prefill = engine(Batch(PROMPTS[:2], {}), 2)
+    save(tmp_path / GENERATE / "step0/rank0", decoded, prefill)
+    _, summary = compare(tmp_path)
+    assert "1 of 2 forward passes" in summary["notes"][0]
+
+
 def test_a_cached_prefix_and_chunked_prompts(tmp_path: Path) -> None:
     train(tmp_path, "packed")
     first = engine(Batch([PROMPTS[0], PROMPTS[3]], {}), 0, [(0, 3), (0, 2)])
@@ -153,7 +201,7 @@ def test_a_cached_prefix_and_chunked_prompts(tmp_path: Path) -> None:
     save(tmp_path / GENERATE / "step0/rank0", first, second)
     table, summary = compare(tmp_path)
     assert table["error"].max() < ROUNDING  # type: ignore[operator]
-    assert "2 of 2 forward passes" in summary["notes"][0] and "(9 tokens)" in summary["notes"][0]
+    assert "2 of 2 forward passes" in summary["notes"][0] and "(9 tokens of" in summary["notes"][0]
 
 
 def test_an_engines_dump_of_its_own_has_a_step_for_every_pass(tmp_path: Path) -> None:

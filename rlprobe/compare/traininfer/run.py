@@ -148,8 +148,8 @@ def _tables(
         known = sum(bool(parts) for parts in same)
         summary.notes.append(
             f"step {step.number}: {known} of {len(step.inference)} forward passes of the engine "
-            "hold prompt tokens that training ran as well "
-            f"({sum(len(m.span) for p in same for m in p)} tokens)"
+            "hold tokens that training ran as well "
+            f"({_count(same, False)} tokens of prompts, {_count(same, True)} generated ones)"
         )
         for one, parts in zip(step.inference, same, strict=True):
             if parts:
@@ -157,6 +157,10 @@ def _tables(
                 alone |= dict.fromkeys(counterparts.lacking(table))
                 yield table
     summary.notes += alone
+
+
+def _count(same: Sequence[Sequence[Matched]], decoded: bool) -> int:
+    return sum(len(m.span) for p in same for m in p if m.decoded == decoded)
 
 
 def _one_a_rank(processes: Sequence[Process]) -> list[Process]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from rlprobe.compare.sides import Process
 from rlprobe.compare.traininfer.passes import Grid, Pass
 from rlprobe.dumps.key_data import MicroBatch
 from rlprobe.rollouts.digest import sample_digest
@@ -38,6 +39,8 @@ class Matched:
     #: Index into the training passes.
     training: int
     span: Span
+    #: Whether the engine generated them: they are forwards of single tokens on its cache.
+    decoded: bool = False
 
 
 def sequences(grid: Grid) -> list[Span]:
@@ -105,17 +108,47 @@ def prompts(grid: Grid) -> Iterator[Span]:
                 yield Span(row, start, stop, first)
 
 
+def histories(inference: Sequence[Pass]) -> list[Integers | None]:
+    """By engine pass, all tokens that the sequence of its last token has up to it.
+
+    An engine that serves one request at a time, as it does in captured steps, goes on with the
+    sequence of the pass before. None where a pass holds several sequences, or begins in the middle
+    of one that was not seen.
+    """
+    found: list[Integers | None] = []
+    before: dict[Process, Integers] = {}
+    for p in inference:
+        known: Integers | None = None
+        positions = p.grid.positions
+        if p.grid.rows == 1 and positions is not None and bool((np.diff(positions[0]) == 1).all()):
+            first, last = int(positions[0, 0]), before.get(p.process)
+            if first == 0:
+                known = p.grid.ids[0]
+            elif last is not None and len(last) == first:
+                known = np.concatenate([last, p.grid.ids[0]])
+        found.append(known)
+        if known is None:
+            before.pop(p.process, None)
+        else:
+            before[p.process] = known
+    return found
+
+
 def match(inference: Sequence[Pass], training: Sequence[Pass]) -> list[list[Matched]]:
     """By engine pass, the tokens that a training pass has as well.
 
-    A prompt sampled several times is several equal sequences; they are taken in turn.
+    A prompt sampled several times is several equal sequences; they are taken in turn. A generated
+    token is known by all tokens before it.
     """
     known = [(number, p, span) for number, p in enumerate(training) for span in sequences(p.grid)]
     taken: dict[tuple[int, int, bytes], int] = defaultdict(int)
     indexed: dict[tuple[int, int], dict[bytes, list[tuple[int, Span]]]] = {}
     result = []
-    for p in inference:
+    for p, history in zip(inference, histories(inference), strict=True):
         found = []
+        if history is not None and p.grid.length == 1 and len(history) > 1:
+            result.append(_decoded(history, known, indexed))
+            continue
         for span in prompts(p.grid):
             for part in _parts(p, span, known):
                 size = (part.position, len(part))
@@ -134,6 +167,26 @@ def match(inference: Sequence[Pass], training: Sequence[Pass]) -> list[list[Matc
                 found.append(Matched(part, number, same))
         result.append(found)
     return result
+
+
+def _decoded(
+    history: Integers,
+    known: Sequence[tuple[int, Pass, Span]],
+    indexed: dict[tuple[int, int], dict[bytes, list[tuple[int, Span]]]],
+) -> list[Matched]:
+    """The token that one forward on the cache was given; any sequence with its history has it."""
+    at = len(history) - 1
+    size = (0, len(history))
+    if size not in indexed:
+        indexed[size] = _index(known, *size)
+    candidates = indexed[size].get(history.tobytes(), [])
+    if not candidates:
+        return []
+    number, whole = candidates[0]
+    place = whole.start + at
+    return [
+        Matched(Span(0, 0, 1, at), number, Span(whole.row, place, place + 1, at), decoded=True)
+    ]
 
 
 def _parts(p: Pass, span: Span, known: Sequence[tuple[int, Pass, Span]]) -> Iterator[Span]:
