@@ -280,8 +280,12 @@ def _train_infer(args: argparse.Namespace) -> _Outcome:
     if args.benchmark is not None:
         raise UsageError("--train-infer takes one run, and no BENCHMARK and TARGET")
     # Imported here: it needs the tensor kernels, which most comparisons do without.
+    import polars as pl
+
     from rlprobe.compare.traininfer import run as traininfer
     from rlprobe.compare.traininfer.sources import NAME
+    from rlprobe.dumps.results import RECORDS
+    from rlprobe.judge import engine as engine_gap
 
     with outdir.answerable(args.out, [NAME]):
         options = _options(args)
@@ -294,4 +298,8 @@ def _train_infer(args: argparse.Namespace) -> _Outcome:
         except NotComparableError as error:
             return error, []
     traininfer.tell(outcome)
+    if outcome.activations:
+        records = pl.read_parquet(args.out / NAME / RECORDS)
+        for part in engine_gap.parts(records):
+            print(terminal.safe(str(part)))
     return outcome.insufficient(), [outcome.summary.as_dict()]

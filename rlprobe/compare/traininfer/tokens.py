@@ -184,9 +184,7 @@ def _decoded(
         return []
     number, whole = candidates[0]
     place = whole.start + at
-    return [
-        Matched(Span(0, 0, 1, at), number, Span(whole.row, place, place + 1, at), decoded=True)
-    ]
+    return [Matched(Span(0, 0, 1, at), number, Span(whole.row, place, place + 1, at), decoded=True)]
 
 
 def _parts(p: Pass, span: Span, known: Sequence[tuple[int, Pass, Span]]) -> Iterator[Span]:

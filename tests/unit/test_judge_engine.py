@@ -1,0 +1,70 @@
+"""Where do training and the engine part: is round-off left alone, and a fault named first?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import polars as pl
+import pytest
+
+from rlprobe.judge import engine
+
+LAYERS = ("model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm")
+
+
+def table(errors: dict[str, Any], **changes: Any) -> pl.DataFrame:
+    """A prompt's pass and two generated tokens', with the errors of some records."""
+    rows = []
+    for number, tokens in enumerate((5, 1, 1)):
+        for order, module in enumerate(LAYERS):
+            error = errors.get(f"{number} {module}", 3e-7)
+            rows.append(
+                {
+                    "step": 0, "rank": 0, "slot": "output", "module": module, "error": error,
+                    "order_benchmark": 10 * number + order, "error_kind": "tensor",
+                    "name_benchmark": f"Module.{module}.Layer.forward.{number}.output.0",
+                    "shape_benchmark": [tokens, 64], "status": "matched",
+                    "dtype_benchmark": "torch.float32", "dtype_target": "torch.float32",
+                }
+                | changes
+            )  # fmt: skip
+    return pl.DataFrame(rows)
+
+
+def test_round_off_is_left_alone() -> None:
+    prefill, decode = engine.parts(table({}))
+    assert (prefill.passes, prefill.records, decode.passes, decode.records) == (1, 4, 2, 8)
+    assert prefill.first is None and decode.beyond == 0
+    assert 0.1 < prefill.worst == decode.worst < 1
+    assert "none beyond" in str(prefill)
+
+
+def test_a_fault_of_decoding_is_named_where_it_begins_in_the_model() -> None:
+    wrong = {"1 model.norm": 0.1, "2 model.layers.1": 0.2, "2 model.norm": 0.3}
+    prefill, decode = engine.parts(table(wrong))
+    assert prefill.first is None
+    assert decode.beyond == 2 and decode.first is not None
+    assert decode.first[1] == "model.layers.1" and decode.first[3] == 0.2
+    assert "first at model.layers.1" in str(decode)
+
+
+@pytest.mark.parametrize("error", [math.nan, None])
+def test_what_is_not_finite_is_beyond(error: float | None) -> None:
+    rows = table({"0 model.layers.0": error}).with_columns(
+        status=pl.when(pl.col("error").is_null() | pl.col("error").is_nan())
+        .then(pl.lit("nonfinite"))
+        .otherwise("status")
+    )
+    prefill, _ = engine.parts(rows)
+    assert prefill.first is not None and prefill.first[1] == "model.layers.0"
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [("torch.bfloat16", True), ("torch.float16", False)])
+def test_the_coarser_side_says_what_round_off_is(dtype: str, allowed: bool) -> None:
+    prefill, _ = engine.parts(table({"0 model.norm": 5e-2}, dtype_benchmark=dtype))
+    assert (prefill.first is None) == allowed
+
+
+def test_a_type_without_a_unit_is_not_judged() -> None:
+    assert engine.parts(table({"0 model.norm": 1.0}, dtype_target="torch.int64")) == []
