@@ -3,7 +3,7 @@
 # make test-fast  the quick part of tests/unit
 # make contract the collector's contract on real verl, as a table
 # make lint     formatting, types, workflow, what is generated
-# make cluster, soak, selftest, wheelhouse, images: see the .mk files
+# make cluster, soak, selftest, engines, wheelhouse, images: see the .mk files
 #
 # The first call installs the pinned environment into .venv; later ones see that nothing changed.
 
@@ -53,4 +53,4 @@ $(STAMP):
 	@rm -f $(VENV)/installed-*
 	@touch $@
 
--include cluster.mk selftest.mk soak.mk
+-include cluster.mk selftest.mk soak.mk engines.mk

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ class Variant:
 class Server:
     """A process that has verl loaded and forks a child for each variant."""
 
-    def __init__(self, store: Path, spec: RunSpec, work: Path) -> None:
+    def __init__(
+        self, store: Path, spec: RunSpec, work: Path, python: str = sys.executable
+    ) -> None:
         self._store = store
         self._work = work
         self._framework = frameworks.get("verl")
@@ -77,7 +80,7 @@ class Server:
             **spec.environment,
         }
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "rlprobe.frameworks.verl.local.inprocess"],
+            [python, "-m", "rlprobe.frameworks.verl.local.inprocess"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -91,6 +94,7 @@ class Server:
         spec: RunSpec,
         *overrides: str,
         config: Path | str | None = None,
+        environment: Mapping[str, str] | None = None,
         **changes: Any,
     ) -> Variant:
         """Run ``spec`` with further overrides and changes to its session.
@@ -101,6 +105,7 @@ class Server:
             overrides: verl's, after all others.
             config: instead of a session, what RLPROBE_CONFIG names (the collector's YAML); an
                 empty text leaves the variable empty.
+            environment: beside the one that the server has.
             changes: fields of the session.
         """
         scratch = self._work / name
@@ -119,6 +124,7 @@ class Server:
         request = {
             "session": str(scratch / "session.json" if config is None else config),
             "overrides": list(words.values()),
+            "environment": dict(environment or {}),
             "log": str(log),
         }
         assert self._process.stdin is not None

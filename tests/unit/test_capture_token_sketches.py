@@ -30,7 +30,7 @@ def test_a_control_in_fp64_writes_what_the_store_reads(tmp_path: Path) -> None:
 
 def sketched(tmp_path: Path, output: object) -> np.ndarray:
     written = TokenSketches(
-        tmp_path, Place("actor_generate_sequences", 0, 0, tmp_path, True), 1 << 20
+        tmp_path, StageContext("actor_generate_sequences", 0, 0, tmp_path, True), 1 << 20
     )
     written.add("Module.model.layers.0.Block.forward.0.output.0", 0, output)
     written.publish()

@@ -148,7 +148,7 @@ def test_a_response_does_not_count(tmp_path: Path) -> None:
 
 def one_at_a_time(errors: Errors | None = None, from_token: int = 1) -> list[dict[str, Any]]:
     """Every sample as an engine serves it alone: the prompt, then token by token on its cache."""
-    passes = []
+    passes: list[dict[str, Any]] = []
     for prompt, response in SAMPLES:
         for at in range(len(response) + 1):
             known = [*prompt, *response[:at]]

@@ -1,0 +1,147 @@
+"""A real vLLM under real verl, on this CPU: do the engine and training agree, and is a fault of the
+engine alone found where it is?
+
+Runs where ``RLPROBE_ENGINES`` names the Python of an environment with vLLM: ``make engines``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import polars as pl
+import pytest
+import yaml
+
+from rlprobe import frameworks, stages
+from rlprobe.capture.session import CaptureOptions
+from rlprobe.cli import main
+from rlprobe.config import load
+from rlprobe.frameworks import Places
+from rlprobe.judge import engine
+from rlprobe.roles import BENCHMARK
+from rlprobe.runs.plan import plan
+from rlprobe.spec import RunSpec
+from tests.e2e.server import Server, Variant
+
+PYTHON = os.environ.get("RLPROBE_ENGINES", "")
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.msprobe,
+    pytest.mark.skipif(
+        not PYTHON, reason="RLPROBE_ENGINES names no Python with vLLM: make engines"
+    ),
+]
+CAPTURE = CaptureOptions(
+    engine="msprobe",
+    task="tensor",
+    stages=(stages.GENERATE, stages.LOG_PROB),
+    token_range=(0, 1),
+    step_end=1,
+)
+Run = Callable[..., Variant]
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("vllm")
+
+
+@pytest.fixture(scope="module")
+def spec(work: Path) -> RunSpec:
+    raw = yaml.safe_load((ROOT / "config/examples/verl_vllm_cpu.yaml").read_text())
+    raw |= {"store": str(work / "store"), "results": str(work / "results")}
+    path = work / "vllm.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    made = plan(load(path), {})[BENCHMARK]
+    framework, places = frameworks.get("verl"), Places(work, work / "store/assets")
+    for words in framework.prepare(made, places):
+        subprocess.run([sys.executable, *words[1:]], check=True)
+    modules = framework.environment(made, places)["VERL_USE_EXTERNAL_MODULES"]
+    return dataclasses.replace(
+        made,
+        environment={
+            **made.environment,
+            "VERL_USE_EXTERNAL_MODULES": f"{modules},engine_faults",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/engines")]),
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def run(spec: RunSpec, work: Path) -> Iterator[Run]:
+    server = Server(work / "store", spec, work / "variants", python=PYTHON)
+
+    def one(name: str, *overrides: str, fault: str = "") -> Variant:
+        variant = server.run(
+            name, spec, *overrides, capture=CAPTURE, expected_stages=(),
+            environment={"ENGINE_FAULT": fault},
+        )  # fmt: skip
+        assert variant.status == 0, variant.log[-3000:]
+        return variant
+
+    yield one
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def clean(run: Run) -> Variant:
+    return run("clean")
+
+
+def compared(variant: Variant) -> pl.DataFrame:
+    out = variant.scratch.with_name(f"{variant.scratch.name}-out")
+    assert main(["compare", "--train-infer", str(variant.scratch), "-o", str(out)]) == 0
+    return pl.read_parquet(out / "train_infer/records.parquet")
+
+
+def test_vllm_and_training_agree_in_every_record(clean: Variant) -> None:
+    table = compared(clean)
+    for step in (0, 1):
+        prefill, decode = engine.parts(table.filter(step=step))
+        assert prefill.first is None and decode.first is None, (str(prefill), str(decode))
+        assert prefill.passes == decode.passes == 8
+        assert prefill.records == decode.records == 8 * 39
+    weights = table.filter(slot="parameters")
+    assert set(weights["status"]) == {"matched"}
+    assert weights["error"].max() == 0, "verl sends what it trained, bit by bit"
+    padded = weights.filter(pl.col("module").str.ends_with("embed_tokens"))
+    assert padded["reason"].str.contains("261 rows are compared").all()
+    # nothing is left over but what is said to be
+    alone = table.filter(pl.col("status") == "benchmark_only", pl.col("reason").is_null())
+    said = ("rotary_emb", "attn", "logits_processor", "self_attn")
+    assert {module.rpartition(".")[2] for module in alone["module"]} <= set(said)
+
+
+@pytest.mark.long
+def test_other_angles_in_the_engine_are_found_in_attention(run: Run) -> None:
+    prefill, decode = engine.parts(compared(run("rope", fault="rope")).filter(step=0))
+    for part in (prefill, decode):
+        assert part.first is not None
+        assert part.first[1] == "model.layers.0.self_attn.o_proj" and ".input.0" in part.first[0]
+
+
+@pytest.mark.long
+def test_a_cache_off_by_one_is_found_in_decoding_only(run: Run) -> None:
+    prefill, decode = engine.parts(compared(run("cache", fault="cache")).filter(step=0))
+    assert prefill.first is None and decode.first is not None
+    assert decode.first[1] == "model.layers.1.self_attn.o_proj"
+    assert decode.beyond == decode.passes
+
+
+@pytest.mark.long
+def test_stale_weights_are_named_after_the_first_update(run: Run) -> None:
+    table = compared(run("stale", fault="stale"))
+    weights = table.filter(slot="parameters")
+    assert weights.filter(step=0)["error"].max() == 0
+    wrong = weights.filter(pl.col("step") == 1, pl.col("error") > 0)
+    assert wrong.height and all(".layers.1." in module for module in wrong["module"])
+    prefill, _ = engine.parts(table.filter(step=1))
+    assert prefill.first is not None and ".layers.1" in prefill.first[1]
