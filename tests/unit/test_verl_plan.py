@@ -182,14 +182,45 @@ def test_a_precision_that_megatron_refuses_is_refused_before_anything_waits(
         )
 
 
-def test_inference_layers_of_other_engines_are_refused_or_said_to_be_missing() -> None:
+@pytest.mark.parametrize(
+    ("engine", "needed"),
+    [
+        ("vllm", ["enable_prefix_caching=false"]),
+        ("sglang", ["+actor_rollout_ref.rollout.engine_kwargs.sglang.disable_radix_cache=true"]),
+    ],
+)
+@pytest.mark.parametrize("device", ["cuda", "npu"])
+def test_inference_layers_of_engines_are_recorded_where_they_are_asked_for(
+    device: str, engine: str, needed: list[str]
+) -> None:
     framework = frameworks.get("verl")
-    vllm = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.name=vllm"]
-    with pytest.raises(ConfigError, match=r"token_range: found \[0, 2\], but .*vllm.*collector"):
-        _specs(overrides=vllm, capture={"token_range": [0, 2]})
-    said = framework.inference_not_recorded(_specs(overrides=vllm)["benchmark"])
+    chosen = ["algorithm.adv_estimator=grpo", f"actor_rollout_ref.rollout.name={engine}"]
+    side = {"device": device, "precision": "bf16"}
+    sides: dict[str, Any] = {"benchmark": side, "target": side}
+    with pytest.raises(
+        ConfigError, match=r"capture.token_range on .*enforce_eager=true"
+    ) as refused:
+        _specs(overrides=chosen, capture={"token_range": [0, 2]}, **sides)
+    assert all(setting in str(refused.value) for setting in needed)
+    said = framework.inference_not_recorded(_specs(overrides=chosen, **sides)["benchmark"])
     assert said is not None
-    assert "vllm" in said
+    assert engine in said and "token_range" in said
+    agreed = [
+        *chosen,
+        "actor_rollout_ref.rollout.enforce_eager=true",
+        "actor_rollout_ref.rollout.enable_prefix_caching=false",
+        "+actor_rollout_ref.rollout.engine_kwargs.sglang.disable_radix_cache=true",
+    ]
+    run = _specs(overrides=agreed, capture={"token_range": [0, 2]}, **sides)["benchmark"]
+    assert stages.GENERATE in run.stages
+
+
+def test_what_cannot_be_recorded_is_refused_or_said_to_be_missing() -> None:
+    framework = frameworks.get("verl")
+    other = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.name=hf"]
+    with pytest.raises(ConfigError, match=r"token_range: found \[0, 2\], but .*hf.*collector"):
+        _specs(overrides=other, capture={"token_range": [0, 2]})
+    vllm = ["algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.name=vllm"]
     asked = _specs(overrides=vllm, capture={"token_range": None})["benchmark"]
     assert framework.inference_not_recorded(asked) is None
     own = _specs(capture={"token_range": [0, 2]})["benchmark"]

@@ -32,20 +32,35 @@ def require(session: Session, config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: names every setting that has to change, and what to.
     """
+    if wanted(session):
+        require_settings(config, "actor_infer_dump", "switch actor_infer_dump off")
+
+
+def require_settings(config: Mapping[str, Any], asking: str, otherwise: str) -> None:
+    """Refuse a configuration whose engine's forwards could not be dumped by sample.
+
+    Args:
+        config: verl's configuration, as far as it is known.
+        asking: what wants them dumped.
+        otherwise: what to do instead of changing the settings.
+
+    Raises:
+        ConfigError: names every setting that has to change, and what to.
+    """
     rollout = (config.get("actor_rollout_ref") or {}).get("rollout") or {}
     name = rollout.get("name")
-    if not wanted(session) or name == engines.CPU:
+    if name == engines.CPU:
         return
-    if name not in ("vllm", "sglang"):
+    if name not in (engines.VLLM, engines.SGLANG):
         raise ConfigError(
-            f"actor_infer_dump: found {_ROLLOUT}.name={name}, whose layers cannot be dumped; "
-            f"accepted: vllm, sglang, {engines.CPU}; or switch actor_infer_dump off"
+            f"{asking}: found {_ROLLOUT}.name={name}, whose layers cannot be dumped; "
+            f"accepted: {engines.VLLM}, {engines.SGLANG}, {engines.CPU}; or {otherwise}"
         )
     asked = dict(_asked(str(name), rollout))
     if asked:
         raise ConfigError(
-            f"actor_infer_dump on {name}: set {' '.join(asked)} ({'; '.join(asked.values())}), or "
-            "switch actor_infer_dump off"
+            f"{asking} on {name}: set {' '.join(asked)} ({'; '.join(asked.values())}), or "
+            f"{otherwise}"
         )
 
 

@@ -12,7 +12,7 @@ from rlprobe.errors import ConfigError
 from rlprobe.frameworks import Places, not_recorded
 from rlprobe.frameworks.adopted import Adopted, Training
 from rlprobe.frameworks.layout import Layout
-from rlprobe.frameworks.verl.engine import engines
+from rlprobe.frameworks.verl.engine import engines, inference
 from rlprobe.frameworks.verl.host import (
     adopt,
     assets,
@@ -42,8 +42,8 @@ _FSDP_ON_CPU = (
     "critic.strategy=fsdp2",
     "critic.fsdp.use_torch_compile=false",
 )
-#: Engines whose layers are dumped.
-_DUMPED = (engines.CPU, engines.VLLM, engines.SGLANG)
+#: Engines in processes of their own whose layers can be dumped.
+_OTHERS = (engines.VLLM, engines.SGLANG)
 _DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -93,19 +93,30 @@ class VerlFramework:
         found = plan.stages_of(config)
         if spec.role != "benchmark":
             return tuple(stage for stage in found if stage != stages.GENERATE)
-        if spec.capture.token_range is None or _engine_name(spec) not in _DUMPED:
+        if not _records_layers(spec):
             return tuple(stage for stage in found if stage != stages.GENERATE)
         return found
 
     def inference_not_recorded(self, spec: RunSpec) -> str | None:
-        """An alignment records the layers of the CPU's own engine; the collector those of others.
+        """The CPU's own engine is always recorded, vLLM and SGLang where ``token_range`` is given.
+
+        Their captured steps are slower, and need settings that the user has to agree to.
 
         Raises:
-            ConfigError: ``token_range`` is given for another engine.
+            ConfigError: ``token_range`` is given for an engine that cannot be recorded, or not
+                with these settings.
         """
         engine = _engine_name(spec)
         if spec.role != "benchmark" or engine == engines.CPU:
             return None
+        if _records_layers(spec):
+            config = plan.from_overrides([*_base(spec), *_given(spec)])
+            inference.require_settings(
+                config, "capture.token_range", "set capture.token_range to null"
+            )
+            return None
+        if engine in _OTHERS:
+            return not_recorded(spec, engine, "give capture.token_range to record them")
         return not_recorded(spec, engine or "verl's default engine", _COLLECTOR)
 
     def layout(self, spec: RunSpec) -> Layout:
@@ -205,6 +216,16 @@ FRAMEWORK = VerlFramework()
 def key_of(override: str) -> str:
     """The key that a Hydra override is about."""
     return override.partition("=")[0].lstrip("+~")
+
+
+def _records_layers(spec: RunSpec) -> bool:
+    """Whether what generates is recorded: another engine than the CPU's only if asked for."""
+    if spec.capture.token_range is None:
+        return False
+    engine = _engine_name(spec)
+    return engine == engines.CPU or (
+        engine in _OTHERS and "token_range" in spec.capture.model_fields_set
+    )
 
 
 def _given(spec: RunSpec) -> list[str]:
