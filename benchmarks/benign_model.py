@@ -7,6 +7,7 @@ log-probs, log-probs and an update. A change of kernels is entered for the time 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import math
@@ -83,7 +84,6 @@ def run(
     *,
     attention: str = "eager",
     role: str = "target",
-    foreach: bool = True,
 ) -> None:
     """Leave in ``scratch`` what a captured run leaves."""
     side = scratch / "side"
@@ -110,7 +110,7 @@ def run(
         for stage, owner in ((stages.REFERENCE, "ref"), (stages.LOG_PROB, "actor")):
             logs[stage] = _forward(recorders[owner], stage, models[owner], tokens, digests)
         _update(recorders["actor"], models["actor"], tokens, digests, rewards,
-                logs[stages.LOG_PROB], logs[stages.REFERENCE], foreach)  # fmt: skip
+                logs[stages.LOG_PROB], logs[stages.REFERENCE])  # fmt: skip
 
 
 def _log_probs(model: Any, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -158,10 +158,9 @@ def _update(
     rewards: torch.Tensor,
     old: torch.Tensor,
     reference: torch.Tensor,
-    foreach: bool,
 ) -> None:
     advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01, foreach=foreach)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     with recorder.stage(stages.ACTOR_UPDATE, 0, 1, model, optimizer=optimizer) as scope:
         scope.samples(digests)
         for number, part in _micros():
@@ -214,11 +213,6 @@ def _backwards(x: Any, weight: Any, bias: Any = None) -> Any:
     return _linear(x.flip(-1), weight.flip(-1), bias)
 
 
-def _transposed(x: Any, weight: Any, bias: Any = None) -> Any:
-    product = (weight @ x.reshape(-1, x.shape[-1]).t()).t().reshape(*x.shape[:-1], -1)
-    return product if bias is None else product + bias
-
-
 _softmax = torch.nn.functional.softmax
 
 
@@ -235,15 +229,6 @@ def _linear_is(value: Callable[..., Any]) -> Callable[[], Any]:
 
 
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(1)
-
-
-@contextlib.contextmanager
 def _both(*changes: Callable[[], Any]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for change in changes:
@@ -251,27 +236,25 @@ def _both(*changes: Callable[[], Any]) -> Iterator[None]:
         yield
 
 
+_SOFTMAX = functools.partial(swapped, torch.nn.functional, "softmax", _softmax_in_double)
+_SILU = functools.partial(swapped, torch.nn.functional, "silu", _silu_by_exp)
+_NO_ONEDNN = functools.partial(torch.backends.mkldnn.flags, enabled=False)
+_FUSED = {"attention": "sdpa"}
 #: Kernels of correct devices: name -> (what is entered, options of :func:`run`).
 CHANGES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "halves": (_linear_is(_parts(0.5)), {}),
     "thirds": (_linear_is(_parts(1 / 3, 2 / 3)), {}),
     "thirds backwards": (_linear_is(_parts(1 / 3, 2 / 3, reverse=True)), {}),
+    "quarters": (_linear_is(_parts(0.25, 0.5, 0.75)), {}),
     "uneven parts": (_linear_is(_parts(0.1, 0.3, 0.6)), {}),
     "sums backwards": (_linear_is(_backwards), {}),
-    "transposed": (_linear_is(_transposed), {}),
-    "no onednn": (lambda: torch.backends.mkldnn.flags(enabled=False), {}),
-    "two threads": (lambda: _threads(2), {}),
-    "fused attention": (contextlib.nullcontext, {"attention": "sdpa"}),
-    "softmax in double": (
-        lambda: swapped(torch.nn.functional, "softmax", _softmax_in_double), {},
-    ),
-    "silu by exp": (lambda: swapped(torch.nn.functional, "silu", _silu_by_exp), {}),
-    "one tensor after another": (contextlib.nullcontext, {"foreach": False}),
-    "halves, fused": (_linear_is(_parts(0.5)), {"attention": "sdpa"}),
-    "backwards, no onednn": (
-        lambda: _both(
-            _linear_is(_backwards), lambda: torch.backends.mkldnn.flags(enabled=False)
-        ),
-        {},
-    ),
-}  # fmt: skip
+    "fused attention": (contextlib.nullcontext, _FUSED),
+    "softmax in double": (_SOFTMAX, {}),
+    "silu by exp": (_SILU, {}),
+    "no onednn": (_NO_ONEDNN, {}),
+    "halves, fused": (_linear_is(_parts(0.5)), _FUSED),
+    "backwards, no onednn": (lambda: _both(_linear_is(_backwards), _NO_ONEDNN), {}),
+    "halves, softmax": (lambda: _both(_linear_is(_parts(0.5)), _SOFTMAX), {}),
+    "uneven, silu": (lambda: _both(_linear_is(_parts(0.1, 0.6)), _SILU), {}),
+    "backwards, fused": (_linear_is(_backwards), _FUSED),
+}

@@ -15,6 +15,7 @@ from rlprobe.judge import extent, tables
 from rlprobe.judge.curves import Curve
 from rlprobe.judge.extent import Extents
 from rlprobe.judge.inputs import Results
+from rlprobe.judge.reasons import LATER_STEP
 from rlprobe.store.read import Run
 
 RECORD, KEY_DATA, METRIC, WEIGHT, PROOF = "record", "key_data", "metric", "weight", "proof"
@@ -78,9 +79,17 @@ def of(
             found += _records(results, target, stage)
     found += _key_data(results, target)
     found += _metrics(target, extents, curves)
-    found += _weights(target)
-    found += _proof(target)
+    found += _weights(target, extents)
+    found += _proof(target, extents)
     return found
+
+
+def _whole_step(extents: Extents, stage: str, step: int) -> str | None:
+    """Why nothing of a stage's step is judged, where the diagnosis says that of all of it."""
+    listed = extents.get(stage, {}).get(step)
+    if listed is None or listed.judged or LATER_STEP not in listed.unjudged:
+        return None
+    return LATER_STEP
 
 
 def _records(results: Results, target: Run, stage: str) -> Iterator[Quantity]:
@@ -157,7 +166,7 @@ def _metrics(target: Run, extents: Extents, curves: Sequence[Curve]) -> Iterator
             )  # fmt: skip
 
 
-def _weights(target: Run) -> Iterator[Quantity]:
+def _weights(target: Run, extents: Extents) -> Iterator[Quantity]:
     table = target.weights()
     if table is None:
         return
@@ -165,15 +174,23 @@ def _weights(target: Run) -> Iterator[Quantity]:
         stage, step, rank, name = row
         group = (WEIGHT, stage, stages.MODEL_ROLE.get(stage, ""), "", str(step), str(rank))
         yield Quantity(
-            WEIGHT, None, "weights.parquet", number, group, f"{name} ({stage})", None, None
+            WEIGHT,
+            None,
+            "weights.parquet",
+            number,
+            group,
+            f"{name} ({stage})",
+            None,
+            _whole_step(extents, stage, step),
         )
 
 
-def _proof(target: Run) -> Iterator[Quantity]:
+def _proof(target: Run, extents: Extents) -> Iterator[Quantity]:
     for number, entry in enumerate(target.mock_proof() or []):
         group = (PROOF, entry["stage"], "", "", str(entry["step"]), str(entry["rank"]))
         name = f"samples of {entry['stage']}, step {entry['step']}, rank {entry['rank']}"
-        yield Quantity(PROOF, None, "mock_proof.json", number, group, name, None, None)
+        declared = _whole_step(extents, entry["stage"], entry["step"])
+        yield Quantity(PROOF, None, "mock_proof.json", number, group, name, None, declared)
 
 
 def is_below(quantity: Quantity, way: str) -> bool:
