@@ -146,29 +146,15 @@ def test_what_is_turned_around_is_a_multiple() -> None:
     assert cause(finding([clipped], origin.CLIPPING)).cause == "constant_factor"
 
 
-@pytest.mark.parametrize("size", [0.5, 1.0, 1.7])
-def test_what_is_turned_around_is_a_multiple(size: float) -> None:
+@pytest.mark.parametrize("size", [0.5, 1.7])
+def test_a_multiple_may_be_turned_around(size: float) -> None:
     turned = record(INPUT, -size * INPUT, residual=1e-7)
-    for error in (1 + size, 0.93 * (1 + size), 1.07 * (1 + size)):  # as sketches are uncertain
-        found = of(turned | {"error": error})
-        assert found.scaled and found.factor == pytest.approx(-size)
-    assert not of(record(INPUT, unlike(size, -0.8), residual=0.6 * size)).scaled
-    unseen = of({k: v for k, v in turned.items() if k != "residual"})
-    assert not unseen.scaled, "norms and an error alone do not tell"
-
-
-@pytest.mark.parametrize("factors", [(-1.0, -1.0, -1.0), (-0.5, -0.5, -0.5)])
-def test_gradients_that_an_update_turns_around_are_no_clipping(factors: tuple[float, ...]) -> None:
-    rows = [
-        record(
-            INPUT, f * INPUT, residual=1e-7, module=f"m{i}", name=f"m{i}", slot="grad_clipped",
-            phase=execution.GRADIENTS, micro_batch=1, index="weight",
-        )
-        for i, f in enumerate(factors)
-    ]  # fmt: skip
-    at = origin.Origin(origin.CLIPPING, None, "clipping", rows[0], "agree before, not after")
-    found = gradients.accumulated(finding(rows), at, of(rows[0]), world_size=1)
-    assert found.cause == "constant_factor" and f"{factors[0]:g} times" in found.said[-1]
+    for error in (0.93 * (1 + size), 1.07 * (1 + size)):  # as sketches are uncertain
+        assert scaled(turned | {"error": error})
+    assert f"{-size:g} times" in cause(finding([turned])).said[-1]
+    assert not scaled(record(INPUT, unlike(size, -0.8), residual=0.6 * size))
+    unseen = {k: v for k, v in turned.items() if k != "residual"}
+    assert not scaled(unseen), "norms and an error alone do not tell"
 
 
 def micro_batches(*factors: float) -> list[dict[str, Any]]:
