@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-import msgspec
 import polars as pl
 
-from rlprobe import stages
-from rlprobe.diagnose import curves, sentence
+from rlprobe.diagnose import curves, first, noise, sentence, strip
 from rlprobe.diagnose.cause import classify
 from rlprobe.diagnose.cause.classify import of_gate
 from rlprobe.diagnose.diagnosis import (
@@ -29,47 +26,18 @@ from rlprobe.diagnose.gate import Gate, check, dumps
 from rlprobe.diagnose.gate.evidence import Evidence
 from rlprobe.diagnose.gate.extent import coverage
 from rlprobe.diagnose.gate.steps import merged
-from rlprobe.errors import ReplayError
-from rlprobe.judge import (
-    analysis,
-    compared,
-    decisive,
-    extent,
-    multiples,
-    noise,
-    outline,
-    tables,
-    tokens,
-)
+from rlprobe.judge import analysis, decisive, extent, multiples, outline, tables
 from rlprobe.judge import curves as judge_curves
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.curves import NOT_JUDGED, Curve
 from rlprobe.judge.extent import Extents
-from rlprobe.judge.floors import R_LIMIT, REPEAT_FACTOR
 from rlprobe.judge.inputs import Results, require
 from rlprobe.judge.judge import judge
 from rlprobe.roles import BENCHMARK, HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET
-from rlprobe.rollouts import hdf5
-from rlprobe.said import Said, say
+from rlprobe.said import Said
 from rlprobe.store.read import Run
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Judged:
-    """The judged tables of an alignment: their summary's digest, and how much they judge."""
-
-    summary: str
-    extents: Extents
-    #: Every metric of the trainer over its steps, and how many perturbed controls there were.
-    curves: list[Curve] = field(default_factory=list)
-    controls: int = 0
-
-    def said(self) -> Said:
-        """What stands after a verdict: the curves, and how much was judged."""
-        of_curves = sentence.of_curves(self.curves, self.controls)
-        return of_curves + sentence.extent(extent.total(self.extents))
 
 
 def diagnose(directory: Path) -> Diagnosis:
@@ -87,29 +55,16 @@ def diagnose(directory: Path) -> Diagnosis:
     benchmark, target = require(results, BENCHMARK), require(results, TARGET)
     every = [judge(results, number) for number in judged_steps(results, benchmark, target)]
     judged = tables.tables(results, every)
-    curves_found = [] if results.of_dumps else curves.find(results, every[0])
-    extents = _extents(results, judged, curves_found)
+    found = [] if results.of_dumps else curves.find(results, every[0])
+    extents = _extents(results, judged, found)
     step, gate = _decisive(results, benchmark, target, every, extents)
-    how_much = Judged(
-        tables.write(results, step, judged),
-        extents,
-        curves_found,
-        len(curves.perturbed(results)),
-    )
     for item in gate.items:
         _log.debug("gate: %s %s: %s", item.item, item.state, item.evidence)
-    diverged = None if gate.is_shut else analysis.first_of(step)
-    if gate.is_shut:
-        strip = _strip(results, target, step, diverged, gate)
-        return _not_comparable(results, gate, step, strip, benchmark, how_much)
-    gone = curves.left(curves_found)
-    if diverged is None and gone is not None:
-        strip = _of_all([_strip(results, target, one, None, gate) for one in every])
-        return _left(results, step, strip, gate, gone, target, how_much)
-    if diverged is None:
-        later = len([s for s in target.manifest.steps if s > every[-1].number])
-        return _aligned(results, target, gate, every, later, how_much)
-    return _diverged(results, gate, every, step, diverged, benchmark, target, how_much)
+    summary = tables.write(results, step, judged)
+    controls = len(curves.perturbed(results))
+    return _Judged(
+        results, benchmark, target, every, step, gate, summary, extents, found, controls
+    ).diagnosis()
 
 
 def _decisive(
@@ -159,356 +114,120 @@ def _extents(results: Results, judged: dict[str, pl.DataFrame], found: list[Curv
     return extent.with_metrics(extent.of(judged), *runs, judged=held)
 
 
-def _strip(
-    results: Results, target: Run, step: Step, diverged: Finding | None, gate: Gate
-) -> list[StageResult]:
-    """Every stage of the benchmark's step, in order, and what was found of it."""
-    planned = results.stages()
-    strip = []
-    after = False
-    for name in [*stages.STAGES, *(s for s in planned if s not in stages.STAGES)]:
-        found = target.manifest.stages.get(name)
-        finding = step.findings.get(name)
-        if found is not None and found.state == "replayed":
-            strip.append(StageResult(name, "replayed", 0, 0))
-        elif finding is None or gate.is_shut or not finding.records:
-            if name in planned or finding is not None:
-                counts = (finding.records, finding.beyond) if finding is not None else (0, 0)
-                strip.append(StageResult(name, "not_compared", *counts))
-        elif diverged is not None and finding is diverged:
-            strip.append(StageResult(name, "diverged", finding.records, finding.beyond))
-            after = True
-        elif finding.origin is not None and after:
-            strip.append(StageResult(name, "inherited", finding.records, finding.beyond))
-        else:
-            strip.append(StageResult(name, "aligned", finding.records, finding.beyond))
-    return strip
+@dataclass(frozen=True)
+class _Judged:
+    """An alignment whose steps were judged, and which of them decides."""
 
+    results: Results
+    benchmark: Run
+    target: Run
+    every: Sequence[Step]
+    #: The step that decides, and the gate up to it.
+    step: Step
+    gate: Gate
+    #: Digest of the judged tables' summary, and how much they judge.
+    summary: str
+    extents: Extents
+    #: Every metric of the trainer over its steps, and how many perturbed controls there were.
+    curves: list[Curve]
+    controls: int
 
-def _of_all(strips: Sequence[list[StageResult]]) -> list[StageResult]:
-    """The strip of several steps that agree: each stage with the records of all."""
-    whole = []
-    for cells in zip(*strips, strict=True):
-        compared = [cell for cell in cells if cell.state == "aligned"] or list(cells)
-        whole.append(
-            msgspec.structs.replace(
-                compared[0],
-                records=sum(cell.records for cell in compared),
-                beyond=sum(cell.beyond for cell in compared),
-            )
+    def diagnosis(self) -> Diagnosis:
+        """What follows from it."""
+        if self.gate.is_shut:
+            return self._not_comparable()
+        diverged = analysis.first_of(self.step)
+        if diverged is not None:
+            return self._diverged(diverged)
+        gone = curves.left(self.curves)
+        return self._aligned() if gone is None else self._left(gone)
+
+    def _aligned(self) -> Diagnosis:
+        cells = self._strip_of_all()
+        nearest = max(map(noise.nearest, self.every))
+        unused = sum(finding.unused for step in self.every for finding in step.findings.values())
+        numbers = [step.number for step in self.every]
+        caveats = sum(item.state == CAVEAT for item in self.gate.items)
+        later = sum(number > numbers[-1] for number in self.target.manifest.steps)
+        text = sentence.aligned(self.results.plan, cells, nearest, unused, caveats, numbers, later)
+        return self._said("aligned", text, cells, noise.of(self.results, self.every, None))
+
+    def _diverged(self, diverged: Finding) -> Diagnosis:
+        cells = strip.of(self.results, self.target, self.step, diverged, comparable=True)
+        before = [other.number for other in self.every if other.number < self.step.number]
+        diverged = multiples.measured(self.results, self.step.number, diverged)
+        profile = first.profile(self.results, self.step, diverged)
+        cause = classify(self.step, diverged, _world_size(self.target), profile)
+        cause = first.with_block(self.results, self.step, diverged, cause)
+        where = first.of(self.results, self.step, diverged, self.benchmark)
+        assert diverged.origin is not None
+        row = diverged.origin.row
+        text = sentence.diverged(
+            self.results.plan, where, self._trainers(self.step.number), decisive.of(row),
+            row.get("excess"), cause, before,
+        )  # fmt: skip
+        said = noise.of(self.results, [self.step], diverged)
+        return self._said("diverged", text, cells, said, where, cause)
+
+    def _left(self, gone: Curve) -> Diagnosis:
+        """No record parts, and the trainer's curves do."""
+        number = gone.step or 0
+        text = sentence.left(
+            self.results.plan, number, self._trainers(number), gone, judge_curves.said(gone)
         )
-    return whole
+        where, cause = curves.first(gone), curves.cause(self.curves, gone)
+        said = noise.of(self.results, [self.step], None)
+        return self._said("diverged", text, self._strip_of_all(), said, where, cause)
 
+    def _not_comparable(self) -> Diagnosis:
+        cells = strip.of(self.results, self.target, self.step, None, comparable=False)
+        shut = [item for item in self.gate.items if item.state == SHUT]
+        text = sentence.not_comparable(self.results.plan, shut)
+        said = noise.of(self.results, [self.step], None)
+        found = self.gate.shut
+        if found is None:
+            return self._said("not_comparable", text, cells, said)
+        where = first.of_gate(found, self.step, self.benchmark)
+        return self._said("not_comparable", text, cells, said, where, of_gate(found))
 
-def _aligned(
-    results: Results,
-    target: Run,
-    gate: Gate,
-    every: Sequence[Step],
-    later: int,
-    judged: Judged,
-) -> Diagnosis:
-    strip = _of_all([_strip(results, target, step, None, gate) for step in every])
-    largest = max(_largest(step) for step in every)
-    unused = sum(finding.unused for step in every for finding in step.findings.values())
-    numbers = [step.number for step in every]
-    caveats = sum(item.state == CAVEAT for item in gate.items)
-    return Diagnosis(
-        verdict="aligned",
-        sentence=sentence.aligned(results.plan, strip, largest, unused, caveats, numbers, later)
-        + judged.said(),
-        gate=gate.items,
-        first=None,
-        cause=None,
-        coverage=coverage(results),
-        noise=_noise(results, every, None),
-        stages=strip,
-        extent=judged.extents,
-        curves=judged.curves,
-        judged=judged.summary,
-    )
-
-
-def _diverged(
-    results: Results,
-    gate: Gate,
-    every: Sequence[Step],
-    step: Step,
-    diverged: Finding,
-    benchmark: Run,
-    target: Run,
-    judged: Judged,
-) -> Diagnosis:
-    strip = _strip(results, target, step, diverged, gate)
-    before = [other.number for other in every if other.number < step.number]
-    diverged = multiples.measured(results, step.number, diverged)
-    cause = classify(step, diverged, _world_size(target), _profile(results, step, diverged))
-    cause = _with_block(results, step, diverged, cause)
-    first = _first(results, step, diverged, benchmark)
-    assert diverged.origin is not None
-    row = diverged.origin.row
-    begin = target.manifest.first_step
-    return Diagnosis(
-        verdict="diverged",
-        sentence=sentence.diverged(
-            results.plan,
-            first,
-            None if begin is None else begin + step.number,
-            decisive.of(row),
-            row.get("excess"),
-            cause,
-            before,
+    def _said(
+        self,
+        verdict: Literal["aligned", "diverged", "not_comparable"],
+        text: Said,
+        cells: list[StageResult],
+        of_noise: Values,
+        where: First | None = None,
+        cause: Cause | None = None,
+    ) -> Diagnosis:
+        """The diagnosis, with the curves and how much was judged behind the verdict's sentence."""
+        of_curves = sentence.of_curves(self.curves, self.controls)
+        return Diagnosis(
+            verdict=verdict,
+            sentence=text + of_curves + sentence.extent(extent.total(self.extents)),
+            gate=self.gate.items,
+            first=where,
+            cause=cause,
+            coverage=coverage(self.results),
+            noise=of_noise,
+            stages=cells,
+            extent=self.extents,
+            curves=self.curves,
+            judged=self.summary,
         )
-        + judged.said(),
-        gate=gate.items,
-        first=first,
-        cause=cause,
-        coverage=coverage(results),
-        noise=_noise(results, [step], diverged),
-        stages=strip,
-        extent=judged.extents,
-        curves=judged.curves,
-        judged=judged.summary,
-    )
 
-
-def _left(
-    results: Results,
-    step: Step,
-    strip: list[StageResult],
-    gate: Gate,
-    gone: Curve,
-    target: Run,
-    judged: Judged,
-) -> Diagnosis:
-    """No record parts, and the trainer's curves do."""
-    begin = target.manifest.first_step
-    number = gone.step or 0
-    return Diagnosis(
-        verdict="diverged",
-        sentence=sentence.left(
-            results.plan, number, None if begin is None else begin + number, gone,
-            judge_curves.said(gone),
+    def _strip_of_all(self) -> list[StageResult]:
+        return strip.of_all(
+            [
+                strip.of(self.results, self.target, step, None, comparable=True)
+                for step in self.every
+            ]
         )
-        + judged.said(),
-        gate=gate.items,
-        first=curves.first(gone),
-        cause=curves.cause(judged.curves, gone),
-        coverage=coverage(results),
-        noise=_noise(results, [step], None),
-        stages=strip,
-        extent=judged.extents,
-        curves=judged.curves,
-        judged=judged.summary,
-    )  # fmt: skip
 
-
-def _not_comparable(
-    results: Results,
-    gate: Gate,
-    step: Step,
-    strip: list[StageResult],
-    benchmark: Run,
-    judged: Judged,
-) -> Diagnosis:
-    first: First | None = None
-    cause: Cause | None = None
-    if gate.shut is not None:
-        cause = of_gate(gate.shut)
-        shut = gate.shut
-        if shut.stage:
-            first = First(
-                shut.stage, step.number if shut.step is None else shut.step, shut.rank,
-                shut.module, None, shut.operator,
-                _sample_id(benchmark, step.number, shut.sample), None, shut.benchmark, shut.target,
-            )  # fmt: skip
-    return Diagnosis(
-        verdict="not_comparable",
-        sentence=sentence.not_comparable(
-            results.plan, [item for item in gate.items if item.state == SHUT]
-        ),
-        gate=gate.items,
-        first=first,
-        cause=cause,
-        coverage=coverage(results),
-        noise=_noise(results, [step], None),
-        stages=strip,
-        extent=judged.extents,
-        curves=judged.curves,
-        judged=judged.summary,
-    )
+    def _trainers(self, step: int) -> int | None:
+        """The trainer's number of a captured step, where it is known."""
+        begin = self.target.manifest.first_step
+        return None if begin is None else begin + step
 
 
 def _world_size(run: Run) -> int:
     return max((process.world_size for process in run.manifest.layout), default=1)
-
-
-def _sample_id(benchmark: Run, step: int, digest: str | None) -> str | None:
-    """A sample's id in the rollouts; its digest where they are not in the store."""
-    path = benchmark.rollouts.get(step)
-    if digest is None or path is None:
-        return digest
-    try:
-        samples = hdf5.read(path).samples
-    except ReplayError:
-        return digest  # the gate says that they cannot be read
-    return next((s.id for s in samples if s.sample_digest == digest), digest)
-
-
-def _profile(results: Results, step: Step, diverged: Finding) -> tokens.Profile | None:
-    row = diverged.origin.row if diverged.origin is not None else {}
-    if row.get("direction") != "forward" or not isinstance(row.get("order"), int):
-        return None
-    passes = diverged.stage.before_update
-    rank = diverged.rank or 0
-    return tokens.profile(results, diverged.stage.name, step.number, rank, row["order"], passes)
-
-
-def _with_block(results: Results, step: Step, diverged: Finding, cause: Cause) -> Cause:
-    """The cause with the block that sketches of tokens point at, where no record could."""
-    stage = diverged.stage
-    if stage.misplaced is None:
-        return cause
-    floors = stage.rows.filter(pl.col("floor").is_not_null()).select("name", "floor")
-    found = tokens.first_block(results, stage.name, step.number, floors)
-    if found is None:
-        return cause
-    name, error = found
-    said = say(
-        "of the blocks' outputs, joined token by token, {name} is the first to differ, half of "
-        "its tokens by more than {error:.2g}",
-        name=name,
-        error=error,
-    )
-    return msgspec.structs.replace(cause, evidence=[*cause.evidence, said])
-
-
-def _first(results: Results, step: Step, diverged: Finding, benchmark: Run) -> First:
-    origin = diverged.origin
-    assert origin is not None
-    row = origin.row
-    sample, token = _place(diverged)
-    if sample is None and isinstance(row.get("order"), int):
-        # a stage without key data of its own: token sketches, where they were captured
-        rank = diverged.rank or 0
-        found = tokens.place(results, diverged.stage.name, step.number, rank, row["order"])
-        sample, token = found or (None, None)
-    sample = _sample_id(benchmark, step.number, sample)
-    return First(
-        stage=diverged.stage.name,
-        step=step.number,
-        rank=diverged.rank or 0,
-        module=origin.module,
-        call=row.get("call"),
-        operator=origin.operator,
-        sample=sample,
-        token=token,
-        benchmark=_side(row, "benchmark"),
-        target=_side(row, "target"),
-    )
-
-
-def _place(diverged: Finding) -> tuple[str | None, int | None]:
-    """Sample and position where the stage's own key data parts most."""
-    found = [d for d in diverged.key_data if (d.error or any(d.lopsided)) and d.sample is not None]
-    if not found:
-        return None, None
-    worst = max(found, key=lambda d: (max(d.lopsided), d.error or 0.0))
-    return worst.sample, worst.position
-
-
-def _side(row: dict[str, Any], side: str) -> Values:
-    values: Values = {"record": row.get(f"name_{side}") or row.get("name")}
-    for name in ("dtype", "shape", "max", "min", "mean", "norm", "value"):
-        value = row.get(f"{name}_{side}")
-        if value is not None:
-            values[name] = _plain(value)
-    return values
-
-
-def _plain(value: Any) -> Any:
-    """Strict JSON has no number for what is not finite."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-def _largest(step: Step) -> float:
-    """The nearest any judged record of a stage without divergence came to its floor."""
-    nearest = 0.0
-    for finding in step.findings.values():
-        value = finding.held.get_column("excess").max()
-        if isinstance(value, float) and math.isfinite(value):
-            nearest = max(nearest, value)
-    return nearest
-
-
-def _noise(results: Results, steps: Sequence[Step], diverged: Finding | None) -> Values:
-    """How floors were made, what controls showed, and the extremes of these steps."""
-    findings: dict[str, list[Finding]] = {}
-    for step in steps:
-        for name, finding in step.findings.items():
-            findings.setdefault(name, []).append(finding)
-    controls = {
-        pair: _control(results, pair)
-        for pair in (REPEAT, REPEAT_TARGET, HIGH_PRECISION)
-        if pair in results.plan.pairs
-    }
-    found: Values = {
-        "floor": "max(repeats' difference, round-off bound of dtype, depth and reduction length)",
-        "safety": noise.SAFETY,
-        "repeat_factor": REPEAT_FACTOR,
-        "false_alarm_rate": noise.FALSE_ALARM_RATE,
-        "controls": controls,
-        "stages": {name: _of_stage(found) for name, found in findings.items()},
-    }
-    if HIGH_PRECISION in controls:
-        found["r_limit"] = R_LIMIT
-    if diverged is not None and diverged.origin is not None:
-        row = diverged.origin.row
-        measure = decisive.of(row)
-        found["first"] = {
-            "record": row.get("name"), "slot": row.get("slot"), "measure": measure.name,
-            "error": _plain(measure.error), "error_kind": row.get("error_kind"),
-            "floor": _plain(measure.floor), "ratio": _plain(row.get("excess")),
-            "R": _plain(row.get("R")),
-        }  # fmt: skip
-    return found
-
-
-def _control(results: Results, pair: str) -> Values:
-    known = [s for stage in results.stages(pair) if (s := results.summary(pair, stage))]
-    return {
-        "compared": sum(s["compared"] for s in known),
-        "identical": sum(s["identical"] for s in known),
-        "no_difference_seen": sum(s.get("no_difference_seen", 0) for s in known),
-        "max_error": _largest_error(results, pair),
-    }
-
-
-def _largest_error(results: Results, pair: str) -> float | None:
-    """Over all records but masks, whose "lowest number" is another in each format."""
-    found = []
-    for stage in results.stages(pair):
-        lazy = compared.scan(results, pair, stage, ["index", "error"])
-        if lazy is not None:
-            rows = lazy.filter(~pl.col("index").fill_null("").str.contains("mask"))
-            found.append(compared.collect(rows, results.compared(pair, stage)))
-    largest = pl.concat(found).get_column("error").max() if found else None
-    return float(largest) if isinstance(largest, float) else None
-
-
-def _of_stage(findings: Sequence[Finding]) -> Values:
-    """The extremes of a stage's judged records, at one step or several."""
-    columns = ["error", "floor", "excess"]
-    held = pl.concat([finding.held.select(columns) for finding in findings])
-    rows = held.filter(pl.col("error").is_not_null())
-    numbers = rows.filter(pl.col("floor") > 0)
-    return {
-        "median_floor": _plain(numbers.get_column("floor").median()),
-        "largest_floor": _plain(numbers.get_column("floor").max()),
-        "largest_error": _plain(rows.get_column("error").max()),
-        "largest_ratio": _plain(rows.get_column("excess").max()),
-        "confined_to_unused_positions": any(finding.confined for finding in findings),
-        "near_ties": sum(p.near_ties for finding in findings for p in finding.stage.processes),
-    }

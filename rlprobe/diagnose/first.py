@@ -1,0 +1,116 @@
+"""Where the sides part first, as diagnosis.json says it: module, call, sample and token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from rlprobe.diagnose.diagnosis import Cause, First, Values
+from rlprobe.diagnose.gate.evidence import Shut
+from rlprobe.diagnose.noise import plain
+from rlprobe.errors import ReplayError
+from rlprobe.judge import tokens
+from rlprobe.judge.analysis import Finding, Step
+from rlprobe.judge.inputs import Results
+from rlprobe.rollouts import hdf5
+from rlprobe.said import say
+from rlprobe.store.read import Run
+
+
+def of(results: Results, step: Step, diverged: Finding, benchmark: Run) -> First:
+    """The first divergence of a stage that parts."""
+    origin = diverged.origin
+    assert origin is not None
+    row = origin.row
+    sample, token = _place(diverged)
+    if sample is None and isinstance(row.get("order"), int):
+        # a stage without key data of its own: token sketches, where they were captured
+        rank = diverged.rank or 0
+        found = tokens.place(results, diverged.stage.name, step.number, rank, row["order"])
+        sample, token = found or (None, None)
+    sample = _sample_id(benchmark, step.number, sample)
+    return First(
+        stage=diverged.stage.name,
+        step=step.number,
+        rank=diverged.rank or 0,
+        module=origin.module,
+        call=row.get("call"),
+        operator=origin.operator,
+        sample=sample,
+        token=token,
+        benchmark=_side(row, "benchmark"),
+        target=_side(row, "target"),
+    )
+
+
+def _place(diverged: Finding) -> tuple[str | None, int | None]:
+    """Sample and position where the stage's own key data parts most."""
+    found = [d for d in diverged.key_data if (d.error or any(d.lopsided)) and d.sample is not None]
+    if not found:
+        return None, None
+    worst = max(found, key=lambda d: (max(d.lopsided), d.error or 0.0))
+    return worst.sample, worst.position
+
+
+def _side(row: dict[str, Any], side: str) -> Values:
+    values: Values = {"record": row.get(f"name_{side}") or row.get("name")}
+    for name in ("dtype", "shape", "max", "min", "mean", "norm", "value"):
+        value = row.get(f"{name}_{side}")
+        if value is not None:
+            values[name] = plain(value)
+    return values
+
+
+def of_gate(shut: Shut, step: Step, benchmark: Run) -> First | None:
+    """Where what shut the gate was seen; None where it is of no stage."""
+    if not shut.stage:
+        return None
+    number = step.number if shut.step is None else shut.step
+    sample = _sample_id(benchmark, step.number, shut.sample)
+    return First(
+        shut.stage, number, shut.rank, shut.module, None, shut.operator, sample, None,
+        shut.benchmark, shut.target,
+    )  # fmt: skip
+
+
+def profile(results: Results, step: Step, diverged: Finding) -> tokens.Profile | None:
+    """How the error lies along the sequences of the first block behind it, if tokens tell."""
+    row = diverged.origin.row if diverged.origin is not None else {}
+    if row.get("direction") != "forward" or not isinstance(row.get("order"), int):
+        return None
+    passes = diverged.stage.before_update
+    rank = diverged.rank or 0
+    return tokens.profile(results, diverged.stage.name, step.number, rank, row["order"], passes)
+
+
+def with_block(results: Results, step: Step, diverged: Finding, cause: Cause) -> Cause:
+    """The cause with the block that sketches of tokens point at, where no record could."""
+    stage = diverged.stage
+    if stage.misplaced is None:
+        return cause
+    floors = stage.rows.filter(pl.col("floor").is_not_null()).select("name", "floor")
+    found = tokens.first_block(results, stage.name, step.number, floors)
+    if found is None:
+        return cause
+    name, error = found
+    said = say(
+        "of the blocks' outputs, joined token by token, {name} is the first to differ, half of "
+        "its tokens by more than {error:.2g}",
+        name=name,
+        error=error,
+    )
+    return msgspec.structs.replace(cause, evidence=[*cause.evidence, said])
+
+
+def _sample_id(benchmark: Run, step: int, digest: str | None) -> str | None:
+    """A sample's id in the rollouts; its digest where they are not in the store."""
+    path = benchmark.rollouts.get(step)
+    if digest is None or path is None:
+        return digest
+    try:
+        samples = hdf5.read(path).samples
+    except ReplayError:
+        return digest  # the gate says that they cannot be read
+    return next((s.id for s in samples if s.sample_digest == digest), digest)
