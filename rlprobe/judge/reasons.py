@@ -13,6 +13,7 @@ NEAR_TIES, RECOMPOSED, MASKED_VALUE, PADDING_ONLY, INHERITED = (
     "padding_only",
     "inherited",
 )
+DEVICE = "device"
 #: Reason -> what it means, in words for messages and the page.
 EXCUSES: dict[str, str] = {
     NEAR_TIES: "behind a choice of experts that fell the other way within round-off",
@@ -20,6 +21,7 @@ EXCUSES: dict[str, str] = {
     MASKED_VALUE: "an additive mask that says never with another number, and masks the same",
     PADDING_ONLY: "differs only at positions that no result depends on (padding)",
     INHERITED: "differs as much as what the stage was given accounts for",
+    DEVICE: "names the device or its communication library, which differ by intent",
 }
 
 LATER_STEP, AFTER_UPDATE, OTHER_PLACES = "later_step", "after_update", "other_places"

@@ -20,6 +20,7 @@ from rlprobe.judge import (
 from rlprobe.judge.excuse import Excuse, begin, reduce
 from rlprobe.judge.excuses import (
     all_zero,
+    devices,
     earlier_updates,
     generated,
     inherited,
@@ -136,6 +137,7 @@ def _process(rank: int, rows: pl.DataFrame, one_precision: bool) -> Process:
     moved = earlier_updates.inherited(ordered)
     ordered = begin(ordered, one_precision, later_updates=moved is not None)
     ordered = reduce(ordered, generated.excuses(ordered))
+    ordered = reduce(ordered, devices.excuses(ordered))
     ordered = reduce(ordered, inherited.excuses(ordered))
     ordered = reduce(ordered, earlier_updates.excuses(ordered, moved or {}))
     ordered = reduce(ordered, all_zero.excuses(ordered))

@@ -224,3 +224,24 @@ def test_long_sequences_are_aligned_within_a_band() -> None:
     found = align(left, right)
     assert (kept[found.right] == found.left).mean() > 0.999
     assert len(found.left) == 2900
+
+
+def numbered(*numbers: int, layers: int = 3) -> dict[str, Any]:
+    """Each module called once per number, each time with another batch."""
+    return {
+        f"Module.layers.{n}.Linear.forward.{number}": call(
+            [leaf(100.0 * at + n)], [leaf(100.0 * at + n + 0.5)]
+        )
+        for at, number in enumerate(numbers, 1)
+        for n in range(layers)
+    }
+
+
+@pytest.mark.parametrize("numbers", [(1, 2), (5, 6), (0, 3), (2, 7)])
+def test_modules_counted_from_another_number_meet_in_order(
+    tmp_path: Path, numbers: tuple[int, int]
+) -> None:
+    """Dumping began after the first forward, or one in between was left out."""
+    result = compared_data(tmp_path, numbered(0, 1), numbered(*numbers))
+    assert result.records["error"].max() == 0
+    assert result.summary["counts"]["matched"] == 12 and result.lack is None

@@ -494,3 +494,41 @@ def test_an_api_mapping_pairs_arguments_by_place(tmp_path: Path) -> None:
 def test_a_mapping_file_that_is_none_says_what_is_wrong(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         rules.parse(text, "mapping.yaml")
+
+
+@pytest.mark.parametrize("path", ["layers.0.module.mlp", "actor.module.layers.0.mlp"])
+def test_a_wrapper_around_a_part_of_the_model_hides_nothing(tmp_path: Path, path: str) -> None:
+    plain = path.replace(".module.", ".")
+    sides = [
+        {f"Module.{name}.Linear.forward.0": call([tensor()], [tensor()]) for name in names}
+        for names in ((plain, "head"), (path, "head"))
+    ]
+    result = compared_data(tmp_path, *sides)
+    assert result.summary["counts"]["matched"] == 4 and result.lack is None
+
+
+def test_a_module_called_module_is_still_itself(tmp_path: Path) -> None:
+    """Both names on one side: each meets its own, and the other stays alone."""
+    names = ("a.b", "a.module.b")
+    sides = [
+        {f"Module.{name}.Linear.forward.0": call([], [tensor()]) for name in some}
+        for some in (names, names[:1])
+    ]
+    result = compared_data(tmp_path, *sides, coverage=0.4)
+    assert result.summary["unmatched"]["benchmark"] == [
+        "Module.a.module.b.Linear.forward.0.output.0"
+    ]
+    assert result.row("Module.a.b.Linear.forward.0.output.0")["status"] == "matched"
+
+
+def test_moving_to_the_device_is_one_call_on_either(tmp_path: Path) -> None:
+    sides = [
+        {
+            f"Tensor.{name}.{n}.forward": call([tensor((n + 1.0, 0.0, 0.5, 2.0))], [tensor()])
+            for n in range(3)
+        }
+        for name in ("cuda", "npu")
+    ]
+    result = compared_data(tmp_path, *sides)
+    assert result.summary["rules"] == {"to_device": 6} and result.lack is None
+    assert result.records["error"].max() == 0

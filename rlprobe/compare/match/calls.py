@@ -53,16 +53,27 @@ def _sequence(frame: pl.DataFrame, direction: str) -> pl.DataFrame:
 
 
 def uneven_modules(left: pl.DataFrame, right: pl.DataFrame, path: str = "module") -> bool:
-    """Whether some module ran forward more often on one side."""
+    """Whether some module ran forward more often on one side, or is counted from another number."""
     counts = [
         side.filter(pl.col(path).is_not_null() & (pl.col("direction") == "forward"))
         .group_by(pl.col(path).alias("_path"), *(["op"] if path == "module" else []))
-        .agg(calls=pl.col("call").n_unique())
+        .agg(**_COUNTED)
         for side in (left, right)
     ]
-    on = [name for name in counts[0].columns if name != "calls"]
+    on = [name for name in counts[0].columns if name not in _COUNTED]
     both = counts[0].join(counts[1], on=on, suffix="_target")
-    return bool((both.get_column("calls") != both.get_column("calls_target")).any())
+    return not both.filter(_COUNTED_OTHERWISE).is_empty()
+
+
+#: How often a module is called, and the numbers of its first call and its last.
+_COUNTED = {
+    "calls": pl.col("call").n_unique(),
+    "number": pl.col("call").min(),
+    "last": pl.col("call").max(),
+}
+_COUNTED_OTHERWISE = pl.any_horizontal(
+    pl.col(name) != pl.col(f"{name}_target") for name in _COUNTED
+)
 
 
 def renumbered(frame: pl.DataFrame, rule: str) -> pl.DataFrame:
@@ -91,11 +102,11 @@ def align_modules(state: State, benchmark: pl.DataFrame, target: pl.DataFrame) -
         )
         for side in (state.left, state.right)
     ]
-    counts = [side.group_by("key", *_PHASE).agg(calls=pl.col("call").n_unique()) for side in sides]
+    counts = [side.group_by("key", *_PHASE).agg(**_COUNTED) for side in sides]
     keys = (
         counts[0]
         .join(counts[1], on=["key", *_PHASE], suffix="_target")
-        .filter(pl.col("calls") != pl.col("calls_target"))
+        .filter(_COUNTED_OTHERWISE)
         .get_column("key")
         .unique()
     )

@@ -1,8 +1,9 @@
 """Whether enough of what was recorded could be judged: agreement of nothing is none.
 
 Counted is the judged step alone. Left out of the count is what is excused, what gate and cause look
-at elsewhere (``given``), and what has no partner because micro-batches hold other samples: its
-gradients, changes and results, which are judged, stand for it, and item ``coverage`` says so.
+at elsewhere (``given``, ``generated``), and what has no partner because micro-batches hold other
+samples: its gradients, changes and results, which are judged, stand for it, and item ``coverage``
+says so.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from rlprobe.judge.inputs import Results
 from rlprobe.said import listed, say
 
 ITEM = "judged"
-_ELSEWHERE = (reasons.GIVEN, reasons.AS_CHANGES, reasons.LATER_STEP, reasons.OTHER_PLACES)
+_ELSEWHERE = (
+    reasons.GIVEN,
+    reasons.AS_CHANGES,
+    reasons.LATER_STEP,
+    reasons.OTHER_PLACES,
+    reasons.GENERATED,
+)
 _ACTION = say(
     "see `extent` in diagnosis.json and docs/diagnosis.md for each reason; capture both sides alike"
 )
