@@ -16,7 +16,7 @@ from rlprobe.judge import reasons
 from rlprobe.judge.floors import R_LIMIT
 from rlprobe.judge.roundoff import UNIT
 
-#: Not finite on one side alone: beyond anything, and no excuse holds.
+#: Not finite on one side alone: beyond anything, and hardly any excuse holds.
 LOPSIDED: pl.Expr = ((pl.col("status") == "nonfinite") & (pl.col("reason") != "both")).fill_null(
     False
 )
@@ -34,6 +34,8 @@ class Excuse:
     floor: float | pl.Expr | None = None
     #: Their multiple of that floor; None: it follows from the floor.
     excess: pl.Expr | None = None
+    #: Holds of what is not finite on one side alone, too; only where numbers mean nothing.
+    nonfinite: bool = False
 
 
 def begin(
@@ -120,7 +122,9 @@ def _left_out(rows: pl.DataFrame, excuse: Excuse) -> pl.DataFrame:
     # a ground that is known says more than that there is no partner
     alone = (pl.col("unjudged_because") == reasons.NO_PARTNER).fill_null(False)
     open_ = pl.col("judged") | alone if excused else pl.col("judged")
-    mine = (excuse.rows.fill_null(False) & ~LOPSIDED) & open_
+    mine = excuse.rows.fill_null(False) & open_
+    if not excuse.nonfinite:
+        mine = mine & ~LOPSIDED
     column, other = ("excused_by", "unjudged_because")[:: 1 if excused else -1]
     rows = rows.with_columns(_mine=mine)
     return rows.with_columns(

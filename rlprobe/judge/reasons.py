@@ -13,7 +13,7 @@ NEAR_TIES, RECOMPOSED, MASKED_VALUE, PADDING_ONLY, INHERITED = (
     "padding_only",
     "inherited",
 )
-DEVICE = "device"
+DEVICE, UNWRITTEN = "device", "unwritten"
 #: Reason -> what it means, in words for messages and the page.
 EXCUSES: dict[str, str] = {
     NEAR_TIES: "behind a choice of experts that fell the other way within round-off",
@@ -21,6 +21,7 @@ EXCUSES: dict[str, str] = {
     MASKED_VALUE: "an additive mask that says never with another number, and masks the same",
     PADDING_ONLY: "differs only at positions that no result depends on (padding)",
     INHERITED: "differs as much as what the stage was given accounts for",
+    UNWRITTEN: "memory that nothing has written yet: empty, or about to be filled by a collective",
     DEVICE: "names the device or its communication library, which differ by intent",
 }
 

@@ -28,6 +28,7 @@ from rlprobe.judge.excuses import (
     near_ties,
     positions,
     recomposed,
+    unwritten,
 )
 from rlprobe.judge.execution import Call
 from rlprobe.judge.inputs import Results
@@ -138,6 +139,7 @@ def _process(rank: int, rows: pl.DataFrame, one_precision: bool) -> Process:
     ordered = begin(ordered, one_precision, later_updates=moved is not None)
     ordered = reduce(ordered, generated.excuses(ordered))
     ordered = reduce(ordered, devices.excuses(ordered))
+    ordered = reduce(ordered, unwritten.excuses(ordered))
     ordered = reduce(ordered, inherited.excuses(ordered))
     ordered = reduce(ordered, earlier_updates.excuses(ordered, moved or {}))
     ordered = reduce(ordered, all_zero.excuses(ordered))

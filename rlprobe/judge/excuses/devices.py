@@ -1,8 +1,8 @@
 """Arguments that name the device: ``cuda:0`` on one side is ``npu:0`` on the other, by intent.
 
-So are the libraries by which devices talk to one another (``nccl``, ``hccl``). Such a name is a text
-without round-off, and stands among the first arguments of any dump of functions. What a call makes
-of it is judged by its results.
+So are the libraries by which devices talk to one another (``nccl``, ``hccl``). Such a name is a
+text without round-off, and stands among the first arguments of any dump of functions. What a call
+makes of it is judged by its results.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from rlprobe.judge.excuse import Excuse
 from rlprobe.judge.reasons import DEVICE
 
 #: What PyTorch calls devices, with a number or without, and communication back ends.
-_DEVICE = r"^(?:cpu|cuda|npu|xpu|hpu|mps|mtia|musa|mlu|gcu|maca|sdaa|xla|privateuseone|meta)(?::\d{1,4})?$"
+_DEVICE = (
+    "^(?:cpu|cuda|npu|xpu|hpu|mps|mtia|musa|mlu|gcu|maca|sdaa|xla|privateuseone|meta)"
+    r"(?::\d{1,4})?$"
+)
 _BACKEND = r"^(?:(?:cpu|cuda|npu):)?(?:nccl|hccl|gloo|mpi|ucc|xccl|lccl|mccl|cncl)$"
 
 
