@@ -16,6 +16,7 @@ from typing import Protocol
 from rlprobe.errors import ConfigError
 from rlprobe.frameworks.adopted import Adopted, Training
 from rlprobe.frameworks.layout import Layout
+from rlprobe.said import Said
 from rlprobe.spec import RunSpec
 
 #: Framework name -> module with ``FRAMEWORK``.
@@ -89,6 +90,9 @@ class Framework(Protocol):
 
     def environment(self, spec: RunSpec, places: Places) -> dict[str, str]:
         """Environment of every process of the run, hooks switched on."""
+
+    def known_differences(self, one: str, other: str) -> list[Said]:
+        """What two of its versions compute otherwise by themselves: sentences, for a verdict."""
 
     def adopt(self, training: Training) -> Adopted:
         """A command line of a user's own as an alignment.

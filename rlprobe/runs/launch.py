@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ from rlprobe.errors import RlprobeError, RunError, StoreError
 from rlprobe.files import replace_text
 from rlprobe.frameworks import forward, proof
 from rlprobe.roles import BENCHMARK
-from rlprobe.runs import containers, entry, process, script
+from rlprobe.runs import containers, entry, patience, process, script
 from rlprobe.runs.follow import Progress
 from rlprobe.runs.plan import FAULT_ENV
 from rlprobe.spec import RunSpec, Suspects
@@ -282,9 +283,10 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
     environment[forward.NAMES] = ",".join(sorted(environment))
     commands = [*framework.prepare(spec, places), framework.command(spec, places)]
     _log.info("%s: %s on %s, log %s", spec.role, spec.framework, spec.device, log)
-    progress = Progress(spec.role, scratch / "side", spec.steps.total)
+    progress = Progress(spec.role, scratch / "side", spec.steps.total, log)
     started = time.time()
-    status, exported = start(Started(spec, store, scratch, log, environment, commands, progress))
+    run = Started(spec, store, scratch, log, environment, commands, progress)
+    status, exported = _patiently(run, start)
     if status != 0:
         raise RunError(_failure(spec, status, log, progress))
     progress.end()
@@ -301,6 +303,29 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
         "image": containers.image_id(spec.container),
     }
     replace_text(_record(scratch), json.dumps(record, indent=1), durable=True)
+
+
+def _patiently(run: Started, start: Start) -> tuple[int, Mapping[str, str]]:
+    """Start a run, and again where its Ray did not come up before anything else had begun."""
+    for attempt in range(len(patience.WAITS) + 1):
+        begun = run.log.stat().st_size if run.log.exists() else 0
+        given = {**patience.longer(attempt), **run.environment} if attempt else run.environment
+        status, exported = start(dataclasses.replace(run, environment=given))
+        if status == 0 or run.progress.began or attempt == len(patience.WAITS):
+            break
+        with run.log.open("rb") as file:
+            file.seek(begun)
+            said = patience.ray_was_late(file.read().decode("utf-8", "replace"))
+        if said is None:
+            break
+        wait = patience.WAITS[attempt]
+        _log.warning(
+            "%s: Ray did not come up (%s); the machine may be busy. Again in %.0f s, with longer "
+            "limits (attempt %d of %d)",
+            run.spec.role, said, wait, attempt + 2, len(patience.WAITS) + 1,
+        )  # fmt: skip
+        time.sleep(wait)
+    return status, exported
 
 
 def _require_states(spec: RunSpec, store: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import secrets
 import socket
@@ -23,8 +24,10 @@ from pathlib import Path
 from rlprobe.config import ContainerSection
 from rlprobe.errors import RunError
 from rlprobe.runs import containers, devices, slurm
+from rlprobe.runs.follow import SILENCE_S
 from rlprobe.runs.process import end_with_parent
 
+_log = logging.getLogger("rlprobe")
 _GRACE_S = 15.0
 _TAIL_LINES = 15
 
@@ -190,9 +193,11 @@ class Cluster:
         process = self._python(
             ["-m", "rlprobe.frameworks.raynodes", count, timeout], self.environment(), log
         )
+        said = time.monotonic()
         try:
             while process.poll() is None:
                 self.check()
+                said = _waiting(said, f"{len(self.nodes)} nodes to join Ray")
                 time.sleep(0.2)
         finally:
             process.kill()
@@ -249,14 +254,25 @@ def running(plan: Plan, count: int) -> Iterator[Cluster]:
 def _await_head(cluster: Cluster) -> None:
     """Wait until the head answers: a node that joins too early gives up."""
     head = cluster.nodes[0]
+    said = time.monotonic()
     while True:
         cluster.check()
+        said = _waiting(said, f"Ray's head on {head.name}")
         with (
             contextlib.suppress(OSError),
             socket.create_connection((head.address, head.ports["head"]), timeout=2),
         ):
             return
         time.sleep(0.2)
+
+
+def _waiting(said: float, what: str) -> float:
+    """A line a minute about what is waited for; when the last one was."""
+    now = time.monotonic()
+    if now - said < SILENCE_S:
+        return said
+    _log.info("waiting for %s", what)
+    return now
 
 
 def _prepare(plan: Plan, names: Sequence[str]) -> list[Node]:

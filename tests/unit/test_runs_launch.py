@@ -67,6 +67,9 @@ class _Framework:
     def checkpoint_step(self, path: str) -> int:
         return 0
 
+    def inference_not_recorded(self, spec: RunSpec) -> None:
+        return None
+
     def layout(self, spec: RunSpec) -> Layout:
         return Layout("alone", spec.world_size)
 

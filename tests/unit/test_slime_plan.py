@@ -114,3 +114,13 @@ def test_known_versions(version: str) -> None:
 @pytest.mark.parametrize("version", ["0.2.1", "0.4.0", "1.0"])
 def test_unknown_versions(version: str) -> None:
     assert not versions.is_known(version)
+
+
+def test_what_two_versions_compute_otherwise_is_known() -> None:
+    from rlprobe.frameworks.slime import versions
+
+    (said,) = versions.known_differences("v0.2.2", "main")
+    assert "rounds the gradient" in said
+    assert versions.known_differences("0.3.1", "0.2.2.post1") == [said]
+    for one, other in (("v0.2.2", "0.2.2"), ("main", "0.3.1"), ("0.2.4", "0.3.0")):
+        assert versions.known_differences(one, other) == []

@@ -15,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from rlprobe import redaction
+from rlprobe import frameworks, redaction
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
 from rlprobe.documents import jsonfile
@@ -374,18 +374,30 @@ def _versions(evidence: Evidence) -> GateItem:
         for key in sorted(sides[0].keys() | sides[1].keys())
         if sides[0].get(key) != sides[1].get(key)
     ]
-    if not found:
+    known = _known_differences(evidence)
+    if not found and not known:
         return opened(VERSIONS, say("{count} packages, the same versions", count=len(sides[0])))
+    differ = say(
+        "{count} of {total} differ: {found}",
+        count=len(found),
+        total=len(sides[0].keys() | sides[1].keys()),
+        found=listed(found, 6),
+    )
     return caveat(
         VERSIONS,
-        say(
-            "{count} of {total} differ: {found}",
-            count=len(found),
-            total=len(sides[0].keys() | sides[1].keys()),
-            found=listed(found, 6),
-        ),
+        joined([*([differ] if found else []), *known], SEMICOLON),
         say("where a model's code is in the framework, the same version makes the same operations"),
     )
+
+
+def _known_differences(evidence: Evidence) -> list[Said]:
+    """What the two declared versions of the framework compute otherwise by themselves."""
+    sides = [run.manifest.declared for run in (evidence.benchmark, evidence.target)]
+    framework = sides[0].get("framework")
+    declared = [str(side.get("framework_version", "")) for side in sides]
+    if framework not in frameworks.NAMES or framework != sides[1].get("framework"):
+        return []
+    return frameworks.get(str(framework)).known_differences(*declared)
 
 
 #: Which side's code a control must have run with: it is that side once more.

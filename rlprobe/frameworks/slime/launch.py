@@ -22,6 +22,7 @@ from rlprobe.frameworks.slime import flags as command
 from rlprobe.frameworks.slime.flags import Flags
 
 if TYPE_CHECKING:
+    from rlprobe.said import Said
     from rlprobe.spec import RunSpec
 
 #: How the engine's layers are to be had.
@@ -117,6 +118,10 @@ class SlimeFramework:
             expert=size("expert-model-parallel-size"),
             sequence_parallel="sequence-parallel" in flags,
         )
+
+    def known_differences(self, one: str, other: str) -> list[Said]:
+        """See :func:`.versions.known_differences`."""
+        return versions.known_differences(one, other)
 
     def adopt(self, training: Training) -> Adopted:
         """A slime command line as an alignment (see :mod:`.adopt`)."""

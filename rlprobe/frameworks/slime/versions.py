@@ -12,6 +12,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from rlprobe.said import Said, say
+
 #: Tags whose hook points were read and are contract-tested; ``main`` stands for the newest.
 KNOWN: tuple[str, ...] = ("0.2.2", "0.2.3", "0.2.4", "0.3.0", "0.3.1", "main")
 OLDEST = (0, 2, 2)
@@ -43,6 +45,30 @@ def traits(version: str) -> Traits:
         reuses_log_probs=(number or newest) >= (0, 3, 0),
         has_teacher=(number or newest) >= (0, 2, 3),
     )
+
+
+#: (versions it was seen in, as (at least, less than); what differs from the newest).
+_DIFFERENCES = (
+    (
+        ((0, 2, 2), (0, 2, 3)),
+        say(
+            "slime v0.2.2 rounds the gradient of its fused cross entropy to bf16 also in an fp32 "
+            "run (seen beside main, where it is not; the versions between were not looked at), so "
+            "gradients of the update part at the head on any device"
+        ),
+    ),
+)
+
+
+def known_differences(one: str, other: str) -> list[Said]:
+    """What two versions compute otherwise by themselves, of what is known: sentences."""
+    newest = (10**6,)
+    numbers = [parse(version) or newest for version in (one, other)]
+    return [
+        said
+        for (first, beyond), said in _DIFFERENCES
+        if len({first <= number < beyond for number in numbers}) == 2
+    ]
 
 
 def gathers_train_data(version: str) -> bool:

@@ -24,6 +24,7 @@ from rlprobe.frameworks.verl.host import (
 )
 
 if TYPE_CHECKING:
+    from rlprobe.said import Said
     from rlprobe.spec import RunSpec
 
 _HOOKS = "rlprobe.frameworks.verl"
@@ -182,6 +183,10 @@ class VerlFramework:
             }
         env["VERL_USE_EXTERNAL_MODULES"] = ",".join(modules)
         return env
+
+    def known_differences(self, one: str, other: str) -> list[Said]:
+        """None is known by name; `config check` says that versions differ."""
+        return []
 
     def adopt(self, training: Training) -> Adopted:
         """A verl command line as an alignment (see :mod:`.adopt`)."""
