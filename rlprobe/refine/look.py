@@ -15,6 +15,7 @@ from rlprobe.diagnose.cause.differences import Tensors
 from rlprobe.diagnose.cause.hypotheses import ALL
 from rlprobe.diagnose.cause.hypotheses.factor import UNEXPLAINED
 from rlprobe.diagnose.cause.hypothesis import UNKNOWN, fits, weigh
+from rlprobe.said import NOTHING_SAID, Said, exactly, of_side, say
 
 Array = npt.NDArray[np.float64]
 
@@ -31,9 +32,9 @@ class Look:
     #: A cause class; None where no law explains the difference.
     cause: str | None = None
     #: The law in words, and the share of the difference's square that it leaves.
-    law: str = ""
+    law: Said = NOTHING_SAID
     left: float = 1.0
-    evidence: list[str] = field(default_factory=list)
+    evidence: list[Said] = field(default_factory=list)
     #: Rows (tokens) that hold the error, ascending; empty: all alike.
     rows: list[int] = field(default_factory=list)
     #: Likewise of the last dimension.
@@ -58,7 +59,7 @@ def look(benchmark: npt.NDArray[np.generic], target: npt.NDArray[np.generic]) ->
     error = float(np.linalg.norm(d)) / scale if scale else float(np.any(d))
     found = Look(error, tokens=len(b))
     if not np.any(d):
-        found.evidence.append("the tensors are equal")
+        found.evidence.append(say("the tensors are equal"))
         return found
     laws = fits(ALL, [Tensors(b, t)])
     cause, said = weigh(laws, [])
@@ -78,9 +79,14 @@ def _not_finite(b: Array, t: Array, finite: npt.NDArray[np.bool_]) -> Look:
     }
     side = max(wrong, key=lambda name: wrong[name])
     if not wrong[side]:
-        said = f"elements are not finite on both sides alike, first in row {places[0]}"
+        said = say("elements are not finite on both sides alike, first in row {row}", row=places[0])
         return Look(float("inf"), evidence=[said], rows=places, tokens=len(b))
-    said = f"{wrong[side]} elements are not finite on the {side} alone, first in row {places[0]}"
+    said = say(
+        "{wrong} elements are not finite on the {side} alone, first in row {row}",
+        wrong=wrong[side],
+        side=of_side(side),
+        row=places[0],
+    )
     return Look(float("inf"), "nonfinite", said, 0.0, [said], places, tokens=len(b))
 
 
@@ -97,15 +103,21 @@ def _places(found: Look, d: Array) -> None:
             continue
         places = sorted(int(i) for i in order[:count])
         setattr(found, name, places)
-        plain = "tokens" if name == "rows" else "channels"
+        plain = say("tokens") if name == "rows" else say("channels")
         found.evidence.append(
-            f"{count} of {len(energy)} {plain} hold {_HELD:.0%} of the difference: "
-            f"{_listed(places)}"
+            say(
+                "{count} of {total} {places} hold {held:.0%} of the difference: {which}",
+                count=count,
+                total=len(energy),
+                places=plain,
+                held=_HELD,
+                which=_listed(places),
+            )
         )
 
 
-def _listed(places: list[int]) -> str:
+def _listed(places: list[int]) -> Said:
     if len(places) > 2 and places[-1] - places[0] == len(places) - 1:
-        return f"{places[0]} to {places[-1]}"
+        return say("{first} to {last}", first=places[0], last=places[-1])
     shown = ", ".join(map(str, places[:6]))
-    return f"{shown}, …" if len(places) > 6 else shown
+    return exactly(f"{shown}, …" if len(places) > 6 else shown)

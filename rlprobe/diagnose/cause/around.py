@@ -9,6 +9,7 @@ from rlprobe.judge import origin as kinds
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.origin import Origin
 from rlprobe.judge.tokens import Profile
+from rlprobe.said import Said
 
 
 @dataclass(frozen=True)
@@ -38,4 +39,4 @@ class Place:
     """What differs there, and what is seen of it whatever the cause."""
 
     differences: list[object] = field(default_factory=list)
-    seen: list[str] = field(default_factory=list)
+    seen: list[Said] = field(default_factory=list)

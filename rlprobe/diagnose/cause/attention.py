@@ -14,8 +14,9 @@ import polars as pl
 
 from rlprobe.diagnose.cause import measure
 from rlprobe.diagnose.cause.around import Place, Scene
-from rlprobe.diagnose.cause.differences import Probabilities, Record
+from rlprobe.diagnose.cause.differences import Probabilities, Record, slot
 from rlprobe.judge import origin as kinds
+from rlprobe.said import Said, say
 
 #: Where a look at probabilities is worth while.
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
@@ -33,23 +34,26 @@ def is_one(scene: Scene) -> bool:
 def place(scene: Scene) -> Place:
     """The record and the probabilities, and how they differ."""
     said = [
-        "queries, keys and values agree and what attention makes of them does not"
+        say("queries, keys and values agree and what attention makes of them does not")
         if scene.origin.kind == kinds.GLUE
-        else "the attention's output differs"
+        else say("the attention's output differs")
     ]
     said += _along(scene)
     found: list[object] = [
-        Record.of(scene.finding, scene.row, inside=scene.is_inside, what=str(scene.row["slot"]))
+        Record.of(scene.finding, scene.row, inside=scene.is_inside, what=slot(scene.row))
     ]
     chances = _chances(scene)
     if chances is None:
-        said.append("its probabilities are not among the records")
+        said.append(say("its probabilities are not among the records"))
     elif not chances["beyond"]:
-        said.append("attention probabilities agree: values are put together otherwise")
+        said.append(say("attention probabilities agree: values are put together otherwise"))
         if measure.lacks(scene.row):
             said.append(
-                f"its result is as where a part of it is set to 0 "
-                f"({measure.of(scene.row).error ** 2:.1%} of its square) and the rest is as before"
+                say(
+                    "its result is as where a part of it is set to 0 ({error:.1%} of its "
+                    "square) and the rest is as before",
+                    error=measure.of(scene.row).error ** 2,
+                )
             )
     else:
         found.append(Probabilities(chances))
@@ -57,38 +61,49 @@ def place(scene: Scene) -> Place:
     return Place(found, said)
 
 
-def _moved(chances: dict[str, Any]) -> list[str]:
+def _moved(chances: dict[str, Any]) -> list[Said]:
     """How the probabilities differ, in words."""
     own = measure.of(chances)
-    said = [f"attention probabilities differ by {own.error:.2g}"]
+    said = [say("attention probabilities differ by {error:.2g}", error=own.error)]
     before, after = chances.get("mean_benchmark"), chances.get("mean_target")
     if before and after:
-        said[0] += f" and sum to {after / before:.7g} times the benchmark's"
+        said[0] += say(" and sum to {after:.7g} times the benchmark's", after=after / before)
     if own.factor is not None:
-        said[0] += f"; their norm is {abs(own.factor):.5g} times the benchmark's"
+        said[0] += say("; their norm is {factor:.5g} times the benchmark's", factor=abs(own.factor))
     if chances["max_target"] < 1 == chances["max_benchmark"]:
-        said.append("no probability is 1 any more")
+        said.append(say("no probability is 1 any more"))
     return said
 
 
-def _along(scene: Scene) -> list[str]:
+def _along(scene: Scene) -> list[Said]:
     """Where along sequences the result parts, in words."""
     said = []
     onset = [d for d in scene.finding.key_data if d.position is not None and d.error]
     if onset:
         first = min(onset, key=lambda d: d.position or 0)
         said.append(
-            f"{first.name} part from token {first.position} of the response on, in the sample "
-            "that differs most"
+            say(
+                "{name} part from token {position} of the response on, in the sample that "
+                "differs most",
+                name=first.name,
+                position=first.position,
+            )
         )
     profile = scene.profile
     if profile is None:
         return said
     if profile.onset is not None:
-        said.append(f"the block's output parts from position {profile.onset} on")
-    for name, size in (("first", profile.first), ("last", profile.last)):
-        touched = "differ" if size > _TOUCHED else "hardly differ"
-        said.append(f"the {name} tokens of sequences {touched} ({size:.2g} of the others' error)")
+        said.append(say("the block's output parts from position {onset} on", onset=profile.onset))
+    for name, size in ((say("first"), profile.first), (say("last"), profile.last)):
+        touched = say("differ") if size > _TOUCHED else say("hardly differ")
+        said.append(
+            say(
+                "the {name} tokens of sequences {touched} ({size:.2g} of the others' error)",
+                name=name,
+                touched=touched,
+                size=size,
+            )
+        )
     return said
 
 

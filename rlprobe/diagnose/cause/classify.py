@@ -10,6 +10,7 @@ from rlprobe.diagnose.gate.evidence import Shut
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.analysis import OUTCOME, Finding, Step
 from rlprobe.judge.tokens import Profile
+from rlprobe.said import say
 
 
 def classify(
@@ -70,4 +71,4 @@ def of_gate(shut: Shut) -> Cause:
 
 
 #: What is said where no law holds.
-NOTHING = "no law that is known of explains the difference"
+NOTHING = say("no law that is known of explains the difference")

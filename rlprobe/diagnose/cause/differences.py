@@ -14,9 +14,19 @@ from rlprobe.diagnose.cause import repeated
 from rlprobe.judge import execution
 from rlprobe.judge.analysis import Finding
 from rlprobe.judge.fits import Pair
+from rlprobe.said import Said, exactly, say
 
 Array = npt.NDArray[np.float64]
 Row = dict[str, Any]
+
+
+OUTPUT, _INPUT = say("output"), say("input")
+
+
+def slot(row: Row) -> Said:
+    """What of a call a record is, in a sentence."""
+    name = str(row["slot"])
+    return {"output": OUTPUT, "input": _INPUT}.get(name, exactly(name))
 
 
 @dataclass(frozen=True)
@@ -33,10 +43,10 @@ class Record:
     #: The same call's records of the same slot, the row among them.
     siblings: Sequence[Row] = ()
     #: How the record is named in evidence.
-    what: str = "output"
+    what: Said = OUTPUT
 
     @classmethod
-    def of(cls, finding: Finding, row: Row, *, inside: bool = True, what: str = "output") -> Record:
+    def of(cls, finding: Finding, row: Row, *, inside: bool = True, what: Said = OUTPUT) -> Record:
         """The record of a row of the finding's stage."""
         return cls(row, repeated.rows(finding, row), inside, siblings(finding, row), what)
 
@@ -103,7 +113,7 @@ class Fact:
     """Something that differs and is a cause by what it is; nothing is fitted."""
 
     cause: str
-    said: tuple[str, ...]
+    said: tuple[Said, ...]
 
 
 @dataclass(frozen=True)

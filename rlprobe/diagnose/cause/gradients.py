@@ -14,15 +14,16 @@ from rlprobe.diagnose.cause.hypotheses import factor
 from rlprobe.diagnose.cause.measure import times
 from rlprobe.judge import execution
 from rlprobe.judge import origin as kinds
+from rlprobe.said import NOTHING_SAID, Said, say
 
 
 def activations(scene: Scene) -> Place:
     """A gradient of activations, within a module."""
     row = scene.row
     if measure.of(row).factor == 0:
-        return Place([], ["the gradient is 0 on the target"])
-    record = Record.of(scene.finding, row, inside=scene.is_inside, what="gradient")
-    said = [f"an error of {measure.of(row).error:.2g} in {row['name']}"]
+        return Place([], [say("the gradient is 0 on the target")])
+    record = Record.of(scene.finding, row, inside=scene.is_inside, what=say("gradient"))
+    said = [say("an error of {error:.2g} in {name}", error=measure.of(row).error, name=row["name"])]
     return Place([record], said if (row.get("error") or 0.0) > 0 else [])
 
 
@@ -43,21 +44,26 @@ def parameters(scene: Scene) -> Place:
         _of_ranks(scene) if kind == kinds.CLIPPING and size > 1 else None,
         _growth(scene),
     )  # fmt: skip
-    record = Record.of(scene.finding, scene.row, inside=False, what="gradient")
+    record = Record.of(scene.finding, scene.row, inside=False, what=say("gradient"))
     odd = record.row.get("status") == "nonfinite" or record.row.get("other_format")
     alone = rows.height == 1 and kind != kinds.CLIPPING
     return Place([found, record] if odd or alone else [found], _described(scene, rows))
 
 
-def _described(scene: Scene, rows: pl.DataFrame) -> list[str]:
+def _described(scene: Scene, rows: pl.DataFrame) -> list[Said]:
     if scene.origin.kind == kinds.CLIPPING:
         return [_clipped(rows)]
     if scene.origin.kind == kinds.REDUCTION and not kinds.has_activations(scene.finding.stage.rows):
         return [
-            f"{rows.height} gradients differ; they may have parted in the model, in the loss, or "
-            "when they were summed up or reduced"
+            say(
+                "{count} gradients differ; they may have parted in the model, in the loss, "
+                "or when they were summed up or reduced",
+                count=rows.height,
+            )
         ]
-    return [f"activations' gradients agree, and {rows.height} of parameters do not"]
+    return [
+        say("activations' gradients agree, and {count} of parameters do not", count=rows.height)
+    ]
 
 
 def _first_agrees(scene: Scene) -> bool:
@@ -110,20 +116,30 @@ def _of_ranks(scene: Scene) -> tuple[float, float] | None:
     return (low, high) if high - low > 0.1 * off + 1e-6 else None
 
 
-def _clipped(rows: pl.DataFrame) -> str:
+def _clipped(rows: pl.DataFrame) -> Said:
     """How gradients after clipping differ, in words."""
     each = [measure.of(row).factor for row in rows.iter_rows(named=True)]
     ratios = [found for found in each if found is not None]
     if not ratios:
-        return "gradients part in the clipping"
+        return say("gradients part in the clipping")
     common = factor.common(rows)
     if common is not None and common.is_of_all:
-        return f"{common.of_what('gradients that differ')} differ by one factor"
-    most = "" if common is None else f", {common.count} of them {times(common.factor)} times"
-    return (
-        f"the {len(ratios)} gradients after clipping that differ are {times(min(ratios))} to "
-        f"{times(max(ratios))} times the benchmark's{most}: not by one factor, as where all are "
-        "clipped by one norm"
+        return say(
+            "{every} differ by one factor", every=common.of_what(say("gradients that differ"))
+        )
+    most = NOTHING_SAID
+    if common is not None:
+        most = say(
+            ", {count} of them {factor} times", count=common.count, factor=times(common.factor)
+        )
+    return say(
+        "the {count} gradients after clipping that differ are {low} to "
+        "{high} times the benchmark's{most}: not by one factor, as where all "
+        "are clipped by one norm",
+        count=len(ratios),
+        low=times(min(ratios)),
+        high=times(max(ratios)),
+        most=most,
     )
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from rlprobe.said import Said, joined, say
+
 UNKNOWN = "unknown"
 
 
@@ -21,10 +23,10 @@ class Found(NamedTuple):
 
     cause: str
     #: Sentences that are true of the numbers, whatever the cause; the last says the law.
-    said: list[str]
+    said: list[Said]
 
 
-def unknown(*said: str) -> Found:
+def unknown(*said: Said) -> Found:
     """No law holds; what was seen is said all the same."""
     return Found(UNKNOWN, list(said))
 
@@ -36,7 +38,7 @@ class Fit:
     #: Class of :mod:`rlprobe.causes`.
     cause: str
     #: What is true of the numbers if the law holds; the last sentence says the law.
-    said: tuple[str, ...]
+    said: tuple[Said, ...]
     #: What the law leaves of the difference over what noise explains: up to 1 it holds.
     residual: float = 0.0
     #: What was fitted, by name, and standard errors where they are known.
@@ -78,7 +80,7 @@ def fits(hypotheses: Iterable[Hypothesis], differences: Sequence[object]) -> lis
     ]
 
 
-def weigh(found: Sequence[Fit], seen: Sequence[str]) -> Found:
+def weigh(found: Sequence[Fit], seen: Sequence[Said]) -> Found:
     """The class that the simplest law names among those that hold.
 
     Args:
@@ -93,8 +95,11 @@ def weigh(found: Sequence[Fit], seen: Sequence[str]) -> Found:
     if not best or classes == {UNKNOWN}:
         return unknown(*seen, *nameless)
     if len(classes) > 1:
-        laws = [f"{fit.said[-1]} ({fit.cause})" for fit in best]
-        return unknown(*seen, f"more than one law holds: {'; or '.join(laws)}")
+        laws = joined(
+            (say("{said} ({cause})", said=fit.said[-1], cause=fit.cause) for fit in best),
+            say("; or "),
+        )
+        return unknown(*seen, say("more than one law holds: {laws}", laws=laws))
     return Found(best[0].cause, [*seen, *best[0].said])
 
 

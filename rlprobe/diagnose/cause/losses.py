@@ -11,6 +11,7 @@ from rlprobe.diagnose.cause.around import Place, Scene
 from rlprobe.diagnose.cause.differences import Fact, Record, Tokens
 from rlprobe.diagnose.cause.hypotheses import subset, temperature
 from rlprobe.judge import execution, fits, given
+from rlprobe.said import COMMA, NOTHING_SAID, Said, joined, of_side, say
 
 #: A mean log-prob ratio on the policy's own data is round-off; this is no round-off.
 _OFF_POLICY = 1e-3
@@ -35,7 +36,10 @@ def outcome(scene: Scene) -> Place:
             place = Place([tokens], _seen(scene, tokens, differ))
     if not place.seen:
         place.seen.append(
-            f"{scene.origin.operator} parts after the last module, by no law of the results alone"
+            say(
+                "{operator} parts after the last module, by no law of the results alone",
+                operator=scene.origin.operator,
+            )
         )
     return place
 
@@ -77,20 +81,26 @@ def _entropies(scene: Scene, name: str) -> tuple[list[str] | None, dict[str, Any
     return None, {}
 
 
-def _seen(scene: Scene, tokens: Tokens, differ: set[str]) -> list[str]:
+def _seen(scene: Scene, tokens: Tokens, differ: set[str]) -> list[Said]:
     """What agrees, how many tokens differ, and what a temperature leaves."""
-    said = [] if scene.finding.stage.misplaced else ["logits agree"]
+    said = [] if scene.finding.stage.misplaced else [say("logits agree")]
     entropy = _ENTROPY_OF.get(tokens.name)
     if tokens.measured:
-        said.append(f"entropies {'differ too' if entropy in differ else 'agree'}")
-    said.append(f"{tokens.name}: {subset.counted(tokens.values)}")
+        said.append(say("entropies differ too") if entropy in differ else say("entropies agree"))
+    said.append(say("{name}: {what}", name=tokens.name, what=subset.counted(tokens.values)))
     if tokens.name not in temperature.LOG_PROBS:
         return said
     near = temperature.fitted(tokens)
     if near is not None and 1.0 - near.explained > temperature.LEAVES:
-        said.append(f"no temperature explains the difference ({near.explained:.0%})")
+        said.append(
+            say(
+                "no temperature explains the difference ({explained:.0%})", explained=near.explained
+            )
+        )
     if fits.one_sided(tokens.values):
-        said.append(f"{tokens.name} are larger on the target wherever they differ much")
+        said.append(
+            say("{name} are larger on the target wherever they differ much", name=tokens.name)
+        )
     return said
 
 
@@ -104,42 +114,55 @@ def loss(scene: Scene) -> Place:
         return Place([Fact(cause, (item.said,))])
     lone = lone_parts(finding.stage.rows)
     if lone:
-        return Place([Fact("loss", (f"the loss has a part on one side only: {', '.join(lone)}",))])
+        return Place(
+            [
+                Fact(
+                    "loss",
+                    (
+                        say(
+                            "the loss has a part on one side only: {lone}", lone=joined(lone, COMMA)
+                        ),
+                    ),
+                )
+            ]
+        )
     place = Place()
     ratio = _off_policy(finding.stage.rows)
     if ratio is not None:
         place = _whose_log_probs(scene, *ratio)
     first = _first_gradient(finding.stage.rows)
     row = scene.row if first is None else first
-    record = Record.of(finding, row, inside=False, what="gradient that the loss sends back")
+    record = Record.of(finding, row, inside=False, what=say("gradient that the loss sends back"))
     place.differences.append(record)
     place.seen += _described(record, first is not None)
     return place
 
 
-def _described(record: Record, is_gradient: bool) -> list[str]:
-    said = ["the loss makes other values or gradients of the same outputs"]
+def _described(record: Record, is_gradient: bool) -> list[Said]:
+    said = [say("the loss makes other values or gradients of the same outputs")]
     apart = measure.sizes(record.every) if is_gradient else None
     if apart is not None:
         low, high = (measure.times(size) for size in apart)
-        said[0] += f": {low} to {high} times as large, by micro-batch"
+        said[0] += say(": {low} to {high} times as large, by micro-batch", low=low, high=high)
     if is_gradient and measure.lacks(record.row):
         said.append(
-            "the gradient that the loss sends back is as where a part of it "
-            f"({measure.of(record.row).error ** 2:.1%} of its square) is set to 0 and the rest is "
-            "as before"
+            say(
+                "the gradient that the loss sends back is as where a part of it "
+                "({error:.1%} of its square) is set to 0 and the rest is as before",
+                error=measure.of(record.row).error ** 2,
+            )
         )
     return said
 
 
-def lone_parts(rows: pl.DataFrame) -> list[str]:
+def lone_parts(rows: pl.DataFrame) -> list[Said]:
     """Parts of the loss that one side alone has, with the side."""
     lone = rows.filter(
         (pl.col("slot") == "loss") & pl.col("status").is_in(["benchmark_only", "target_only"])
     )
     return sorted(
         {
-            f"{index} ({status.removesuffix('_only')})"
+            say("{index} ({side})", index=index, side=of_side(status.removesuffix("_only")))
             for index, status in lone.select("index", "status").iter_rows()
         }
     )
@@ -158,26 +181,58 @@ def _whose_log_probs(scene: Scene, ratio: str, size: float) -> Place:
     if own is not None and own.excess > 1:
         differ = {o.name for o in finding.outcomes if o.excess > 1}
         tokens = _tokens(scene, _OWN_LOG_PROBS)
-        said = [f"{ratio}: the update's own log-probs differ by {own.error:.2g}"]
+        said = [
+            say(
+                "{ratio}: the update's own log-probs differ by {error:.2g}",
+                ratio=ratio,
+                error=own.error,
+            )
+        ]
         if tokens is None:
             return Place([], said)
         return Place([tokens], [*said, *_seen(scene, tokens, differ)])
     old = step.key_data.get(_GIVEN_LOG_PROBS)
     moved = 0.0 if old is None else old.error or 0.0
     if old is not None and old.max_abs >= size and moved > (0.0 if own is None else own.error):
-        said_own = "" if own is None else (
-            f", although the update's own log-probs agree (they differ by {own.error:.2g})"
-        )  # fmt: skip
-        return Place([Fact("data", (
-            f"{ratio}{said_own}: the old log-probs that it was given differ by {moved:.3g}. The "
-            "difference came in with them, from the stage that computed them",
-        ))])  # fmt: skip
+        agree = NOTHING_SAID
+        if own is not None:
+            agree = say(
+                ", although the update's own log-probs agree (they differ by {error:.2g})",
+                error=own.error,
+            )
+        return Place(
+            [
+                Fact(
+                    "data",
+                    (
+                        say(
+                            "{ratio}{agree}: the old log-probs that it was given differ by "
+                            "{moved:.3g}. The difference came in with them, from the stage that "
+                            "computed them",
+                            ratio=ratio,
+                            agree=agree,
+                            moved=moved,
+                        ),
+                    ),
+                )
+            ]
+        )
     if old is None:
-        return Place([], [f"{ratio}; neither the log-probs it computes nor those given are known"])
-    return Place([], [f"{ratio}, and the old log-probs that the update was given agree"])
+        return Place(
+            [],
+            [
+                say(
+                    "{ratio}; neither the log-probs it computes nor those given are known",
+                    ratio=ratio,
+                )
+            ],
+        )
+    return Place(
+        [], [say("{ratio}, and the old log-probs that the update was given agree", ratio=ratio)]
+    )
 
 
-def _off_policy(rows: pl.DataFrame) -> tuple[str, float] | None:
+def _off_policy(rows: pl.DataFrame) -> tuple[Said, float] | None:
     """A log-prob ratio that is 1 on the benchmark and not on the target: in words, and its size."""
     losses = rows.filter(
         pl.col("judged")
@@ -190,7 +245,9 @@ def _off_policy(rows: pl.DataFrame) -> tuple[str, float] | None:
     ]
     for name, b, t in losses.select("index", *values).iter_rows():
         if b is not None and t is not None and abs(b) < _OFF_POLICY < abs(t):
-            return f"{name} is {b:.2g} on the benchmark and {t:.2g} on the target", abs(t - b)
+            return say(
+                "{name} is {b:.2g} on the benchmark and {t:.2g} on the target", name=name, b=b, t=t
+            ), abs(t - b)
     return None
 
 

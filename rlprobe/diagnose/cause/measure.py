@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlprobe.said import Said, exactly, say
+
 #: Kinds of error that are of elements, and no bound from norms.
 EXACT = ("tensor", "sketch")
 
@@ -71,21 +73,25 @@ def sizes(rows: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
     return (min(known), max(known)) if len(known) > 1 else None
 
 
-def times(factor: float) -> str:
+def times(factor: float) -> Said:
     """A factor in words, with its digits where it is next to 1."""
     off = factor - 1.0
     if not 0 < abs(off) < 1e-3:
-        return f"{factor:.6g}"
-    return f"{factor:.8g} (1 {'+' if off > 0 else '-'} {abs(off):.2g})"
+        return exactly(f"{factor:.6g}")
+    return exactly(f"{factor:.8g} (1 {'+' if off > 0 else '-'} {abs(off):.2g})")
 
 
-def said(measure: Measure) -> list[str]:
+def said(measure: Measure) -> list[Said]:
     """A difference in words."""
-    found = [f"an error of {measure.error:.2g}"]
+    found = [say("an error of {error:.2g}", error=measure.error)]
     if measure.factor is not None:
-        found[0] += f"; the norm is {times(abs(measure.factor))} times the benchmark's"
+        found[0] += say(
+            "; the norm is {factor} times the benchmark's", factor=times(abs(measure.factor))
+        )
     if measure.offset is not None and abs(measure.offset) > 0.5 * measure.error:
-        found.append(f"the mean is off by {measure.offset:.2g} of the root mean square")
+        found.append(
+            say("the mean is off by {offset:.2g} of the root mean square", offset=measure.offset)
+        )
     return found
 
 

@@ -6,21 +6,20 @@ import polars as pl
 
 from rlprobe.diagnose.cause import measure
 from rlprobe.diagnose.cause.around import Place, Scene
-from rlprobe.diagnose.cause.differences import Record
+from rlprobe.diagnose.cause.differences import Record, slot
 from rlprobe.diagnose.cause.hypotheses import experts, rounding
 from rlprobe.judge import execution
 from rlprobe.judge import origin as kinds
+from rlprobe.said import Said, say
 
 
 def place(scene: Scene) -> Place:
     """The record, and what its difference looks like."""
-    record = Record.of(
-        scene.finding, scene.row, inside=scene.is_inside, what=str(scene.row["slot"])
-    )
+    record = Record.of(scene.finding, scene.row, inside=scene.is_inside, what=slot(scene.row))
     return Place([record], described(scene))
 
 
-def described(scene: Scene) -> list[str]:
+def described(scene: Scene) -> list[Said]:
     """The difference in words, and of a router what it was given."""
     row = scene.row
     if not (row.get("error") or 0.0) > 0:
@@ -29,12 +28,16 @@ def described(scene: Scene) -> list[str]:
     like, rounded = rounding.like(row), rounding.rounded_to(row)
     if like is not None and rounded is None:
         said.append(
-            f"the error is as large as a rounding to {like} makes, and nothing shows that it is one"
+            say(
+                "the error is as large as a rounding to {like} makes, and nothing shows "
+                "that it is one",
+                like=like,
+            )
         )
     return said + _routed(scene)
 
 
-def _routed(scene: Scene) -> list[str]:
+def _routed(scene: Scene) -> list[Said]:
     """What a router or its experts were given, and whether it shows in what they make."""
     origin, row = scene.origin, scene.row
     operator = str(origin.operator or row.get("op"))
@@ -43,11 +46,17 @@ def _routed(scene: Scene) -> list[str]:
     said = []
     if origin.kind == kinds.GLUE and _agrees(scene):
         said.append(
-            f"what {operator} hands to {row.get('module') or row.get('op')} differs, and its own "
-            "output agrees: to no effect on it"
+            say(
+                "what {operator} hands to {module} differs, and its own output agrees: to "
+                "no effect on it",
+                operator=operator,
+                module=row.get("module") or row.get("op"),
+            )
         )
     if _was_given_choice(scene):
-        said.append(f"the choice of experts that {operator} was given agrees")
+        said.append(
+            say("the choice of experts that {operator} was given agrees", operator=operator)
+        )
     return said
 
 

@@ -10,18 +10,19 @@ import pytest
 from rlprobe.diagnose.cause.differences import Fact, Tensors, Tokens
 from rlprobe.diagnose.cause.hypotheses import ALL
 from rlprobe.diagnose.cause.hypothesis import UNKNOWN, Fit, by_chance, fits, weigh
+from rlprobe.said import exactly
 
 RANDOM = np.random.default_rng(2)
 B = RANDOM.standard_normal((40, 16))
 
 
 def fit(cause: str, residual: float = 0.0, **parameters: float) -> Fit:
-    return Fit(cause, (f"law of {cause}",), residual, parameters)
+    return Fit(cause, (exactly(f"law of {cause}"),), residual, parameters)
 
 
 def test_what_noise_does_not_explain_does_not_hold() -> None:
-    assert weigh([fit("mask", 1.01)], ["seen"]) == (UNKNOWN, ["seen"])
-    assert weigh([fit("mask", 0.99)], ["seen"]) == ("mask", ["seen", "law of mask"])
+    assert weigh([fit("mask", 1.01)], [exactly("seen")]) == (UNKNOWN, ["seen"])
+    assert weigh([fit("mask", 0.99)], [exactly("seen")]) == ("mask", ["seen", "law of mask"])
 
 
 def test_parameters_cost() -> None:
@@ -40,12 +41,12 @@ def test_a_tie_is_unknown_and_says_both() -> None:
 
 def test_a_law_without_a_class_is_said_and_stands_in_the_way() -> None:
     lawful = [fit(UNKNOWN, 0.0), fit("mask", 0.0, a=1.0)]
-    assert weigh(lawful, ["seen"]) == (UNKNOWN, ["seen", "law of unknown"])
+    assert weigh(lawful, [exactly("seen")]) == (UNKNOWN, ["seen", "law of unknown"])
     assert weigh([fit(UNKNOWN, 0.0, a=1.0), fit("mask", 0.0)], []).cause == "mask"
 
 
 def test_a_hypothesis_is_fitted_to_what_it_needs_alone() -> None:
-    assert [f.cause for f in fits(ALL, [Fact("loss", ("it is",))])] == ["loss"]
+    assert [f.cause for f in fits(ALL, [Fact("loss", (exactly("it is"),))])] == ["loss"]
     assert not fits(ALL, [object()])
 
 

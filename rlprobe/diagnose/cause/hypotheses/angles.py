@@ -15,6 +15,7 @@ from rlprobe.diagnose.cause import measure
 from rlprobe.diagnose.cause.differences import Record
 from rlprobe.diagnose.cause.hypothesis import Fit
 from rlprobe.judge.roundoff import UNIT
+from rlprobe.said import say
 
 #: Where a look is worth while.
 _ROTARY = re.compile(r"rotary|rope|position", re.IGNORECASE)
@@ -48,10 +49,16 @@ class OfRecord:
             return None
         off = abs(sums[1] / sums[0] - 1.0) / allowed
         said = (
-            f"{operator} makes a table of other angles: the squares of its cosines and sines sum "
-            "to the same"
+            say(
+                "{operator} makes a table of other angles: the squares of its cosines and "
+                "sines sum to the same",
+                operator=operator,
+            )
             if row.get("slot") == "output"
-            else f"the input {index} differs: a table of other angles whose squares sum alike"
+            else say(
+                "the input {index} differs: a table of other angles whose squares sum alike",
+                index=index,
+            )
         )
         return Fit("position", (said,), max(off, *(_leaves(each) for each in table)))
 
@@ -94,4 +101,13 @@ class OfIntegers:
             return None
         if "position" not in index and not _ROTARY.search(operator):
             return None
-        return Fit("position", (f"the input {index} of {operator}, positions, differs",))
+        return Fit(
+            "position",
+            (
+                say(
+                    "the input {index} of {operator}, positions, differs",
+                    index=index,
+                    operator=operator,
+                ),
+            ),
+        )

@@ -19,6 +19,7 @@ from rlprobe.diagnose.cause.hypotheses import subset
 from rlprobe.diagnose.cause.hypotheses.factor import tensor_residual
 from rlprobe.diagnose.cause.hypothesis import UNKNOWN, Fit
 from rlprobe.judge.roundoff import UNIT
+from rlprobe.said import Said, joined, of_side, say
 
 #: Largest finite numbers; a device that saturates stops there instead of at infinity. Whatever a
 #: record's own format is: a kernel may have computed in a smaller one.
@@ -53,9 +54,12 @@ class AtLargest:
             return None
         limit = sides[stopped[0]]
         other = sides["target" if stopped[0] == "benchmark" else "benchmark"]
-        said = (
-            f"the {stopped[0]} stops at {limit:g}, the largest {_LARGEST[limit]}; the other side "
-            f"has {other:g}"
+        said = say(
+            "the {stopped} stops at {limit:g}, the largest {largest}; the other side has {other:g}",
+            stopped=of_side(stopped[0]),
+            limit=limit,
+            largest=_LARGEST[limit],
+            other=other,
         )
         return Fit("saturation", (said,))
 
@@ -112,10 +116,15 @@ class OfTokens:
         share = float(np.sum((t - model) ** 2)) / square
         if found.differ < _FEW:
             return None
-        said = (
-            f"{difference.name}: all {found.differ} of {found.tokens} tokens that are {side} "
-            f"{found.value:g} on the benchmark are {found.value:g} on the target, and the others "
-            "as they were: it is clipped there"
+        said = say(
+            "{name}: all {differ} of {tokens} tokens that are {side} {value:g} on the "
+            "benchmark are {value:g} on the target, and the others as they were: it is "
+            "clipped there",
+            name=difference.name,
+            differ=found.differ,
+            tokens=found.tokens,
+            side=say("below") if side == "below" else say("above"),
+            value=found.value,
         )
         return Fit("saturation", (said,), share / _UNEXPLAINED, {"value": found.value})
 
@@ -143,9 +152,13 @@ class OfTensors:
         share = float(np.sum((t - model) ** 2)) / square
         ends = [f"{end:.6g}" for end, own in ((low, float(b.min())), (high, float(b.max())))
                 if end != own]  # fmt: skip
-        said = (
-            f"{cut} of {b.size} elements of the benchmark lie beyond {' or '.join(ends)} and are "
-            f"cut off there on the target: that explains {1 - share:.2%} of the difference"
+        said = say(
+            "{cut} of {size} elements of the benchmark lie beyond {ends} and are cut "
+            "off there on the target: that explains {share:.2%} of the difference",
+            cut=cut,
+            size=b.size,
+            ends=joined(ends, say(" or ")),
+            share=1 - share,
         )
         residual = tensor_residual(difference, difference.left(model), share)
         return Fit("saturation", (said,), residual, choices=len(ends))
@@ -155,7 +168,10 @@ class OfTensors:
 _FEW = 3
 
 
-def said(row: dict[str, Any]) -> str | None:
+_CALLED = {"max": say("maximum"), "min": say("minimum")}
+
+
+def said(row: dict[str, Any]) -> Said | None:
     """What is cut where; None where nothing is.
 
     Args:
@@ -169,15 +185,21 @@ def said(row: dict[str, Any]) -> str | None:
         up, down = ends
         name, kept = ("max", "min") if up else ("min", "max")
         if up is not down and _cut_at(row, whole, cut, name):
-            return (
-                f"the {cut}'s {name}imum is {row[f'{name}_{cut}']:.6g} where the {whole}'s is "
-                f"{row[f'{name}_{whole}']:.6g}, its {kept}imum is as before, and all that differs "
-                "lies at that value: it is clipped there"
+            return say(
+                "the {cut}'s {end} is {cut_at:.6g} where the {whole}'s is "
+                "{value:.6g}, its {kept} is as before, and all that differs lies "
+                "at that value: it is clipped there",
+                cut=of_side(cut),
+                end=_CALLED[name],
+                cut_at=row[f"{name}_{cut}"],
+                whole=of_side(whole),
+                value=row[f"{name}_{whole}"],
+                kept=_CALLED[kept],
             )
     return None
 
 
-def said_of_both(row: dict[str, Any]) -> str | None:
+def said_of_both(row: dict[str, Any]) -> Said | None:
     """Where one side ends at a value and its negative, inside the other's ends."""
     for cut in ("target", "benchmark"):
         whole = "benchmark" if cut == "target" else "target"
@@ -185,10 +207,16 @@ def said_of_both(row: dict[str, Any]) -> str | None:
             continue
         low, high = row[f"min_{cut}"], row[f"max_{cut}"]
         if _mirrored(low, high) and not _mirrored(row[f"min_{whole}"], row[f"max_{whole}"]):
-            return (
-                f"the {cut}'s elements end at {low:.6g} and {high:.6g}, those of the {whole} at "
-                f"{row[f'min_{whole}']:.6g} and {row[f'max_{whole}']:.6g}: as where it is clipped "
-                "on both sides, or bounded otherwise"
+            return say(
+                "the {cut}'s elements end at {low:.6g} and {high:.6g}, those of the "
+                "{whole} at {lowest:.6g} and {highest:.6g}: as where it is clipped on "
+                "both sides, or bounded otherwise",
+                cut=of_side(cut),
+                low=low,
+                high=high,
+                whole=of_side(whole),
+                lowest=row[f"min_{whole}"],
+                highest=row[f"max_{whole}"],
             )
     return None
 

@@ -7,6 +7,7 @@ from rlprobe.diagnose.cause.hypotheses import factor
 from rlprobe.diagnose.cause.hypothesis import Fit
 from rlprobe.diagnose.cause.measure import times
 from rlprobe.judge import origin as kinds
+from rlprobe.said import say
 
 
 class Norm:
@@ -21,8 +22,10 @@ class Norm:
         found = factor.common(difference.rows)
         if found is None or not found.is_of_all or found.factor < 0:
             return None  # a norm is never negative, so no clipping turns a gradient around
-        said = (
-            f"{found.of_what('gradients that differ')} after clipping are {times(found.factor)} "
-            "times the benchmark's: clipped at another norm, or by another one"
+        said = say(
+            "{every} after clipping are {factor} times the benchmark's: clipped at "
+            "another norm, or by another one",
+            every=found.of_what(say("gradients that differ")),
+            factor=times(found.factor),
         )
         return Fit("hyperparameter", (said,), 0.0, {"factor": found.factor})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlprobe.diagnose.cause.differences import Tokens
 from rlprobe.diagnose.cause.hypothesis import Fit, by_chance
 from rlprobe.judge import fits
+from rlprobe.said import say
 
 #: Displacements that :func:`fits.shift` tries.
 _TRIED = 4
@@ -23,8 +24,11 @@ class OfTokens:
         count = sum(max(len(b) - abs(places), 0) for b, _ in difference.values)
         if by_chance(count, 1.0 - fits.EXPLAINED, _TRIED):
             return None
-        said = (
-            f"{difference.name} are displaced along the sequence: what stands at a token is the "
-            f"benchmark's of {abs(places)} {'later' if places > 0 else 'earlier'}"
+        said = say(
+            "{name} are displaced along the sequence: what stands at a token is the "
+            "benchmark's of {places} {which}",
+            name=difference.name,
+            places=abs(places),
+            which=say("later") if places > 0 else say("earlier"),
         )
         return Fit("label_or_mask_shift", (said,), parameters={"places": float(places)})

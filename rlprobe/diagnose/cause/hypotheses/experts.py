@@ -13,6 +13,7 @@ from typing import Any
 
 from rlprobe.diagnose.cause.differences import Record
 from rlprobe.diagnose.cause.hypothesis import Fit
+from rlprobe.said import NOTHING_SAID, Said, joined, say
 
 _WHOLE = re.compile(r"torch\.(u?int|long|short|bool)")
 _ROUTER = re.compile(r"router|gate$|topk|moe|expert", re.IGNORECASE)
@@ -44,34 +45,49 @@ class Choice:
         index, chosen = str(row.get("index")), is_choice(row.get("dtype_benchmark"))
         others = [each for each in difference.siblings if each.get("index") != row.get("index")]
         if chosen:
-            said = (
-                f"{operator} chose other experts: its {row['slot']} {index}, whole numbers, differs"
+            said = say(
+                "{operator} chose other experts: its {slot} {index}, whole numbers, differs",
+                operator=operator,
+                slot=row["slot"],
+                index=index,
             )
             return Fit("routing", (said + _said(others),))
         choices = [each for each in others if is_choice(each.get("dtype_benchmark"))]
         if row["slot"] != "output" or not choices or index == "0":
             return None  # the first output is what everything else is made of
         if any(each.get("beyond") for each in choices):
-            said = f"{operator} chose other experts: its output {index} differs"
+            said = say(
+                "{operator} chose other experts: its output {index} differs",
+                operator=operator,
+                index=index,
+            )
         else:
-            said = (
-                f"{operator} weighs experts otherwise: its output {index}, scores or weights, "
-                "differs"
+            said = say(
+                "{operator} weighs experts otherwise: its output {index}, scores or "
+                "weights, differs",
+                operator=operator,
+                index=index,
             )
         return Fit("routing", (said + _said(others),))
 
 
-def _said(others: Sequence[dict[str, Any]]) -> str:
+def _said(others: Sequence[dict[str, Any]]) -> Said:
     """What is to be said of the call's other outputs."""
-    said: dict[bool, list[str]] = {True: [], False: []}
+    said: dict[bool, list[Said]] = {True: [], False: []}
     for each in others:
-        kind = "the choice, whole numbers" if is_choice(each.get("dtype_benchmark")) else (
-            "scores or weights"
-        )  # fmt: skip
-        said[bool(each.get("beyond"))].append(f"{each.get('index')} ({kind})")
-    parts = [
-        f"; of its other outputs, {' and '.join(said[beyond])} {verb}"
-        for beyond, verb in ((True, "differ too"), (False, "agree"))
-        if said[beyond]
-    ]
-    return "".join(parts)
+        kind = (
+            say("the choice, whole numbers")
+            if is_choice(each.get("dtype_benchmark"))
+            else (say("scores or weights"))
+        )
+        said[bool(each.get("beyond"))].append(
+            say("{index} ({kind})", index=each.get("index"), kind=kind)
+        )
+    text = NOTHING_SAID
+    if said[True]:
+        also = joined(said[True], say(" and "))
+        text += say("; of its other outputs, {outputs} differ too", outputs=also)
+    if said[False]:
+        agree = joined(said[False], say(" and "))
+        text += say("; of its other outputs, {outputs} agree", outputs=agree)
+    return text

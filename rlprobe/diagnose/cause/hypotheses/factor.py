@@ -21,6 +21,7 @@ from rlprobe.diagnose.cause.differences import Parameters, Record, Tensors
 from rlprobe.diagnose.cause.hypothesis import Fit
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.roundoff import UNIT
+from rlprobe.said import Said, say
 
 #: A floor is four standard deviations of round-off; a third of it is the most of what is left.
 _NOISE = 1.0 / 3.0
@@ -47,10 +48,14 @@ class OfRecord:
         unit = UNIT.get(str(difference.row.get("dtype_benchmark")), 0.0)
         allowed = _NOISE * floor + 2.0 * unit + _LAST_BITS * abs(factor - 1.0)
         spread = (max(known) - min(known)) / allowed if allowed else 0.0
-        said = f"the {difference.what} is {measure.times(factor)} times the benchmark's"
+        said = say(
+            "the {what} is {factor} times the benchmark's",
+            what=difference.what,
+            factor=measure.times(factor),
+        )
         return Fit(
             "constant_factor",
-            (f"{said}, and nothing else differs",),
+            (say("{said}, and nothing else differs", said=said),),
             max(spread, *(found for found in lefts if found is not None)),
             {"factor": factor},
             {"factor": _NOISE * floor},
@@ -113,11 +118,13 @@ class Common:
         """Whether every one that differs, differs by it."""
         return self.count == self.total
 
-    def of_what(self, what: str) -> str:
+    def of_what(self, what: Said) -> Said:
         """How many it is true of, in words."""
         if self.is_of_all:
-            return f"all {self.total} {what}" if self.total > 1 else f"the {what}"
-        return f"{self.count} of {self.total} {what}"
+            if self.total == 1:
+                return say("the {what}", what=what)
+            return say("all {total} {what}", total=self.total, what=what)
+        return say("{count} of {total} {what}", count=self.count, total=self.total, what=what)
 
 
 #: Ratios of norms are of one factor where they differ by this share of its effect at most, or
@@ -159,8 +166,12 @@ class OfParameters:
             return None
         if difference.kind == kinds.CLIPPING and found.factor > 0:
             return None
-        every = found.of_what("gradients that differ")
-        said = f"{every} are {measure.times(found.factor)} times the benchmark's"
+        every = found.of_what(say("gradients that differ"))
+        said = say(
+            "{every} are {factor} times the benchmark's",
+            every=every,
+            factor=measure.times(found.factor),
+        )
         return Fit("constant_factor", (said,), 0.0, {"factor": found.factor})
 
 
@@ -179,9 +190,11 @@ class OfTensors:
         rest = d - by * b
         share = float(np.sum(rest * rest)) / float(np.sum(d * d))
         error = math.sqrt(float(np.sum(rest * rest)) / max(d.size - 1, 1) / square)
-        said = (
-            f"the target is {1 + by:.7g} times the benchmark: that explains {1 - share:.2%} of the "
-            "difference"
+        said = say(
+            "the target is {by:.7g} times the benchmark: that explains {share:.2%} of "
+            "the difference",
+            by=1 + by,
+            share=1 - share,
         )
         left_over = difference.left(b * (1.0 + by))
         return Fit(

@@ -6,6 +6,7 @@ import re
 
 from rlprobe.diagnose.cause.differences import Fact, Record
 from rlprobe.diagnose.cause.hypothesis import Fit
+from rlprobe.said import say
 
 _INTEGER = re.compile(r"torch\.(u?int|long|short|bool)")
 #: A number that is added to hide something is at most this.
@@ -29,7 +30,7 @@ class Mask:
         unsaid = all(low is None for low in lowest)
         if not (whole or hides or unsaid):
             return None
-        return Fit("mask", (f"the input {index} differs",))
+        return Fit("mask", (say("the input {index} differs", index=index),))
 
 
 class Integers:
@@ -46,7 +47,7 @@ class Integers:
         if "mask" in index or "position" in index:
             return None
         # positions cost nothing, and are whole numbers too
-        return Fit("data", (f"the integer input {index} differs",), choices=1)
+        return Fit("data", (say("the integer input {index} differs", index=index),), choices=1)
 
 
 class Known:

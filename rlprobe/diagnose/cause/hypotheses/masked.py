@@ -12,6 +12,7 @@ from typing import Any
 from rlprobe.diagnose.cause.differences import Probabilities
 from rlprobe.diagnose.cause.hypothesis import Fit
 from rlprobe.judge.roundoff import UNIT
+from rlprobe.said import say
 
 #: Smallest number of fp16, in which a kernel may compute whatever a record's format.
 _VANISHES = 1e-7
@@ -30,12 +31,12 @@ class OfProbabilities:
         low = {side: float(row[f"min_{side}"]) for side in ("benchmark", "target")}
         off = _sums(row)
         if low["benchmark"] == 0 < low["target"]:
-            said = "no attention probability is 0 any more: nothing is masked"
+            said = say("no attention probability is 0 any more: nothing is masked")
             return Fit("mask", (said,), off)
         if low["target"] == 0 and low["benchmark"] > _VANISHES:
-            said = (
-                "some attention probabilities are 0 on the target and none on the benchmark: what "
-                "was seen is masked"
+            said = say(
+                "some attention probabilities are 0 on the target and none on the "
+                "benchmark: what was seen is masked"
             )
             return Fit("mask", (said,), off)
         return None

@@ -15,6 +15,7 @@ from rlprobe.diagnose.cause.hypotheses.temperature import LEAVES, LOG_PROBS
 from rlprobe.diagnose.cause.hypothesis import UNKNOWN, Fit, by_chance
 from rlprobe.diagnose.cause.measure import times
 from rlprobe.judge import fits
+from rlprobe.said import say
 
 #: More shards of a vocabulary than this there are not.
 _MOST = 64
@@ -37,9 +38,13 @@ class Constant:
         d = np.concatenate([t - b for b, t in values])
         error = float(d.std()) / math.sqrt(len(d))
         shift = float(d.mean())
-        said = (
-            f"{difference.name} of all {len(d)} tokens are shifted alike, by {shift:.4g} (standard "
-            f"error {error:.1g})"
+        said = say(
+            "{name} of all {count} tokens are shifted alike, by {shift:.4g} (standard "
+            "error {error:.1g})",
+            name=difference.name,
+            count=len(d),
+            shift=shift,
+            error=error,
         )
         whole = float(d @ d)
         left = float(np.sum((d - shift) ** 2)) / whole / LEAVES if whole else math.inf
@@ -47,8 +52,12 @@ class Constant:
         off = abs(abs(shift) - math.log(max(times_counted, 1)))
         if not 2 <= times_counted <= _MOST or off > max(3.0 * error, _EQUAL * abs(shift)):
             return Fit(UNKNOWN, (said,), left, {"offset": shift}, {"offset": error})
-        how = "as often" if shift < 0 else "less often"
-        said += f", log {times_counted}: everything is counted {times_counted} times {how}"
+        how = say("as often") if shift < 0 else say("less often")
+        said += say(
+            ", log {times}: everything is counted {times} times {how}",
+            times=times_counted,
+            how=how,
+        )
         return Fit("sampling_semantics", (said,), left, choices=1)
 
 
@@ -68,10 +77,13 @@ class Smoothed:
         count = sum(len(b) for b, _ in values)
         if by_chance(count, 1.0 - found.explained):
             return None
-        said = (
-            f"{difference.name} are {times(1.0 + found.coefficient)} times the benchmark's and a "
-            f"constant ({found.explained:.1%} of the difference): mixed with the mean over the "
-            "vocabulary, as with smoothed labels"
+        said = say(
+            "{name} are {factor} times the benchmark's and a constant "
+            "({explained:.1%} of the difference): mixed with the mean over the "
+            "vocabulary, as with smoothed labels",
+            name=difference.name,
+            factor=times(1.0 + found.coefficient),
+            explained=found.explained,
         )
         return Fit(
             "sampling_semantics", (said,), (1.0 - found.explained) / LEAVES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlprobe.diagnose.cause.differences import Record
 from rlprobe.diagnose.cause.hypothesis import Fit
+from rlprobe.said import of_side, say
 
 
 class OfRecord:
@@ -16,5 +17,9 @@ class OfRecord:
         row = difference.row
         if row.get("status") != "nonfinite":
             return None
-        said = f"the {row.get('reason')} is not finite at {row['name']}; everything before it is"
+        said = say(
+            "the {side} is not finite at {name}; everything before it is",
+            side=of_side(str(row.get("reason"))),
+            name=row["name"],
+        )
         return Fit("nonfinite", (said,))

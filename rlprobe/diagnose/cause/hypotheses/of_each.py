@@ -11,6 +11,7 @@ import numpy as np
 from rlprobe.diagnose.cause.differences import Tensors
 from rlprobe.diagnose.cause.hypotheses.factor import tensor_residual
 from rlprobe.diagnose.cause.hypothesis import UNKNOWN, Fit
+from rlprobe.said import say
 
 
 class Factor:
@@ -28,9 +29,12 @@ class Factor:
         by = np.where(squares > 0, np.sum(b * d, axis=1) / np.maximum(squares, 1e-300), 0.0)
         model = b * (1.0 + by[:, None])
         share = float(np.sum((difference.target - model) ** 2)) / square
-        said = (
-            f"each token is multiplied by a factor of its own, {1 + by.min():.6g} to "
-            f"{1 + by.max():.6g}: that explains {1 - share:.2%} of the difference"
+        said = say(
+            "each token is multiplied by a factor of its own, {low:.6g} to {high:.6g}: "
+            "that explains {share:.2%} of the difference",
+            low=1 + by.min(),
+            high=1 + by.max(),
+            share=1 - share,
         )
         residual = tensor_residual(difference, difference.left(model), share)
         return Fit(UNKNOWN, (said,), residual, choices=len(b))
@@ -49,10 +53,11 @@ class Offset:
             return None
         vector = d.mean(axis=0)
         share = float(np.sum((d - vector) ** 2)) / square
-        said = (
-            f"the same vector (norm {np.linalg.norm(vector):.4g}) is added to every token: that "
-            f"explains {1 - share:.2%} of the difference: as where a bias is left out or "
-            "added twice"
+        said = say(
+            "the same vector (norm {norm:.4g}) is added to every token: that explains "
+            "{share:.2%} of the difference: as where a bias is left out or added twice",
+            norm=np.linalg.norm(vector),
+            share=1 - share,
         )
         left = difference.left(difference.benchmark + vector)
         return Fit(UNKNOWN, (said,), tensor_residual(difference, left, share), choices=d.shape[1])

@@ -15,6 +15,7 @@ from rlprobe.diagnose.cause import measure
 from rlprobe.diagnose.cause.differences import Array, Record, Tensors, Tokens
 from rlprobe.diagnose.cause.hypothesis import Fit, by_chance
 from rlprobe.judge import fits
+from rlprobe.said import NOTHING_SAID, Said, say
 
 #: Least error of numbers that stand elsewhere.
 _LEAST = 0.3
@@ -22,6 +23,9 @@ _LEAST = 0.3
 _SAME = 1e-5
 #: and of the means, over the root of the mean square.
 _SUM = 1e-5
+
+
+_ROWS, _CHANNELS = say("rows"), say("channels")
 
 
 class OfRecord:
@@ -34,11 +38,14 @@ class OfRecord:
         apart = [_apart(row) for row in difference.every]
         if any(found is None for found in apart):
             return None
-        of_what = "" if difference.what == "output" else f" of the {difference.what}"
-        said = (
-            f"max, min, mean and norm{of_what} are equal and its elements differ by "
-            f"{measure.of(difference.row).error:.2g}: as where the same numbers stand in other "
-            "places"
+        of_what = NOTHING_SAID
+        if difference.what != "output":
+            of_what = say(" of the {what}", what=difference.what)
+        said = say(
+            "max, min, mean and norm{of_what} are equal and its elements differ by "
+            "{error:.2g}: as where the same numbers stand in other places",
+            of_what=of_what,
+            error=measure.of(difference.row).error,
         )
         return Fit("layout", (said,), max(found for found in apart if found is not None), choices=1)
 
@@ -75,9 +82,11 @@ class OfSamples:
         left = (1.0 - fits.EXPLAINED) ** max(share, 1e-9)
         if by_chance(lengths, left, len(rows) ** 2):
             return None
-        said = (
-            f"{share:.0%} of the rows of {difference.name} that differ lead to another sample's of "
-            "the benchmark: results are handed back in another order"
+        said = say(
+            "{share:.0%} of the rows of {name} that differ lead to another sample's of "
+            "the benchmark: results are handed back in another order",
+            share=share,
+            name=difference.name,
         )
         return Fit("row_order", (said,), (1.0 - share) / (1.0 - self._ALL), choices=1)
 
@@ -100,14 +109,20 @@ class OfTensors:
             return None
         if not np.allclose(np.sort(b, axis=None), np.sort(t, axis=None), rtol=0, atol=tolerance):
             return None
-        for name, one, other in (("channels", b.T, t.T), ("rows", b, t)):
+        for name, one, other in ((_CHANNELS, b.T, t.T), (_ROWS, b, t)):
             order = _order(one, other, tolerance)
             if order is not None:
                 moved = int(np.count_nonzero(order != np.arange(len(order))))
-                cause = "layout" if name == "channels" else "row_order"
-                said = f"{moved} of {len(order)} {name} stand in other places: {_described(order)}"
+                cause = "layout" if name == _CHANNELS else "row_order"
+                said = say(
+                    "{moved} of {count} {name} stand in other places: {how}",
+                    moved=moved,
+                    count=len(order),
+                    name=name,
+                    how=_described(order),
+                )
                 return Fit(cause, (said,), choices=1)
-        said = "the target holds the benchmark's numbers in other places"
+        said = say("the target holds the benchmark's numbers in other places")
         return Fit("layout", (said,), choices=1)
 
 
@@ -129,15 +144,19 @@ def _order(one: Array, other: Array, tolerance: float) -> npt.NDArray[np.int64] 
     return order
 
 
-def _described(order: npt.NDArray[np.int64]) -> str:
+def _described(order: npt.NDArray[np.int64]) -> Said:
     steps = np.unique((order - np.arange(len(order))) % len(order))
     if len(steps) == 1:
-        return f"moved round by {int(steps[0])}"
+        return say("moved round by {steps}", steps=int(steps[0]))
     runs = np.flatnonzero(np.diff(order) != 1)
     block = int(np.gcd.reduce(np.append(runs + 1, len(order))))
     if block > 1:
         blocks = order[::block] // block
         shown = ", ".join(str(int(i)) for i in blocks[:8])
-        return f"blocks of {block} in the order {shown}{', …' if len(blocks) > 8 else ''}"
+        return say(
+            "blocks of {block} in the order {shown}",
+            block=block,
+            shown=shown + (", …" if len(blocks) > 8 else ""),
+        )
     shown = ", ".join(str(int(i)) for i in order[:8])
-    return f"the first come from {shown}"
+    return say("the first come from {shown}", shown=shown)

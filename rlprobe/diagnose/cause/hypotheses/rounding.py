@@ -19,6 +19,7 @@ from rlprobe.diagnose.cause.hypotheses import factor
 from rlprobe.diagnose.cause.hypothesis import Fit
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.roundoff import UNIT
+from rlprobe.said import Said, say
 
 #: Relative L2 error of rounding once to a format with unit round-off u: errors are uniform within
 #: half a unit of the last place, and significands are spread over an octave.
@@ -64,10 +65,13 @@ def rounded_to(row: dict[str, Any]) -> str | None:
     return name if name is not None and _of_format(row, name) else None
 
 
-def _said(error: float, name: str) -> str:
-    return (
-        f"the target's largest and smallest numbers are {name} numbers, the benchmark's are not "
-        f"both, and the unbiased error of {error:.2g} is what a rounding to {name} makes"
+def _said(error: float, name: str) -> Said:
+    return say(
+        "the target's largest and smallest numbers are {rounded_to} numbers, the "
+        "benchmark's are not both, and the unbiased error of {error:.2g} is what a "
+        "rounding to {rounded_to} makes",
+        rounded_to=name,
+        error=error,
     )
 
 
@@ -96,7 +100,9 @@ class OfProbabilities:
         name = rounded_to(difference.row)
         if name is None:
             return None
-        said = f"attention probabilities: {_said(measure.of(difference.row).error, name)}"
+        said = say(
+            "attention probabilities: {own}", own=_said(measure.of(difference.row).error, name)
+        )
         return Fit("rounding_order", (said,), choices=1)
 
 
@@ -115,8 +121,16 @@ class OfParameters:
         if name is None or len(rows) < 2:
             return None
         error = measure.of(rows[0]).error
-        said = f"all {len(rows)} gradients that differ are rounded to {name}: in each"
-        return Fit("rounding_order", (f"{said}, {_said(error, name)}",), choices=1)
+        said = say(
+            "all {count} gradients that differ are rounded to {formats}: in each",
+            count=len(rows),
+            formats=name,
+        )
+        return Fit(
+            "rounding_order",
+            (say("{said}, {rounding}", said=said, rounding=_said(error, name)),),
+            choices=1,
+        )
 
 
 class OfTensors:
@@ -135,17 +149,21 @@ class OfTensors:
                 continue  # the benchmark's own format
             same = float(np.mean(of_b == t))
             if np.array_equal(of_t, t) and same > self._MOSTLY:
-                said = (
-                    f"every element of the target is a {name} number, and {same:.1%} are the "
-                    f"benchmark's element rounded to {name}"
+                said = say(
+                    "every element of the target is a {name} number, and {share:.1%} are the "
+                    "benchmark's element rounded to {name}",
+                    name=name,
+                    share=same,
                 )
                 return Fit("rounding_order", (said,), choices=1)
             share = float(np.sum((t - of_b) ** 2)) / square
             residual = factor.tensor_residual(difference, difference.left(of_b), share)
             if residual <= 1.0:
-                said = (
-                    f"rounding the benchmark's elements to {name} explains {1 - share:.2%} of the "
-                    "difference"
+                said = say(
+                    "rounding the benchmark's elements to {name} explains {share:.2%} of the "
+                    "difference",
+                    name=name,
+                    share=1 - share,
                 )
                 return Fit("rounding_order", (said,), residual, choices=1)
         return None

@@ -15,6 +15,7 @@ from rlprobe.diagnose.cause.differences import Tensors, Tokens
 from rlprobe.diagnose.cause.hypotheses.factor import tensor_residual
 from rlprobe.diagnose.cause.hypothesis import UNKNOWN, Fit
 from rlprobe.judge.fits import Pair
+from rlprobe.said import Said, say
 
 #: Fewer tokens that differ may share a value by chance.
 _FEW = 2
@@ -29,11 +30,13 @@ class Subset:
     tokens: int
 
     @property
-    def said(self) -> str:
+    def said(self) -> Said:
         """In words."""
-        return (
-            f"{self.differ} of {self.tokens} tokens differ, and all of these are {self.value:g} on "
-            "the target"
+        return say(
+            "{differ} of {tokens} tokens differ, and all of these are {value:g} on the target",
+            differ=self.differ,
+            tokens=self.tokens,
+            value=self.value,
         )
 
 
@@ -54,10 +57,10 @@ def fit(pairs: Sequence[Pair]) -> Subset | None:
     return Subset(float(values[0]), int(wrong.sum()), len(b))
 
 
-def counted(pairs: Sequence[Pair]) -> str:
+def counted(pairs: Sequence[Pair]) -> Said:
     """How many tokens differ, in words."""
     b, t = _joined(pairs)
-    return f"{int(_apart(b, t).sum())} of {len(b)} tokens differ"
+    return say("{count} of {total} tokens differ", count=int(_apart(b, t).sum()), total=len(b))
 
 
 def _apart(b: np.ndarray, t: np.ndarray) -> np.ndarray:
@@ -83,11 +86,11 @@ class OfTokens:
         found = fit(difference.values)
         if found is None:
             return None
-        said = f"{difference.name}: {found.said}"
+        said = say("{name}: {what}", name=difference.name, what=found.said)
         if not _ends(difference.values, found.value):
             # which tokens was chosen to fit, one by one
             return Fit(UNKNOWN, (said,), 0.0, {"value": found.value}, choices=found.differ)
-        said += "; they are the first or the last of their rows: they are left out"
+        said += say("; they are the first or the last of their rows: they are left out")
         return Fit("label_or_mask_shift", (said,), 0.0, {"value": found.value}, choices=1)
 
 
@@ -115,9 +118,12 @@ class OfTensors:
             return None
         model = np.where(lost, 0.0, b)
         share = float(np.sum((t - model) ** 2)) / square
-        said = (
-            f"{count} of {b.size} elements are 0 on the target alone: that explains "
-            f"{1 - share:.2%} of the difference"
+        said = say(
+            "{count} of {size} elements are 0 on the target alone: that explains "
+            "{share:.2%} of the difference",
+            count=count,
+            size=b.size,
+            share=1 - share,
         )
         residual = tensor_residual(difference, difference.left(model), share)
         return Fit(UNKNOWN, (said,), residual, choices=count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlprobe.diagnose.cause.differences import Parameters
 from rlprobe.diagnose.cause.hypothesis import Fit
 from rlprobe.judge import origin as kinds
+from rlprobe.said import say
 
 #: It has no law but where it parts, and is said where no law of numbers is.
 _LAST = 10
@@ -23,7 +24,12 @@ class Summed:
             return None
         if not (difference.first_agrees and difference.later):
             return None
-        said = "the first micro-batch's gradients agree, and those summed up with later ones do not"
+        said = say(
+            "the first micro-batch's gradients agree, and those summed up with later ones do not"
+        )
         if difference.growth is not None and difference.growth > _GROWS:
-            said += f"; their error grows with the micro-batches (exponent {difference.growth:.2f})"
+            said += say(
+                "; their error grows with the micro-batches (exponent {growth:.2f})",
+                growth=difference.growth,
+            )
         return Fit("accumulation", (said,), choices=_LAST)

@@ -6,6 +6,7 @@ from rlprobe.diagnose.cause.differences import Tokens
 from rlprobe.diagnose.cause.hypothesis import Fit, by_chance
 from rlprobe.diagnose.cause.measure import times
 from rlprobe.judge import fits
+from rlprobe.said import Said, say
 
 #: Share of the difference's square that a temperature leaves at most, to first order.
 LEAVES = 0.03
@@ -27,10 +28,13 @@ class OfTokens:
         count = sum(len(b) for b, _ in difference.values)
         if found is None or by_chance(count, 1.0 - found.explained):
             return None
-        said = (
-            f"{difference.name} differ as they do where the target's temperature is "
-            f"{_said(found)} times the benchmark's (that explains {found.explained:.1%} of the "
-            "difference to first order)"
+        said = say(
+            "{name} differ as they do where the target's temperature is {ratio} times "
+            "the benchmark's (that explains {explained:.1%} of the difference to first "
+            "order)",
+            name=difference.name,
+            ratio=_said(found),
+            explained=found.explained,
         )
         errors = {} if found.error is None else {"temperature": found.error}
         return Fit(
@@ -46,10 +50,14 @@ def fitted(difference: Tokens) -> fits.Fit | None:
     return fits.temperature(difference.values, None)
 
 
-def _said(found: fits.Fit) -> str:
+def _said(found: fits.Fit) -> Said:
     """The fitted ratio, with what it is good to."""
     if found.error is None:
-        return f"about {times(found.coefficient)} (a first-order estimate)"
+        return say("about {ratio} (a first-order estimate)", ratio=times(found.coefficient))
     if abs(found.coefficient - 1.0) < 1e-3:
         return times(found.coefficient)
-    return f"{found.coefficient:.4g} (standard error {found.error:.1g})"
+    return say(
+        "{ratio:.4g} (standard error {error:.1g})",
+        ratio=found.coefficient,
+        error=found.error,
+    )

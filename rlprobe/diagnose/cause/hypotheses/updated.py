@@ -6,6 +6,7 @@ from rlprobe.diagnose.cause.differences import Changes
 from rlprobe.diagnose.cause.hypotheses import factor
 from rlprobe.diagnose.cause.hypothesis import Fit
 from rlprobe.diagnose.cause.measure import times
+from rlprobe.said import say
 
 
 class Optimizer:
@@ -16,15 +17,29 @@ class Optimizer:
     def fit(self, difference: Changes) -> Fit | None:
         """What differs, and by one factor or not."""
         beyond = difference.rows
-        said = [f"{beyond.height} of {difference.total} parameters changed otherwise"]
+        said = [
+            say(
+                "{count} of {total} parameters changed otherwise",
+                count=beyond.height,
+                total=difference.total,
+            )
+        ]
         if beyond.is_empty():
-            said = ["parameters changed otherwise: what runs on the weights that it left says so"]
+            said = [
+                say("parameters changed otherwise: what runs on the weights that it left says so")
+            ]
         if difference.unmoved:
-            said.append(f"{difference.unmoved} did not change at all on the target")
+            said.append(
+                say("{count} did not change at all on the target", count=difference.unmoved)
+            )
         found = factor.common(beyond)
         if found is not None:
             said.append(
-                f"{found.of_what('changes that differ')} are {times(found.factor)} times the "
-                "benchmark's: another learning rate, or another correction of the first steps"
+                say(
+                    "{every} are {factor} times the benchmark's: another learning rate, or "
+                    "another correction of the first steps",
+                    every=found.of_what(say("changes that differ")),
+                    factor=times(found.factor),
+                )
             )
         return Fit("optimizer", tuple(said))

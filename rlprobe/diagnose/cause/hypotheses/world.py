@@ -11,6 +11,7 @@ from rlprobe.diagnose.cause.differences import Parameters
 from rlprobe.diagnose.cause.hypotheses import factor
 from rlprobe.diagnose.cause.hypothesis import Fit
 from rlprobe.judge import origin as kinds
+from rlprobe.said import say
 
 #: A factor is that of the world's size within this share.
 _WHOLE = 1e-3
@@ -30,10 +31,13 @@ class Size:
         if found is None or not found.is_of_all:
             return None
         off = min(abs(found.factor / n - 1.0) for n in (size, 1 / size, math.sqrt(size)))
-        said = (
-            f"{found.of_what('gradients that differ')} are {found.factor:.4g} times the "
-            f"benchmark's, and the world has {size} processes: as with a sum where a mean is due, "
-            "or the other way round"
+        said = say(
+            "{every} are {factor:.4g} times the benchmark's, and the world has "
+            "{world_size} processes: as with a sum where a mean is due, or the other way "
+            "round",
+            every=found.of_what(say("gradients that differ")),
+            factor=found.factor,
+            world_size=size,
         )
         return Fit("reduction", (said,), off / _WHOLE)
 
@@ -48,9 +52,11 @@ class Ranks:
         if difference.of_ranks is None or difference.kind != kinds.CLIPPING:
             return None
         low, high = difference.of_ranks
-        said = (
-            f"gradients after clipping are {low:.6g} to {high:.6g} times the benchmark's, one "
-            "factor a rank: they are clipped by a norm of their own"
+        said = say(
+            "gradients after clipping are {low:.6g} to {high:.6g} times the "
+            "benchmark's, one factor a rank: they are clipped by a norm of their own",
+            low=low,
+            high=high,
         )
         return Fit("reduction", (said,), 0.0, {"lowest": low, "highest": high})
 
@@ -66,7 +72,7 @@ class Reduced:
             return None
         if not difference.first_agrees:
             return None
-        said = (
+        said = say(
             "each process's gradients agree before they are reduced over the ranks, and not after"
         )
         return Fit("reduction", (said,), choices=_LAST)
