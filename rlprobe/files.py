@@ -7,6 +7,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -98,12 +99,60 @@ def write_new(path: Path, data: bytes) -> None:
         os.fsync(handle.fileno())
 
 
+#: What :func:`written` writes to. The "w" tells it from the files of versions that held no lock on
+#: them, whose writers cannot be known to be dead.
+_UNFINISHED = re.compile(r"\..*\.w\d+-[0-9a-f]{8}\.tmp(\..*)?", re.DOTALL)
+
+
+def _temporary(path: Path) -> tuple[Path, int]:
+    """A new file beside ``path``, and its descriptor, which holds the kernel's lock of it."""
+    while True:
+        # the ending stays: some writers go by it
+        name = f".{path.stem}.w{os.getpid()}-{os.urandom(4).hex()}.tmp{path.suffix}"
+        temporary = path.with_name(name)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            # whoever sweeps between the two calls has it for an instant, and removes it
+            hold(descriptor)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), temporary.stat()):
+                    return temporary, descriptor
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def sweep(directory: Path) -> None:
+    """Remove what writers that were killed left unfinished in a directory; the living keep theirs.
+
+    A living writer holds the kernel's lock of its file (:func:`hold`), wherever it runs. Where the
+    file system has no locks, or a file may not be opened, nothing is known and nothing removed.
+    """
+    try:
+        names = [path.name for path in directory.iterdir() if _UNFINISHED.fullmatch(path.name)]
+    except OSError:
+        return
+    for name in names:
+        path = directory / name
+        with contextlib.suppress(OSError, InUseError):
+            descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if hold(descriptor, wait=0.0):
+                    path.unlink()
+            finally:
+                os.close(descriptor)
+
+
 @contextlib.contextmanager
 def written(path: Path, *, durable: bool = False) -> Iterator[Path]:
     """A place to write ``path``'s new content to: it replaces ``path`` whole, or not at all.
 
-    The directory is made. Whatever is raised in the block leaves ``path`` as it was, and nothing
-    beside it. What the disk refuses names ``path``; a pipe or device is written to as it is.
+    The directory is made, and what killed writers left there removed. The place is an empty file
+    that this process holds, to be written to and not to be replaced. Whatever is raised in the
+    block leaves ``path`` as it was, and nothing beside it. What the disk refuses names ``path``; a
+    pipe or device is written to as it is.
 
     Args:
         path: the file to be.
@@ -116,9 +165,9 @@ def written(path: Path, *, durable: bool = False) -> Iterator[Path]:
         with disk.writing(path):
             yield path
         return
-    # the ending stays: some writers go by it
-    name = f".{path.stem}.{os.getpid()}-{os.urandom(4).hex()}.tmp{path.suffix}"
-    temporary = path.with_name(name)
+    sweep(path.parent)
+    with disk.writing(path):
+        temporary, descriptor = _temporary(path)
     try:
         # inside, so that a disk found full is still full when it is looked at
         with disk.writing(path, temporary):
@@ -127,7 +176,9 @@ def written(path: Path, *, durable: bool = False) -> Iterator[Path]:
                 sync(temporary)
             temporary.replace(path)
     finally:
+        # gone before its lock is: nobody else takes it for a dead writer's
         temporary.unlink(missing_ok=True)
+        os.close(descriptor)
     if durable:
         with disk.writing(path):
             sync(path.parent)

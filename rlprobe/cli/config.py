@@ -63,11 +63,12 @@ def _generated(what: str) -> int:
 
 
 def _plan(path: Path) -> int:
+    from rlprobe.documents import seal
     from rlprobe.runs.jobs import Jobs
 
     jobs = Jobs.load(path)
     results = Path(jobs.results)
-    write_json(Path(jobs.plan_file), jobs.described())
+    write_json(Path(jobs.plan_file), seal.sealed(jobs.described()))
     # an older mark no longer tells what the results are of
     for older in results.glob(".plan-*"):
         older.unlink()

@@ -88,7 +88,7 @@ def _stand(directory: Path) -> None:
         f"{path.stem.removeprefix('failed-')}: {path.read_text(encoding='utf-8').strip()}"
         for path in sorted((directory / "refine").glob("failed-*.txt"))
     ]
-    found = unrefined(diagnosis.read(directory / diagnosis.NAME), said)
+    found = unrefined(diagnosis.current(directory), said)
     write_json(directory / diagnosis.REFINED / diagnosis.NAME, found.as_dict())
 
 
@@ -126,7 +126,7 @@ def _run(args: argparse.Namespace, jobs: Jobs) -> int:
     sides = [Run.open(store, key) for key in keys]
     found = refined.refine(plan, plan.suspects, *sides)
     refined.write(directory, found)
-    before = diagnosis.read(directory / diagnosis.NAME)
+    before = diagnosis.current(directory)
     sharper = refined.sharpened(directory, before)
     write_json(directory / diagnosis.REFINED / diagnosis.NAME, sharper.as_dict())
     cause = sharper.as_dict()["cause"]

@@ -53,11 +53,13 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    wrong: list[str] = []
     if args.index:
         from rlprobe.report import overview
 
         _some_have_pages(args.results)
-        path = overview.write(args.results, args.output or Path(overview.NAME))
+        path = args.output or Path(overview.NAME)
+        wrong = overview.write(args.results, path)
     elif len(args.results) != 1:
         raise UsageError(
             f"found {len(args.results)} results directories; give one, or --index for a page about "
@@ -70,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         write_json(args.json, {"page": str(path), "bytes": path.stat().st_size})
     print(path)
-    return 0
+    for sentence in wrong:
+        _log.error("%s", sentence)
+    return 1 if wrong else 0
 
 
 def _some_have_pages(directories: list[Path]) -> None:
@@ -100,7 +104,7 @@ def _one(results: Path, form: str, *, texts: bool) -> Path:
     from rlprobe.diagnose import diagnosis
     from rlprobe.report import plain
 
-    found = diagnosis.read(results / diagnosis.NAME)
+    found = diagnosis.answer(results)
     path = results / f"report.{form}"
     if form == "md":
         plain.write(path, found)

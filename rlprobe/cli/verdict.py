@@ -36,8 +36,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     path = args.diagnosis / diagnosis.NAME if args.diagnosis.is_dir() else args.diagnosis
-    whole = path.name == diagnosis.NAME and path.parent.name != diagnosis.REFINED
-    found = diagnosis.answer(path.parent) if whole else diagnosis.read(path)
+    if path.name != diagnosis.NAME:
+        found = diagnosis.read(path)
+    elif path.parent.name == diagnosis.REFINED:
+        found = diagnosis.current(path.parent.parent, f"{diagnosis.REFINED}/{diagnosis.NAME}")
+    else:
+        found = diagnosis.answer(path.parent)
     if args.json is not None:
         write_json(args.json, {"verdict": found.verdict, "sentence": found.sentence})
     if args.summary:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from rlprobe import stages
+from rlprobe import files, stages
 from rlprobe.compare import lacking, loading, measures, planner, writer
 from rlprobe.compare.match import pairs, shift
 from rlprobe.compare.planner import Pairing, StagePlan
@@ -81,8 +81,9 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
     planned = {stage.stage for stage in plan}
     plan += [_of_key_data(stage) for stage in more if stage not in planned]
     summaries: list[Summary] = []
+    of = _of(benchmark, target)
     for stage in sorted(plan, key=lambda one: stages.order(one.stage)):
-        summary = Summary(options.pair, stage.stage, list(stage.notes))
+        summary = Summary(options.pair, stage.stage, list(stage.notes), of=of)
         if samples is not None and samples.lone and not summaries:
             summary.notes.append(f"key data are on the {samples.lone} only, and were not compared")
         summary.across_dtypes = options.pair == OTHER_PRECISION
@@ -111,8 +112,19 @@ def _write_nothing(
     empty = pl.DataFrame(schema=writer.SCHEMA)
     wanted = [ALIASES.get(name, name) for name in options.stages]
     for stage in wanted or dict.fromkeys([*benchmark.stages, *target.stages]):
-        summary = Summary(options.pair, stage, [message])
+        summary = Summary(options.pair, stage, [message], of=_of(benchmark, target))
         writer.write_stage(out / stage, [empty], summary)
+
+
+def _of(benchmark: Side, target: Side) -> dict[str, dict[str, str]]:
+    """Which runs are compared, for whoever must know that they are still the same."""
+    found = {}
+    for name, side in (("benchmark", benchmark), ("target", target)):
+        path = side.path / listing.MANIFEST
+        if path.is_file():
+            key, digest = listing.key(side.path), files.digest(path).sha256
+            found[name] = {"key": key, "manifest": digest}
+    return found
 
 
 def _samples(benchmark: Side, target: Side, options: Options) -> Samples | None:

@@ -11,9 +11,8 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-import msgspec
-
 from rlprobe import files
+from rlprobe.documents import structfile
 from rlprobe.dumps import results
 from rlprobe.errors import RlprobeError, StoreError, UsageError
 from rlprobe.store import locks
@@ -91,6 +90,10 @@ def alone(out: Path, stages: Iterable[str], chosen: bool) -> Iterator[None]:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
             held.callback(os.close, descriptor)
             locks.claim(descriptor, str(out if name == "all" else out / name))
+        # also in directories of stages that nobody may ever write again
+        for path in (out, *out.iterdir()):
+            if path.is_dir() and not path.is_symlink():
+                files.sweep(path)
         _forget(out, set(stages) if chosen else None)
         yield
 
@@ -105,7 +108,7 @@ def say(
     """Note what was compared with what, for the diagnosis and the page."""
     paths = str(benchmark.resolve()), str(target.resolve())
     sides = results.Sides(*paths, coverage, dict(map_steps))
-    files.replace_bytes(out / results.SIDES, msgspec.json.encode(sides) + b"\n", durable=False)
+    files.replace_bytes(out / results.SIDES, structfile.encoded(sides), durable=False)
 
 
 def _forget(out: Path, stages: set[str] | None) -> None:

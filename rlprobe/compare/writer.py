@@ -122,6 +122,8 @@ class Summary:
     )
     #: Key data and token sketches joined by sample; None where a side has none.
     samples: dict[str, Any] | None = None
+    #: By side: key of the run that was compared, and sha256 of its manifest; none of dumps.
+    of: dict[str, dict[str, str]] = field(default_factory=dict)
     #: What vouches for each table beside summary.json (:func:`rlprobe.dumps.results.describe`).
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -212,6 +214,7 @@ class Summary:
             "format": FORMAT,
             "pair": self.pair,
             "stage": self.stage,
+            "of": self.of,
             "counts": {status: self.counts[status] for status in measures.STATUSES},
             "coverage": {side: self.coverage(side) for side in ("benchmark", "target")},
             "compared": self.compared,
@@ -254,9 +257,11 @@ def write_stage(directory: Path, tables: Iterable[pl.DataFrame], summary: Summar
         OSError: the directory cannot be written.
     """
     with written(directory / RECORDS) as records:
-        _source(tables, summary).sink_parquet(
-            records, engine="streaming", metadata=mark(results.kind(RECORDS)), **_PARQUET
-        )
+        # an open file: a path may be opened by another thread after this one has given up
+        with records.open("wb") as file:
+            _source(tables, summary).sink_parquet(
+                file, engine="streaming", metadata=mark(results.kind(RECORDS)), **_PARQUET
+            )
         # the counts of the statuses are those of the rows
         described = results.describe(records, sum(summary.counts.values()))
         summary.tables[RECORDS] = described

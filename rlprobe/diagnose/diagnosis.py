@@ -9,9 +9,10 @@ from typing import Any, Final, Literal
 import msgspec
 
 from rlprobe.causes import CAUSES, MEANINGS
-from rlprobe.documents import structfile
+from rlprobe.documents import seal, structfile
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.errors import DumpError
+from rlprobe.judge import basis
 from rlprobe.judge.curves import Curve
 from rlprobe.judge.extent import Extents
 from rlprobe.said import Message, kept
@@ -24,6 +25,8 @@ NAME = "diagnosis.json"
 REFINED = "refine"
 #: A diagnosis has some kilobytes; anything larger is no diagnosis.
 MAX_BYTES = 64 << 20
+_JUDGED = "judged/summary.json"
+_AGAIN = "run `rlprobe diagnose RESULTS_DIR` again"
 
 ALIGNED, DIVERGED, NOT_COMPARABLE = "aligned", "diverged", "not_comparable"
 #: Verdict -> exit code of ``rlprobe verdict``.
@@ -117,16 +120,18 @@ class Diagnosis(msgspec.Struct, frozen=True):
     curves: list[Curve] = []
     #: sha256 of ``judged/summary.json``, the tables that this diagnosis follows from.
     judged: str | None = None
+    #: What else it was made from: path below the results, and its sha256.
+    of: dict[str, str] = {}
     #: How the sentences above were made (:mod:`rlprobe.said`), by sentence: for other languages.
     messages: dict[str, Message] = {}
     format: int = FORMAT
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data in the order of the file."""
+        """Plain data in the order of the file, sealed (:mod:`rlprobe.documents.seal`)."""
         plain, made = kept(msgspec.structs.replace(self, messages={}))
         texts = set(_texts(plain))
         messages = {text: m for text, m in (self.messages | made).items() if text in texts}
-        return {"format": plain.pop("format"), **plain, "messages": messages}
+        return seal.sealed({"format": plain.pop("format"), **plain, "messages": messages})
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -152,16 +157,35 @@ def read(path: Path) -> Diagnosis:
     """Read a diagnosis.
 
     Raises:
-        DumpError: there is none, it is of another format, or it is not what diagnose writes.
+        DumpError: there is none, it is of another format, or it is not what diagnose wrote.
     """
     try:
         data = read_bytes(path, MAX_BYTES)
     except DocumentError as error:
         raise DumpError(f"{path} {error}; `rlprobe diagnose RESULTS_DIR` writes it") from error
     try:
-        return structfile.parse(data, Diagnosis, FORMATS, str(path), renew=_renew)
+        return structfile.parse(data, Diagnosis, FORMATS, str(path), renew=_renew, again=_AGAIN)
     except DocumentError as error:
         raise DumpError(f"{path} is not a diagnosis: {error}") from error
+
+
+def current(directory: Path, name: str = NAME) -> Diagnosis:
+    """A diagnosis of what is in its results directory.
+
+    Args:
+        directory: RESULTS_DIR.
+        name: the diagnosis's place in it.
+
+    Raises:
+        DumpError: as :func:`read`; or it was made from other files than are there.
+    """
+    path = directory / name
+    found = read(path)
+    named = dict(found.of)
+    if found.judged is not None:
+        named[_JUDGED] = found.judged
+    basis.check(directory, named, path, _AGAIN)
+    return found
 
 
 def answer(directory: Path) -> Diagnosis:
@@ -171,9 +195,9 @@ def answer(directory: Path) -> Diagnosis:
     anything else is of earlier results.
 
     Raises:
-        DumpError: as :func:`read`.
+        DumpError: as :func:`current`.
     """
-    found = read(directory / NAME)
+    found = current(directory)
     path = directory / REFINED / NAME
     if not path.is_file():
         return found

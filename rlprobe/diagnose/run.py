@@ -26,7 +26,7 @@ from rlprobe.diagnose.gate import Gate, check, dumps
 from rlprobe.diagnose.gate.evidence import Evidence
 from rlprobe.diagnose.gate.extent import coverage
 from rlprobe.diagnose.gate.steps import merged
-from rlprobe.judge import analysis, decisive, extent, multiples, outline, tables
+from rlprobe.judge import analysis, basis, decisive, extent, multiples, outline, tables
 from rlprobe.judge import curves as judge_curves
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.curves import NOT_JUDGED, Curve
@@ -53,6 +53,7 @@ def diagnose(directory: Path) -> Diagnosis:
     """
     results = Results.open(directory)
     benchmark, target = require(results, BENCHMARK), require(results, TARGET)
+    of = basis.of(results)
     every = [judge(results, number) for number in judged_steps(results, benchmark, target)]
     judged = tables.tables(results, every)
     found = [] if results.of_dumps else curves.find(results, every[0])
@@ -63,7 +64,7 @@ def diagnose(directory: Path) -> Diagnosis:
     summary = tables.write(results, step, judged)
     controls = len(curves.perturbed(results))
     return _Judged(
-        results, benchmark, target, every, step, gate, summary, extents, found, controls
+        results, benchmark, target, every, step, gate, of, summary, extents, found, controls
     ).diagnosis()
 
 
@@ -125,6 +126,8 @@ class _Judged:
     #: The step that decides, and the gate up to it.
     step: Step
     gate: Gate
+    #: What it was made from (:func:`basis.of`).
+    of: dict[str, str]
     #: Digest of the judged tables' summary, and how much they judge.
     summary: str
     extents: Extents
@@ -213,6 +216,7 @@ class _Judged:
             extent=self.extents,
             curves=self.curves,
             judged=self.summary,
+            of=self.of,
         )
 
     def _strip_of_all(self) -> list[StageResult]:

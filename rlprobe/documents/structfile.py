@@ -1,7 +1,8 @@
-"""Reads rlprobe's own JSON into typed structs: within limits, of a known version, or one error."""
+"""rlprobe's own JSON of typed structs: read within limits, of a known version, and sealed."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,11 +10,20 @@ from typing import Any, TypeVar
 import msgspec
 
 from rlprobe import formats
+from rlprobe.documents import seal
 from rlprobe.documents.limits import DocumentError, read_bytes
 
 #: Results have kilobytes; what is larger is none.
 MAX_BYTES = 64 << 20
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
+_log = logging.getLogger(__name__)
+
+
+def encoded(value: Any) -> bytes:
+    """The bytes of a file that holds a struct, or its plain data, and their digest."""
+    # as the file will say it: what JSON has no number for becomes null
+    said = msgspec.json.decode(msgspec.json.encode(value))
+    return msgspec.json.format(msgspec.json.encode(seal.sealed(said)), indent=1) + b"\n"
 
 
 def load(
@@ -23,17 +33,18 @@ def load(
     *,
     most: int = MAX_BYTES,
     unmarked: int | None = None,
+    again: str = "",
 ) -> T:
     """The struct in a file; arguments as :func:`parse`'s.
 
     Raises:
         DocumentError: the file cannot be read or is larger than ``most`` bytes, or :func:`parse`
             refuses it.
-        DumpError: it is of another version.
+        DumpError: it is of another version, or was changed.
     """
     data = read_bytes(path, most)
     try:
-        return parse(data, kind, known, str(path), unmarked=unmarked)
+        return parse(data, kind, known, str(path), unmarked=unmarked, again=again)
     except DocumentError as error:
         raise DocumentError(f"is not readable: {error}") from error
 
@@ -46,6 +57,7 @@ def parse(
     *,
     unmarked: int | None = None,
     renew: Callable[[dict[str, Any]], None] | None = None,
+    again: str = "",
 ) -> T:
     """The struct that a JSON text stands for.
 
@@ -56,15 +68,19 @@ def parse(
         where: the file, as messages name it.
         unmarked: version of a file that names none; None: there is no such version.
         renew: brings an older version's mapping to the last one.
+        again: how the file is made again, for messages.
 
     Raises:
         DocumentError: it is not JSON, or not such a struct.
-        DumpError: it is of another version.
+        DumpError: it is of another version, or is not what was written.
     """
     try:
         raw = msgspec.json.decode(data)
         said = raw.get("format", unmarked) if isinstance(raw, dict) else None
-        if formats.check(said, known, where) != known[-1] and renew is not None:
+        version = formats.check(said, known, where)
+        if not seal.check(raw, kind.__struct_fields__, where, again):
+            _log.info("%s carries no digest: nothing shows whether it was changed", where)
+        if version != known[-1] and renew is not None:
             renew(raw)
         return msgspec.convert(raw, kind, str_keys=True)
     # a struct's own checks raise ValueError

@@ -12,7 +12,6 @@ Format 1 named none; of such a summary the records are held against its counts.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import msgspec
 import polars as pl
 
 from rlprobe import files, formats
-from rlprobe.documents import structfile
+from rlprobe.documents import seal, structfile
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.errors import DumpError
 
@@ -67,7 +66,7 @@ def sides(directory: Path) -> Sides | None:
     if not path.is_file():
         return None
     try:
-        return structfile.load(path, Sides, most=_MAX_BYTES, unmarked=1)
+        return structfile.load(path, Sides, most=_MAX_BYTES, unmarked=1, again=_AGAIN)
     except DocumentError as error:
         raise DumpError(f"{path} {error}; {_AGAIN}") from error
 
@@ -107,7 +106,7 @@ def summary(directory: Path) -> dict[str, Any] | None:
         raise DumpError(f"{path} is not readable: {error}; {_AGAIN}") from error
     if not isinstance(value, dict):
         raise DumpError(f"{path} is not a summary; {_AGAIN}")
-    if formats.check(value.get("format"), FORMATS, str(path)) > 1 and not _is_sealed(value):
+    if formats.check(value.get("format"), FORMATS, str(path)) > 1 and not seal.holds(value):
         raise DumpError(f"{path} is not what was written: it was changed or damaged; {_AGAIN}")
     return value
 
@@ -120,18 +119,7 @@ def of_key_data_alone(said: dict[str, Any]) -> bool:
 
 def sealed(said: dict[str, Any]) -> str:
     """The text of a summary, with the digest that shows every change of it."""
-    rest = {name: value for name, value in said.items() if name != "digest"}
-    return json.dumps({**rest, "digest": _digest(rest)}, indent=1, allow_nan=False) + "\n"
-
-
-def _is_sealed(said: dict[str, Any]) -> bool:
-    rest = {name: value for name, value in said.items() if name != "digest"}
-    return said.get("digest") == _digest(rest)
-
-
-def _digest(said: dict[str, Any]) -> str:
-    text = json.dumps(said, sort_keys=True, separators=(",", ":"))
-    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+    return json.dumps(seal.sealed(said), indent=1, allow_nan=False) + "\n"
 
 
 def table(directory: Path, name: str = RECORDS) -> pl.LazyFrame | None:

@@ -108,9 +108,10 @@ def _part(path: Path, step: int, rank: int) -> TokenSketches:
     try:
         _check_size(path)
         with np.load(path, allow_pickle=False) as arrays:
-            names, k, left_out = arrays["names"], int(arrays["k"]), int(arrays["left_out"])
-            columns = {column: arrays[column] for column in _COLUMNS}
-            sketch = arrays["sketch"]
+            # what is in the archive and no array comes as bytes
+            names, sketch = np.asarray(arrays["names"]), np.atleast_1d(arrays["sketch"])
+            k, left_out = int(arrays["k"]), int(arrays["left_out"])
+            columns = {column: np.asarray(arrays[column]) for column in _COLUMNS}
     except _DAMAGED as error:
         raise StoreError(f"{path} is not a file of token sketches: {error}") from error
     rows = len(sketch)

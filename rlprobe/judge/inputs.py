@@ -5,7 +5,8 @@ hand)::
 
     {"format": 1, "name": …, "framework": …, "framework_version": …, "store": …, "coverage": 0.9,
      "runs": {role: {"key", "device", "precision", "stages", "imported"}},
-     "pairs": {pair: {"benchmark": role, "target": role, "stages": [...]}}}
+     "pairs": {pair: {"benchmark": role, "target": role, "stages": [...]}},
+     "digest": sha256 of the rest (:mod:`rlprobe.documents.seal`)}
 
 Beside it stand ``compare/{pair}/{stage}/{records.parquet, summary.json}``; the runs are in the
 store. What ``rlprobe compare A B -o OUT`` wrote of two dumps, ``OUT/{stage}/…``, is read as an
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 NAME = "alignment.json"
 _MAX_BYTES = 16 << 20
+_AGAIN = "`rlprobe config plan CONFIG` writes it again"
 
 
 class PlannedRun(msgspec.Struct, frozen=True):
@@ -109,7 +111,7 @@ class Results:
                 f"{{stage}}/{tables.SUMMARY} in {directory} either"
             ) from error
         try:
-            plan = structfile.parse(data, Plan, (FORMAT,), str(path), unmarked=FORMAT)
+            plan = structfile.parse(data, Plan, (FORMAT,), str(path), unmarked=FORMAT, again=_AGAIN)
         except DocumentError as error:
             raise DumpError(f"{path} is not an alignment's plan: {error}") from error
         unknown = [s for p in plan.pairs.values() for s in p.stages if s not in stages.STAGES]
@@ -215,8 +217,7 @@ def write(
 
 def save(path: Path, plan: Plan) -> None:
     """Write ``alignment.json``, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_bytes(path, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
+    replace_bytes(path, structfile.encoded(plan))
 
 
 def require(results: Results, role: str) -> Run:

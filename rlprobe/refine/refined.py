@@ -282,8 +282,7 @@ def write(directory: Path, refined: Refined) -> Path:
     path = directory / "refine" / NAME
     path.parent.mkdir(parents=True, exist_ok=True)
     plain, messages = kept(refined)
-    data = msgspec.json.encode(plain | {"messages": messages})
-    replace_bytes(path, msgspec.json.format(data, indent=1) + b"\n")
+    replace_bytes(path, structfile.encoded(plain | {"messages": messages}))
     return path
 
 
@@ -297,7 +296,7 @@ def read(directory: Path) -> Refined | None:
     if not path.is_file():
         return None
     try:
-        return structfile.load(path, Refined, (FORMAT,))
+        return structfile.load(path, Refined, (FORMAT,), again="refine again")
     except DocumentError as error:
         raise DumpError(f"{path} {error}; refine again") from error
 

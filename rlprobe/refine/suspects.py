@@ -48,9 +48,9 @@ def find(directory: Path, budget_mib: int) -> Plan:
         DumpError, StoreError: a file or run is missing or damaged.
     """
     results = Results.open(directory)
-    found = diagnosis.read(directory / diagnosis.NAME)
+    found = diagnosis.current(directory)
     benchmark, target = require(results, BENCHMARK), require(results, TARGET)
-    step = tables.read(results)
+    step = tables.read(results, found.judged)
     diverged = analysis.first_of(step)
 
     def nothing(reason: str) -> Plan:
@@ -108,7 +108,7 @@ def write(directory: Path, plan: Plan) -> Path:
     """Write ``RESULTS_DIR/refine/suspects.json``."""
     path = directory / "refine" / NAME
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_bytes(path, msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n")
+    replace_bytes(path, structfile.encoded(plan))
     return path
 
 
@@ -120,7 +120,7 @@ def read(directory: Path) -> Plan:
     """
     path = directory / "refine" / NAME
     try:
-        return structfile.load(path, Plan, (FORMAT,))
+        return structfile.load(path, Plan, (FORMAT,), again="refine again")
     except DocumentError as error:
         raise DumpError(f"{path} {error}; `rlprobe refine --part suspects` writes it") from error
 

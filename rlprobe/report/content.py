@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from markupsafe import Markup
 
+from rlprobe import files
 from rlprobe.diagnose import diagnosis, mismatch, sentence
 from rlprobe.diagnose.curves import perturbed
 from rlprobe.diagnose.diagnosis import Diagnosis, GateItem, StageResult
@@ -18,7 +18,18 @@ from rlprobe.judge.analysis import Step
 from rlprobe.judge.extent import Extent
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import Difference
-from rlprobe.report import card, chart, commands, heat, payload, scope, side_by_side, tables, words
+from rlprobe.report import (
+    card,
+    chart,
+    commands,
+    heat,
+    history,
+    payload,
+    scope,
+    side_by_side,
+    tables,
+    words,
+)
 from rlprobe.report.card import Card
 from rlprobe.report.commands import Command
 from rlprobe.report.scope import Grid, Reason
@@ -151,6 +162,10 @@ class Page:
     provenance: list[tuple[Markup, str]]
     #: What the scripts need besides records.
     live: dict[str, Any]
+    #: sha256 of ``diagnosis.json``.
+    diagnosis: str
+    #: Where the page's own digest goes.
+    digest: Markup = field(default_factory=history.unsealed)
     safety: str = f"{noise.SAFETY:g}"
     version: str = __version__
 
@@ -178,6 +193,7 @@ def gather(
         DumpError, StoreError: a file is damaged.
     """
     first_step = target.manifest.first_step
+    digest = files.digest(results.directory / diagnosis.NAME).sha256
     different, same = side_by_side.environment(benchmark, target)
     metrics = side_by_side.metrics(benchmark, target)
     curves = side_by_side.curves(benchmark, target, found.curves)
@@ -231,7 +247,8 @@ def gather(
         commands=commands.every(results, benchmark, target, found),
         source=str(results.directory.resolve()),
         runs=f"{benchmark.key}-{target.key}",
-        provenance=_provenance(results, benchmark, target),
+        diagnosis=digest,
+        provenance=_provenance(results, benchmark, target, digest),
         live={
             "stages": stages,
             "step": step.number,
@@ -417,9 +434,10 @@ def _gap(benchmark: Run, target: Run, step: int) -> Gap | None:
     )  # fmt: skip
 
 
-def _provenance(results: Results, benchmark: Run, target: Run) -> list[tuple[Markup, str]]:
-    data = (results.directory / diagnosis.NAME).read_bytes()
-    found = [(words.both("inputs_digest"), hashlib.sha256(data).hexdigest())]
+def _provenance(
+    results: Results, benchmark: Run, target: Run, digest: str
+) -> list[tuple[Markup, str]]:
+    found = [(words.both("inputs_digest"), digest)]
     what = "dump" if results.of_dumps else "run"
     found += [
         (words.both(f"{role}_{what}"), str(run.path) if results.of_dumps else run.key)

@@ -1,18 +1,26 @@
-"""Pages of earlier runs: kept beside the new one, and what each says of itself."""
+"""Pages of earlier runs: kept beside the new one, and what each says of itself.
+
+A page carries the digest of its own text, in which the digest itself is written as zeros.
+"""
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import re
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
+
+from markupsafe import Markup
 
 #: Beside ``report.html``.
 DIRECTORY = "history"
 #: A page's head, with everything that it says of itself, is within this many characters.
 _HEAD = 1 << 16
 _PREFIX = "rlprobe-"
+_DIGEST = '<meta name="rlprobe-digest" content="sha256:{}">'
+_ZEROS = "0" * 64
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,8 @@ class Page:
     verdict: str
     sentence: str
     runs: str
+    #: sha256 of the diagnosis that it shows; empty where it does not say.
+    diagnosis: str
     #: When the page was written.
     written: datetime.datetime
 
@@ -59,8 +69,34 @@ def read_page(path: Path) -> Page | None:
         known.get("verdict", ""),
         known.get("sentence", ""),
         known["runs"],
+        known.get("diagnosis", ""),
         written,
     )
+
+
+def unsealed() -> Markup:
+    """What stands in a page's head before its digest is known."""
+    return Markup(_DIGEST.format(_ZEROS))
+
+
+def sealed(text: str) -> str:
+    """A page with its digest."""
+    digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+    return text.replace(_DIGEST.format(_ZEROS), _DIGEST.format(digest), 1)
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a page is what was written; also one of an earlier version, which does not say.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    data = path.read_bytes()
+    before, mark, after = data.partition(_DIGEST.partition("{}")[0].encode())
+    if not mark:
+        return b'name="rlprobe-diagnosis"' not in before[:_HEAD]
+    zeros = before + mark + _ZEROS.encode() + after[64:]
+    return after[:64] == hashlib.sha256(zeros).hexdigest().encode()
 
 
 def keep(path: Path, runs: str) -> None:

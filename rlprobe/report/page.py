@@ -51,7 +51,7 @@ def write(directory: Path, *, texts: bool = True) -> Path:
     content = gather(results, found, step, benchmark, target, texts=texts)
     path = directory / NAME
     history.keep(path, content.runs)
-    replace_text(path, render(content))
+    replace_text(path, history.sealed(render(content)))
     return path
 
 

@@ -44,7 +44,7 @@ def write(path: str | os.PathLike[str], rollouts: Rollouts) -> None:
     # because shared cluster file systems often refuse them and nobody else has this name.
     with (
         written(Path(path), durable=True) as temporary,
-        h5py.File(temporary, "x", libver="earliest", locking=False) as file,
+        h5py.File(temporary, "w", libver="earliest", locking=False) as file,
     ):
         _write_content(file, rollouts)
 

@@ -166,6 +166,11 @@ def _check_rows(tensors: dict[str, np.ndarray], data: Path) -> None:
     rows = {key: tensor.shape[0] for key, tensor in tensors.items()}
     if len(set(rows.values())) != 1:
         raise ReplayError(f"{data}: keys have different numbers of rows: {rows}")
+    for key in ("prompts", "responses"):
+        if tensors[key].ndim != 2:
+            raise ReplayError(
+                f"{data / key}: arrays have {tensors[key].ndim} axes; expected [rows, tokens]"
+            )
     width = tensors["prompts"].shape[1] + tensors["responses"].shape[1]
     for key in ("attention_mask", "input_ids"):
         if tensors[key].shape[1:] != (width,):

@@ -26,6 +26,7 @@ from rlprobe.compare.compare import Options, compare
 from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.diagnose.run import diagnose
+from rlprobe.documents import seal
 from rlprobe.errors import ConfigError
 from rlprobe.files import replace_text
 from rlprobe.judge import tables
@@ -243,7 +244,7 @@ class Pipeline:
         shutil.rmtree(directory, ignore_errors=True)
         shutil.copytree(repeat, directory / "compare" / REPEAT, copy_function=os.link)
         self._compare(jobs, TARGET, directory / "compare" / TARGET)
-        replace_text(directory / PLAN, json.dumps(jobs.described(), indent=1))
+        replace_text(directory / PLAN, json.dumps(seal.sealed(jobs.described()), indent=1))
         found = diagnose(directory)
         text = json.dumps(found.as_dict(), indent=1)
         replace_text(directory / diagnosis.NAME, text)

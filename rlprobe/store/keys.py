@@ -166,6 +166,8 @@ def _tensor_places(stream: BinaryIO, size: int, state: Any) -> list[int] | None:
             for name, entry in sorted(json.loads(header).items())
             if name != "__metadata__"
         ]
+        if not all(type(place) is int for span in spans for place in span):
+            return None
         middles = [8 + length + (start + end) // 2 for start, end in spans]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -24,19 +24,33 @@ def listed(run: Path) -> dict[str, Digest]:
     Raises:
         StoreError: the manifest is missing or damaged.
     """
+    return _read(run)[1]
+
+
+def key(run: Path) -> str:
+    """The run's key, as its manifest says it.
+
+    Raises:
+        StoreError: as :func:`listed`.
+    """
+    return _read(run)[0]
+
+
+def _read(run: Path) -> tuple[str, dict[str, Digest]]:
     path = run / MANIFEST
     try:
         state = path.stat()
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
-    return _listed(path, state.st_ino, state.st_size, state.st_mtime_ns)
+    return _manifest(path, state.st_ino, state.st_size, state.st_mtime_ns)
 
 
 @lru_cache(maxsize=8)
-def _listed(path: Path, *_identity: int) -> dict[str, Digest]:
+def _manifest(path: Path, *_identity: int) -> tuple[str, dict[str, Digest]]:
     try:
-        rows = jsonfile.load(path, most=_MAX_BYTES)["files"]
-        return {row["path"]: Digest(row["sha256"], row["size"]) for row in rows}
+        said = jsonfile.load(path, most=_MAX_BYTES)
+        rows = {row["path"]: Digest(row["sha256"], row["size"]) for row in said["files"]}
+        return str(said.get("key", "")), rows
     except (DocumentError, ValueError, TypeError, KeyError) as error:
         raise StoreError(f"{path} lists no files: {error}") from error
 

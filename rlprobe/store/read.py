@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Iterator
@@ -14,11 +15,12 @@ import polars as pl
 from rlprobe import formats
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError, read_bytes
-from rlprobe.dumps import proof
+from rlprobe.dumps import described, proof, token_sketches
 from rlprobe.dumps.key_data import KeyData
 from rlprobe.errors import StoreError
 from rlprobe.store import copies, listing
 from rlprobe.store.manifest import MAX_BYTES, NAME, Manifest
+from rlprobe.store.parts import WEIGHTS
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{4,64}")
@@ -140,41 +142,47 @@ class Run:
 
     def token_sketches(self, stage: str) -> pl.DataFrame | None:
         """Sketches per token (columns: ``tokensketches.SCHEMA``), None where there are none."""
-        return self._table(f"token_sketches/{stage}.parquet")
+        return self._table(f"token_sketches/{stage}.parquet", token_sketches.SCHEMA)
 
     def weights(self) -> pl.DataFrame | None:
         """``weights.parquet`` (columns: ``parts.WEIGHTS``), None when weights were not digested."""
-        return self._table("weights.parquet")
+        return self._table("weights.parquet", WEIGHTS)
 
     def mock_proof(self) -> list[proof.Entry] | None:
         """Entries of ``mock_proof.json``; None without one."""
         found = self._json(proof.NAME)
-        try:
-            return None if found is None else proof.entries(found.get("samples"))
-        except DocumentError as error:
-            raise StoreError(f"{self.path / proof.NAME} is damaged: {error}") from error
+        if found is None:
+            return None
+        with self._described(proof.NAME):
+            return proof.entries(found.get("samples"))
 
     def environment(self) -> dict[str, dict[str, Any]]:
         """Versions and settings by process, ``{role}-rank{R}``."""
         found = self._json("environment.json")
-        said = {} if found is None else found.get("processes")
-        if not isinstance(said, dict) or not all(isinstance(one, dict) for one in said.values()):
-            raise StoreError(f"{self.path / 'environment.json'} is damaged: it names no processes")
-        return said
+        if found is None:
+            return {}
+        with self._described("environment.json"):
+            return described.environment(found.get("processes"))
 
     def metrics(self) -> list[dict[str, Any]]:
         """The trainer's metrics: step, trainer_step, metrics {name: number}."""
         if not self.has(METRICS):
             return []
         path = self.checked(METRICS)
-        try:
+        with self._described(METRICS):
             lines = read_bytes(path, MAX_BYTES).splitlines()
             rows = [jsonfile.mapping(jsonfile.parse(line, nonfinite=True)) for line in lines]
+            if rows and "format" in rows[0]:  # runs committed before have no such line
+                formats.check(rows.pop(0)["format"], (METRICS_FORMAT,), str(path), StoreError)
+            return [described.metrics(row) for row in rows]
+
+    @contextlib.contextmanager
+    def _described(self, name: str) -> Iterator[None]:
+        """Errors of a document of the run name its file."""
+        try:
+            yield
         except DocumentError as error:
-            raise StoreError(f"{path} is not readable: {error}") from error
-        if rows and "format" in rows[0]:  # runs committed before have no such line
-            formats.check(rows.pop(0)["format"], (METRICS_FORMAT,), str(path), StoreError)
-        return rows
+            raise StoreError(f"{self.path / name} is not readable: {error}") from error
 
     def has(self, path: str) -> bool:
         """Whether the manifest lists a file."""
@@ -184,25 +192,28 @@ class Run:
         if not self.has(name):
             return None
         path = self.checked(name)
-        try:
-            value = jsonfile.load(path, most=MAX_BYTES, nonfinite=True)
-        except DocumentError as error:
-            raise StoreError(f"{path} is not readable: {error}") from error
-        if not isinstance(value, dict):
-            raise StoreError(f"{path} holds no mapping")
+        with self._described(name):
+            value = jsonfile.mapping(jsonfile.load(path, most=MAX_BYTES, nonfinite=True))
         formats.check(value.get("format"), (1,), str(path), StoreError)
         return value
 
-    def _table(self, name: str) -> pl.DataFrame | None:
+    def _table(self, name: str, schema: dict[str, Any]) -> pl.DataFrame | None:
         if not self.has(name):
             return None
         path = self.checked(name)
         try:
             kind = name.partition("/")[0].removesuffix(".parquet")
             formats.check_mark(pl.read_parquet_metadata(path), kind, (1,), str(path), StoreError)
-            return pl.read_parquet(path)
+            table = pl.read_parquet(path)
         except (OSError, pl.exceptions.PolarsError) as error:
             raise StoreError(f"{path} is not a readable table: {error}") from error
+        wrong = [key for key, kind in schema.items() if table.schema.get(key) != kind]
+        if wrong:
+            found = table.schema.get(wrong[0])
+            raise StoreError(
+                f"{path}: column {wrong[0]!r} is {found}, such a table has {schema[wrong[0]]}"
+            )
+        return table
 
 
 def require(store: Path) -> None:

@@ -1,7 +1,9 @@
 """How long the soak lasts, and what it found: ``make soak MINUTES=30``, or a short form.
 
 Each test gets a share of the minutes, or a number of rounds where none are given, and counts what
-it did in ``figures``; they are printed at the end. A loss fails its test at once.
+it did in ``figures``; they are printed at the end, those of all processes together. The shares of
+all tests are a little less than two: the long form has two processes. A loss fails its test at
+once.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +24,8 @@ from tests.soak.driving import Driver
 from tests.soak.world import World
 
 _FIGURES: Counter[str] = Counter()
+#: Figures that count bits that were flipped.
+FLIPS = ("flips in a store", "flips in results")
 #: Minutes of all tests together; 0: the short form.
 MINUTES = float(os.environ.get("SOAK_MINUTES") or 0)
 SEED = int(os.environ.get("SOAK_SEED") or 20251201)
@@ -77,8 +82,23 @@ def driver() -> Iterator[Driver]:
     driver.close()
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    told = getattr(session.config, "workeroutput", None)
+    if told is not None:
+        told["soak"] = dict(_FIGURES)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Add up what the processes of pytest-xdist did."""
+    _FIGURES.update(getattr(node, "workeroutput", {}).get("soak", {}))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _FIGURES:
         terminalreporter.section(f"soak, seed {SEED}")
-        for name, count in sorted(_FIGURES.items()):
+        kills = sum(count for name, count in _FIGURES.items() if name.startswith("kills"))
+        flips = sum(count for name, count in _FIGURES.items() if name in FLIPS)
+        lines = {**_FIGURES, "kills, all": kills, "flips, all": flips}
+        for name, count in sorted(lines.items()):
             terminalreporter.write_line(f"{count:>8}  {name}")

@@ -1,13 +1,16 @@
 """Runs rlprobe's commands in forks of one warm process, and kills them where it is told to.
 
-A line of JSON on stdin is a job: {"words": [...] or "commit": {...}, "cwd", "at", "after"}; the
-fork kills itself at its ``at``-th call that changes the file system, or is killed ``after``
-seconds. The answer: {"killed", "code", "calls", "said"}. This process itself reads no table, so
-that no thread of polars is lost in a fork.
+A line of JSON on stdin is a job: {"words": [...] or "commit": {...}, "cwd", "at", "after",
+"errno"}; the fork kills itself at its ``at``-th call that changes the file system, or is killed
+``after`` seconds. With ``errno`` that call fails so, and so does every one of its kind after it.
+The answer: {"killed", "code", "calls", "said"}. This process itself reads no table, so that no
+thread of polars is lost in a fork.
 """
 
 from __future__ import annotations
 
+import builtins
+import io
 import json
 import os
 import select
@@ -21,12 +24,17 @@ from typing import Any
 
 import rlprobe.cli
 import rlprobe.cli.compare
+import rlprobe.cli.config
 import rlprobe.cli.diagnose
 import rlprobe.cli.report
+import rlprobe.cli.rollouts
 import rlprobe.cli.store
+import rlprobe.cli.verdict
 import rlprobe.compare.compare
 import rlprobe.diagnose.run
+import rlprobe.report.overview
 import rlprobe.report.page
+import rlprobe.report.plain
 import rlprobe.store.exporting
 import rlprobe.store.importing
 import rlprobe.store.repair
@@ -36,31 +44,52 @@ CALLS = ("link", "rename", "replace", "fsync", "mkdir", "chmod", "unlink", "rmdi
 _LIMIT = 60.0
 
 
-def count_calls(at: int) -> list[int]:
-    """Count the calls that change the file system; die at one of them."""
-    seen = [0]
+class Calls:
+    """Counts the calls that change the file system, and dies or fails at one of them."""
 
-    def counted(name: str) -> None:
-        real = getattr(os, name)
+    def __init__(self, at: int, number: int | None) -> None:
+        self.seen = 0
+        self._at = at
+        self._number = number
+        self._broken: str | None = None
+        for name in CALLS:
+            setattr(os, name, self._counted(name, getattr(os, name)))
+        opened = self._opened(builtins.open)
+        builtins.open = io.open = opened  # type: ignore[assignment]
 
+    def _meet(self, name: str, path: Any) -> None:
+        self.seen += 1
+        if self.seen == self._at and self._number is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.seen == self._at:
+            self._broken = name
+        # a disk that is full or broken stays so; what can still be done is the others'
+        if self._broken == name and self._number is not None:
+            # as the kernel says it: fsync knows no name
+            named = () if isinstance(path, int) else (os.fspath(path),)
+            raise OSError(self._number, os.strerror(self._number), *named)
+
+    def _counted(self, name: str, real: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            seen[0] += 1
-            if seen[0] == at:
-                os.kill(os.getpid(), signal.SIGKILL)
+            self._meet(name, args[0])
             return real(*args, **kwargs)
 
-        setattr(os, name, call)
+        return call
 
-    for name in CALLS:
-        counted(name)
-    return seen
+    def _opened(self, real: Any) -> Any:
+        def call(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if isinstance(file, (str, bytes, os.PathLike)) and set(mode) & set("wxa+"):
+                self._meet("open", file)
+            return real(file, mode, *args, **kwargs)
+
+        return call
 
 
 def work(job: dict[str, Any], answer: int, output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.chdir(job["cwd"])
-    seen = count_calls(job.get("at") or 0)
+    calls = Calls(job.get("at") or 0, job.get("errno"))
     code = 99
     try:
         if "commit" in job:
@@ -74,7 +103,7 @@ def work(job: dict[str, Any], answer: int, output: int) -> None:
     except BaseException:  # noqa: BLE001 - any end is an answer
         traceback.print_exc()
     sys.stdout.flush()
-    os.write(answer, json.dumps({"code": code, "calls": seen[0]}).encode())
+    os.write(answer, json.dumps({"code": code, "calls": calls.seen}).encode())
     os._exit(0)
 
 

@@ -42,6 +42,7 @@ class Driver:
         cwd: Path,
         at: int | None = None,
         after: float | None = None,
+        errno: int | None = None,
         commit: dict[str, Any] | None = None,
     ) -> Ended:
         """Run a command of rlprobe, or commit scratch space.
@@ -51,11 +52,13 @@ class Driver:
             cwd: where.
             at: number of the call that changes the file system at which it dies.
             after: seconds until it is killed.
+            errno: how that call fails, instead of killing it, and all such calls after it.
             commit: scratch, store, key and declared, instead of words.
         """
         job: dict[str, Any] = {"cwd": str(cwd)}
         job |= {"commit": commit} if commit else {"words": [str(word) for word in words]}
-        job |= {name: value for name, value in (("at", at), ("after", after)) if value}
+        more = {"at": at, "after": after, "errno": errno}
+        job |= {name: value for name, value in more.items() if value}
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(job) + "\n")
         self.process.stdin.flush()

@@ -84,7 +84,7 @@ def test_a_killed_command_on_the_store_loses_nothing_and_is_done_again(
     place = memory / "kills"
     total = calls_of(driver, world, name, place)
     assert total > 3
-    for _ in rounds(0.05, 2):
+    for _ in rounds(0.03, 2):
         at = chance.randint(1, total)
         prepare(world, name, place)
         store = place / "store"
@@ -127,7 +127,7 @@ def test_killed_analysis_never_changes_a_verdict_and_is_done_again(
 ) -> None:  # fmt: skip
     place = world.copy(memory / "analysis")
     command = words(world, ANALYSIS[name])
-    for _ in rounds(0.1, 2):
+    for _ in rounds(0.06, 2):
         ended = driver.run(*command, cwd=place, after=chance.uniform(0.005, 0.6))
         figures[f"kills: {name}"] += ended.killed
         figures["tracebacks"] += ended.broke
@@ -143,8 +143,9 @@ def test_killed_analysis_never_changes_a_verdict_and_is_done_again(
         assert verdict(place) == world.verdict
         page = place / "results/a/report.html"
         assert page.read_text(encoding="utf-8").rstrip().endswith("</html>")
-        left = [p.name for p in (place / "results").rglob(".*.tmp*")]
-        figures["temporary files that killed commands left"] += len(left)
+        # the next writer of a directory has cleared it
+        left = list((place / "results").rglob(".*.tmp*"))
+        assert left == []
 
 
 def verdict(place: Path) -> str:

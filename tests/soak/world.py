@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlprobe.cli import main
+from rlprobe.documents import seal
 from rlprobe.store.alignments import record_alignment
 from rlprobe.store.commit import commit
 from rlprobe.store.exporting import export
@@ -19,6 +20,7 @@ from rlprobe.store.read import Run, keys
 from rlprobe.store.repair import repair
 from tests.unit.store.conftest import declare, write_scratch
 
+_SIDES = ("benchmark", "target")
 _RELEASED = Path(__file__).parents[1] / "unit" / "formats" / "0.1.0.tar.xz"
 
 
@@ -38,7 +40,13 @@ class World:
     new: Path
     kept: tuple[str, ...]
     manifests: dict[str, bytes]
-    verdict: str
+    #: Of the results ``a`` of an alignment, and ``dumps`` of two dumps.
+    verdicts: dict[str, str]
+
+    @property
+    def verdict(self) -> str:
+        """Of the alignment's results."""
+        return self.verdicts["a"]
 
     @classmethod
     def make(cls, root: Path) -> World:
@@ -67,8 +75,11 @@ class World:
         }
         (place / "runs.rlprobe").unlink()
         shutil.rmtree(store / "tmp", ignore_errors=True)
-        said = json.loads((place / "results/a/diagnosis.json").read_text())
-        return cls(place, key, declared, old, new, (*kept, key), manifests, said["verdict"])
+        verdicts = {
+            name: json.loads((place / "results" / name / "diagnosis.json").read_text())["verdict"]
+            for name in ("a", "dumps")
+        }
+        return cls(place, key, declared, old, new, (*kept, key), manifests, verdicts)
 
     def bundle(self, name: str) -> Path:
         return self.root.parent / f"{name}.rlprobe"
@@ -106,16 +117,21 @@ def _compare(place: Path, kept: list[str]) -> None:
         assert plan is not None
         data = plan.read()
     (place / "results" / "a").mkdir(parents=True)
-    (place / "results" / "a" / "alignment.json").write_bytes(data)
     said = json.loads(data)
+    sealed = json.dumps(seal.sealed(said))
+    (place / "results" / "a" / "alignment.json").write_text(sealed)
     os.chdir(place)
     try:
         for pair, sides in said["pairs"].items():
-            runs = [f"store/runs/{said['runs'][sides[s]]['key']}" for s in ("benchmark", "target")]
+            runs = [f"store/runs/{said['runs'][sides[s]]['key']}" for s in _SIDES]
             out = f"results/a/compare/{pair}"
             assert main(["compare", *runs, "-o", out, "--pair", pair, "--no-fail", "-q"]) == 0
-        assert main(["diagnose", "results/a", "-q"]) == 0
-        assert main(["report", "results/a", "-q"]) == 0
+        roles = said["pairs"]["target"]
+        dumps = [f"store/runs/{said['runs'][roles[s]]['key']}/dump" for s in _SIDES]
+        assert main(["compare", *dumps, "-o", "results/dumps", "--no-fail", "-q"]) == 0
+        for name in ("a", "dumps"):
+            assert main(["diagnose", f"results/{name}", "--no-fail", "-q"]) == 0
+            assert main(["report", f"results/{name}", "-q"]) == 0
     finally:
         os.chdir(before)
 

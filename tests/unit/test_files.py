@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -120,3 +124,90 @@ def test_a_claim_is_exclusive_between_processes(tmp_path: Path) -> None:
     counts = [int(process.communicate(timeout=60)[0]) for process in started]
     assert [process.returncode for process in started] == [0, 0, 0] and sum(counts) > 0
     assert list(tmp_path.iterdir()) == []
+
+
+_WRITER = """
+import sys, pathlib, rlprobe.files as f
+with f.written(pathlib.Path(sys.argv[1])) as place:
+    place.write_text("half")
+    print(place.name, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process in the middle of writing a file, and the name that it writes to."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdin is not None
+    yield process, process.stdout.readline().strip()
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("name", ["a.json", "records.parquet", "no ending", ".hidden.tmp"])
+def test_the_next_writer_clears_what_a_killed_one_left(tmp_path: Path, name: str) -> None:
+    with writing(tmp_path / name) as (process, temporary):
+        process.kill()
+        process.wait()
+        assert [path.name for path in tmp_path.iterdir()] == [temporary]
+        files.replace_text(tmp_path / "another.html", "x")
+        assert [path.name for path in tmp_path.iterdir()] == ["another.html"]
+
+
+def test_what_a_living_writer_has_begun_is_left_to_it(tmp_path: Path) -> None:
+    with writing(tmp_path / "a.json") as (process, temporary):
+        files.replace_text(tmp_path / "b.json", "x")
+        files.sweep(tmp_path)
+        assert {path.name for path in tmp_path.iterdir()} == {temporary, "b.json"}
+        process.communicate("", timeout=60)
+    assert (tmp_path / "a.json").read_text() == "half"
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", "b.json"}
+
+
+def test_a_writer_of_this_process_is_a_living_one(tmp_path: Path) -> None:
+    with files.written(tmp_path / "a") as first, files.written(tmp_path / "a") as second:
+        assert first.exists() and second.exists() and first != second
+        first.write_text("1")
+        second.write_text("2")
+    assert (tmp_path / "a").read_text() == "1"
+
+
+@pytest.mark.parametrize("name", [".a.1234-0123abcd.tmp.json", ".a.w1.tmp", "a.w1-0123abcd.tmp"])
+def test_other_files_are_nobodys_to_clear(tmp_path: Path, name: str) -> None:
+    """Such as those of earlier versions, which held no lock on what they wrote."""
+    (tmp_path / name).write_text("x")
+    files.sweep(tmp_path)
+    assert (tmp_path / name).exists()
+
+
+def test_without_locks_nothing_is_known_and_nothing_removed(tmp_path: Path, monkeypatch) -> None:
+    with writing(tmp_path / "a.json") as (process, temporary):
+        process.kill()
+        process.wait()
+        with monkeypatch.context() as broken:
+            refusal = OSError(errno.ENOLCK, "No locks available")
+            broken.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(refusal))
+            files.replace_text(tmp_path / "b.json", "x")
+            assert {path.name for path in tmp_path.iterdir()} == {temporary, "b.json"}
+        files.sweep(tmp_path)
+        assert [path.name for path in tmp_path.iterdir()] == ["b.json"]
+
+
+def test_one_who_sweeps_between_making_a_file_and_holding_it(tmp_path: Path, monkeypatch) -> None:
+    real = files.hold
+    swept: list[int] = []
+
+    def late(descriptor: int, **more: object) -> bool:
+        if not swept:
+            swept.append(descriptor)
+            files.sweep(tmp_path)
+        return real(descriptor, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(files, "hold", late)
+    files.replace_text(tmp_path / "a", "whole")
+    assert swept and [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "whole"

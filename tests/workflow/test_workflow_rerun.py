@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from rlprobe.documents import seal
 from rlprobe.runs.jobs import Jobs
 from tests.workflow import fabricate
 from tests.workflow.project import Project
@@ -210,7 +211,7 @@ def test_the_plan_says_what_the_results_are_of(
     done: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs: Jobs = done.jobs(monkeypatch)
-    assert json.loads(Path(jobs.plan_file).read_text()) == jobs.described()
+    assert json.loads(Path(jobs.plan_file).read_text()) == seal.sealed(jobs.described())
 
 
 def test_refining_an_aligned_target_ends_with_the_reason(done: Project) -> None:

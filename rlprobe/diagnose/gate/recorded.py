@@ -15,6 +15,8 @@ import polars as pl
 from rlprobe import sketch_floors
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, caveat
+from rlprobe.documents import npyfile
+from rlprobe.errors import DumpError
 from rlprobe.judge import keydata
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.excuse import LOPSIDED
@@ -30,6 +32,7 @@ ITEM = "recorded alike"
 _SUMMED = 1e-6
 #: A gradient norm may differ by as much as the gradients' own floor, and by its summing.
 _NORM = 1e-4
+_MAX_BYTES = 1 << 20
 #: A sketch estimates the length of a difference to 9 %: five times that is never reached.
 _ESTIMATED = 1.5
 _SIDES = ("benchmark", "target")
@@ -310,7 +313,10 @@ def _norms(run: Run, step: int) -> dict[str, np.floating[Any]]:
         return {}
     found = {}
     for path in sorted(root.glob(f"{_GRAD_NORM}/step{step}/**/*.npy")):
-        value = np.load(path, allow_pickle=False)
+        try:
+            value = npyfile.load(path, _MAX_BYTES)
+        except (OSError, ValueError) as error:
+            raise DumpError(f"{path} is not a norm: {error}") from error
         if value.size == 1 and np.issubdtype(value.dtype, np.floating):
             found[_called(path, root)] = value.reshape(-1)[0]
     return found

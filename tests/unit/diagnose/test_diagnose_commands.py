@@ -14,15 +14,17 @@ import pytest
 from rlprobe.cli import main
 from rlprobe.diagnose import diagnosis, sentence
 from rlprobe.diagnose.diagnosis import GateItem, StageResult
+from rlprobe.documents import seal
 from rlprobe.errors import DumpError
 from rlprobe.judge.inputs import Plan
+from tests.resealed import edited
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.planted import FORWARD, SHUT
 from tests.unit.diagnose.transformer import Device
 
 EPSILON = next(fault for fault in FORWARD if fault.name == "epsilon of a norm")
 KEYS = ["format", "verdict", "sentence", "gate", "first", "cause", "coverage", "noise", "stages",
-        "extent", "curves", "judged", "messages"]  # fmt: skip
+        "extent", "curves", "judged", "of", "messages", "digest"]  # fmt: skip
 
 
 def test_aligned_diverged_and_not_comparable_have_their_exit_codes(
@@ -88,7 +90,7 @@ def test_only_classes_of_the_list_are_causes(tmp_path: Path, align: Align) -> No
     found = align(Device(split=True, faults=EPSILON.faults, stage=EPSILON.only)).diagnose()
     raw = found.as_dict()
     raw["cause"]["class"] = "gremlins"
-    (tmp_path / "d.json").write_text(json.dumps(raw))
+    (tmp_path / "d.json").write_text(json.dumps(seal.sealed(raw)))
     with pytest.raises(DumpError, match="gremlins"):
         diagnosis.read(tmp_path / "d.json")
 
@@ -125,14 +127,11 @@ def test_the_page_says_why_nothing_was_judged(align: Align) -> None:
 
 def test_hostile_names_and_texts_are_escaped(align: Align) -> None:
     alignment = align(Device(split=True, faults=EPSILON.faults, stage=EPSILON.only))
-    path = alignment.results / "alignment.json"
-    plan = json.loads(path.read_text())
-    plan["name"] = "<script>alert(1)</script>\x1b[2J"
-    path.write_text(json.dumps(plan))
+    with edited(alignment.results / "alignment.json") as plan:
+        plan["name"] = "<script>alert(1)</script>\x1b[2J"
     assert main(["diagnose", str(alignment.results)]) == 0
-    found = json.loads((alignment.results / "diagnosis.json").read_text())
-    found["gate"][0]["evidence"] = "<img src=x onerror=alert(1)>"
-    (alignment.results / "diagnosis.json").write_text(json.dumps(found))
+    with edited(alignment.results / "diagnosis.json") as found:
+        found["gate"][0]["evidence"] = "<img src=x onerror=alert(1)>"
     assert main(["report", str(alignment.results)]) == 0
     page = (alignment.results / "report.html").read_text(encoding="utf-8")
     assert "<script>alert" not in page and "<img" not in page and "\x1b" not in page

@@ -16,6 +16,7 @@ from rlprobe.diagnose.gate import settings, weights
 from rlprobe.dumps.results import sealed
 from rlprobe.errors import DumpError, StoreError
 from rlprobe.sketch import sketch
+from tests.resealed import edited
 from tests.unit.diagnose.conftest import Align, Alignment
 from tests.unit.diagnose.transformer import Device
 
@@ -124,10 +125,8 @@ def test_too_little_compared_is_never_a_pass(align: Align) -> None:
 
 def test_a_run_that_is_not_in_the_store_is_named(align: Align) -> None:
     alignment = align(Device(), repeat=False)
-    path = alignment.results / "alignment.json"
-    plan = json.loads(path.read_text())
-    plan["runs"]["target"]["key"] = "0" * 64
-    path.write_text(json.dumps(plan))
+    with edited(alignment.results / "alignment.json") as plan:
+        plan["runs"]["target"]["key"] = "0" * 64
     with pytest.raises(StoreError, match="target run 000000000000 is not in"):
         alignment.diagnose()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 import pytest
 
 from rlprobe import stages
+from tests.resealed import edited
 from tests.unit.diagnose.conftest import Align, Alignment
 from tests.unit.diagnose.tape import Array
 from tests.unit.diagnose.transformer import Device
@@ -31,10 +31,8 @@ def autocast(*paths: str, rounds: bool = True) -> dict[str, Any]:
 
 def asked_for(alignment: Alignment, role: str, **asked: str) -> Alignment:
     """Another device or precision of one side in the plan."""
-    path = alignment.results / "alignment.json"
-    plan = json.loads(path.read_text(encoding="utf-8"))
-    plan["runs"][role] |= asked
-    path.write_text(json.dumps(plan))
+    with edited(alignment.results / "alignment.json") as plan:
+        plan["runs"][role] |= asked
     return alignment
 
 

@@ -20,6 +20,7 @@ from rlprobe.judge.excuse import Excuse, reduce
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.judge import judge
 from rlprobe.refine import suspects
+from tests.resealed import edited
 from tests.unit.diagnose.conftest import Align, Alignment
 from tests.unit.diagnose.planted import FORWARD
 from tests.unit.diagnose.transformer import LAYERS, STAGES, Device
@@ -136,11 +137,12 @@ def test_a_page_needs_the_tables_of_its_diagnosis(
 ) -> None:
     alignment = align(Device(split=True))
     assert main(["diagnose", str(alignment.results)]) == 0
-    path = alignment.results / "diagnosis.json"
-    text = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(text | {"judged": "0" * 64}))
+    with edited(alignment.results / "diagnosis.json") as said:
+        said["judged"] = "0" * 64
     assert main(["report", str(alignment.results)]) == 1
-    assert "belongs to another diagnosis" in capsys.readouterr().err
+    assert "made from another" in capsys.readouterr().err
+    with pytest.raises(DumpError, match="belongs to another diagnosis"):
+        tables.read(Results.open(alignment.results), "0" * 64)
 
 
 def test_diagnose_says_how_many_rows_each_excuse_took(
@@ -161,7 +163,7 @@ def test_an_older_diagnosis_is_still_read(align: Align) -> None:
     assert main(["diagnose", str(alignment.results)]) == 0
     path = alignment.results / "diagnosis.json"
     old = json.loads(path.read_text(encoding="utf-8")) | {"format": 1}
-    for key in ("extent", "judged"):
+    for key in ("extent", "judged", "of", "digest"):
         del old[key]
     for key in ("known", "statement"):
         del old["cause"][key]

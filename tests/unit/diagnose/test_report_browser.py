@@ -16,6 +16,8 @@ from rlprobe.cli import main
 from rlprobe.dumps.results import describe
 from rlprobe.judge import tables
 from rlprobe.report import payload, words
+from tests import resealed
+from tests.resealed import edited
 from tests.unit.diagnose.conftest import aligner
 from tests.unit.diagnose.test_diagnose_commands import EPSILON
 from tests.unit.diagnose.transformer import Device
@@ -251,11 +253,10 @@ def test_what_a_run_is_called_runs_nothing(show: Open, results: Path, tmp_path: 
         if step["stages"][name].get("first"):
             step["stages"][name]["first"]["name"] += hostile
     (copy / "judged/summary.json").write_text(json.dumps(step))
-    found = json.loads((copy / "diagnosis.json").read_text())
-    found["judged"] = None
-    found["sentence"] += hostile
-    found["first"]["module"] += hostile
-    (copy / "diagnosis.json").write_text(json.dumps(found))
+    with edited(copy / "diagnosis.json") as found:
+        found["judged"] = None
+        found["sentence"] += hostile
+        found["first"]["module"] += hostile
     assert main(["report", str(copy)]) == 0
     shown = show(copy / "report.html")
     view = shown.view
@@ -325,7 +326,8 @@ def test_a_page_of_other_runs_is_kept_and_listed(show: Open, results: Path, tmp_
     shutil.copytree(results, copy)
     page = copy / "report.html"
     text = page.read_text(encoding="utf-8")
-    page.write_text(text.replace('name="rlprobe-runs" content="', 'name="rlprobe-runs" content="0'))
+    other = text.replace('name="rlprobe-runs" content="', 'name="rlprobe-runs" content="0')
+    page.write_text(resealed.page(other), encoding="utf-8")
     assert main(["report", str(copy)]) == 0
     assert len(list((copy / "history").glob("*.html"))) == 1
     assert main(["report", str(copy)]) == 0

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from rlprobe.capture import collector
@@ -14,15 +19,21 @@ from rlprobe.compare.match import rules
 from rlprobe.compare.samples.run import open_side
 from rlprobe.config import loading
 from rlprobe.diagnose import diagnosis
+from rlprobe.diagnose.gate import settings
 from rlprobe.dumps import dumpjson, records, results, token_sketches
 from rlprobe.dumps.key_data import KeyData
 from rlprobe.dumps.tensors.tensorfile import map_file, read_tensor
+from rlprobe.errors import DumpError
 from rlprobe.frameworks import switch
 from rlprobe.frameworks.slime import user_config
 from rlprobe.judge.inputs import Results
+from rlprobe.refine import refined, suspects, trace
+from rlprobe.report import side_by_side
 from rlprobe.rollouts import hdf5, vendor
+from rlprobe.store import alignments, keys
 from rlprobe.store.importing import import_bundle
-from rlprobe.store.manifest import Manifest
+from rlprobe.store.manifest import File, Manifest
+from rlprobe.store.read import Run
 
 
 def _placed(path: Path, place: str) -> Path:
@@ -49,7 +60,8 @@ def _bundle(path: Path) -> object:
 
 
 def _tensor(path: Path) -> float:
-    tensor = read_tensor(map_file(path), path.name)
+    data = map_file(path)
+    tensor = read_tensor(data, "f.pt" if bytes(data[:2]) == b"PK" else path.name)
     return sum(block.nbytes for block in tensor.blocks(1 << 16)) if tensor.size < 1 << 24 else 0
 
 
@@ -72,7 +84,10 @@ def _records(path: Path) -> pl.DataFrame:
 
 def _summary(path: Path) -> object:
     root = _placed(path, "summary.json")
-    return results.summary(root), results.table(root)
+    found = results.summary(root)
+    with contextlib.suppress(DumpError):  # there is no table beside it
+        results.table(root)
+    return found
 
 
 def _vendor(path: Path) -> object:
@@ -80,9 +95,70 @@ def _vendor(path: Path) -> object:
     for key in vendor.KEYS:
         place = root / f"data/{key}/step0/rank0/micro_step0/{key}.npy"
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
+        if key != "prompts":  # prompts and responses together are as long as the others
+            np.save(place, np.ones((3, 4 if key == "responses" else 8), np.int64))
     return vendor.read_step(root, 0)
 
+
+def _run(path: Path, name: str) -> Run:
+    """A run that has this one file, with its digest in the manifest: whoever made it vouches."""
+    root = _placed(path, name)
+    data = (root / name).read_bytes()
+    said: dict[str, Any] = {
+        "path": name,
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "size": len(data),
+    }
+    (root / "manifest.json").write_text(json.dumps({"key": "", "files": [said]}))
+    files = [File.model_construct(**said)]
+    return Run(
+        root, root, Manifest.model_construct(key="", role="target", declared={}, files=files)
+    )
+
+
+def _metrics(path: Path) -> object:
+    run = _run(path, "metrics.jsonl")
+    return side_by_side.metrics(run, run), side_by_side.curves(run, run, [])
+
+
+def _environment(path: Path) -> object:
+    run = _run(path, "environment.json")
+    return side_by_side.environment(run, run)
+
+
+def _trace(path: Path) -> object:
+    found = trace.read(path)
+    assert found is not None
+    values = [*found.outputs, *(value for op in found.operators for value in op.inputs)]
+    return [found.live(), *(trace.error(value, value) for value in values)]
+
+
+def _about(path: Path) -> object:
+    root = _placed(path, "data/responses/step0/rank0/micro_step0/responses.json")
+    array = root / "data/responses/step0/rank0/micro_step0/responses.npy"
+    array.write_bytes(_ARRAY)
+    return KeyData(root / "data").arrays("responses", 0)
+
+
+def _suspects(path: Path) -> object:
+    return suspects.read(_placed(path, "refine/suspects.json"))
+
+
+def _safetensors(path: Path) -> str:
+    # below a megabyte all of it counts, and nobody looks into it
+    os.truncate(path, max(path.stat().st_size, (1 << 20) + 64))
+    return keys.model_id(path)
+
+
+def _two_places(path: Path) -> object:
+    shutil.copyfile(path, path.with_name("f.json"))
+    return alignments.load(path.with_name("f.json"))
+
+
+_ARRAY = (
+    b"\x93NUMPY\x01\x00\x46\x00{'descr': '<i8', 'fortran_order': False, 'shape': (4,), }".ljust(79)
+    + b"\n" + bytes(32)
+)  # fmt: skip
 
 #: The first word of a corpus file's name -> what reads it.
 READERS: dict[str, Callable[[Path], Any]] = {
@@ -101,9 +177,28 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "vendor": _vendor,
     "records": _records,
     "summary": _summary,
+    "safetensors": _safetensors,
     "sketches": lambda path: token_sketches._part(path, 0, 0),
     "keydata": _key_data,
     "proof": _proof,
     "diagnosis": diagnosis.read,
     "plan": lambda path: Results.open(_placed(path, "alignment.json")),
+    "sides": lambda path: results.sides(_placed(path, "sides.json")),
+    "suspects": _suspects,
+    "refined": lambda path: refined.read(_placed(path, "refine/refined.json")),
+    "record": _two_places,
+    "trace": _trace,
+    "metrics": _metrics,
+    "environment": _environment,
+    "configurations": lambda path: settings.configuration(_run(path, "dump/configurations.json")),
+    "about": _about,
+}
+#: Words for what another reader reads.
+ALIASES = {"laughs": "yaml"}
+#: What files of a reader are called, where it goes by that.
+SUFFIXES = {
+    **dict.fromkeys(("pt", "keydata", "vendor"), ".npy"),
+    "records": ".parquet",
+    "safetensors": ".safetensors",
+    "sketches": ".npz",
 }

@@ -19,6 +19,7 @@ import pytest
 from rlprobe.cli import main
 from rlprobe.dumps.tensors.tensorfile import TensorFileError
 from rlprobe.errors import ConfigError, RlprobeError
+from tests.resealed import edited
 from tests.unit.hostile.conftest import Aligned, Told, files, fit_for_a_terminal
 from tests.unit.hostile.readers import READERS
 
@@ -330,9 +331,8 @@ def test_wrong_usage_is_shown_as_well(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_data_on_stdout_is_shown_as_well(aligned: Aligned, capsys) -> None:
-    found = json.loads((aligned.results / "diagnosis.json").read_text())
-    found["sentence"] = f"aligned{OBEYED}"
-    (aligned.results / "diagnosis.json").write_text(json.dumps(found))
+    with edited(aligned.results / "diagnosis.json") as found:
+        found["sentence"] = f"aligned{OBEYED}"
     assert main(["verdict", str(aligned.results), "--json", "out.json"]) in (0, 3, 4)
     said = capsys.readouterr().out
     assert "\x1b" not in said

@@ -15,6 +15,7 @@ from rlprobe.cli import main
 from rlprobe.diagnose.gate.settings import configuration
 from rlprobe.runs import process
 from rlprobe.store.read import Run
+from tests.resealed import edited
 from tests.unit.hostile.conftest import Aligned, Told
 
 #: Made up, of the forms that the services give out.
@@ -208,10 +209,8 @@ def test_a_secret_of_a_foreign_dump_reaches_neither_gate_nor_page(aligned: Align
 
 
 def test_the_page_shows_no_secret(aligned: Aligned) -> None:
-    path = aligned.results / "diagnosis.json"
-    found = json.loads(path.read_text())
-    found["sentence"] += f" ({SECRETS['hugging face']})"
-    path.write_text(json.dumps(found))
+    with edited(aligned.results / "diagnosis.json") as found:
+        found["sentence"] += f" ({SECRETS['hugging face']})"
     assert main(["report", str(aligned.results), "-q"]) == 0
     page = (aligned.results / "report.html").read_text()
     assert SECRETS["hugging face"] not in page

@@ -1,0 +1,44 @@
+"""Small documents of a run, checked to be what capture and commit write.
+
+A run may come from elsewhere: its digests say that it is what somebody committed, and nothing of
+what is in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError
+
+#: Parts of a process's environment that are mappings of their own.
+_PARTS = ("versions", "variables", "kernels", "switches", "threads")
+
+
+def environment(value: Any) -> dict[str, dict[str, Any]]:
+    """Versions and settings by process, ``{role}-rank{R}``.
+
+    Raises:
+        DocumentError: it is no mapping of such.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, process in jsonfile.mapping(value).items():
+        found[name] = jsonfile.mapping(process)
+        for part in _PARTS:
+            if not isinstance(process.get(part, {}), dict | None):
+                raise DocumentError(f"{part} of {name} is no mapping")
+    return found
+
+
+def metrics(value: Any) -> dict[str, Any]:
+    """A line of the trainer's metrics: step, trainer_step, metrics.
+
+    Raises:
+        DocumentError: it is none.
+    """
+    line = jsonfile.mapping(value)
+    for key in ("step", "trainer_step"):
+        if not isinstance(line.get(key), int | None) or isinstance(line.get(key), bool):
+            raise DocumentError(f"its {key} is no whole number")
+    jsonfile.mapping(line.get("metrics", {}))
+    return line
