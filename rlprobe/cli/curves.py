@@ -36,8 +36,10 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--replayed",
-        action="store_true",
-        help="all replayed the benchmark's rollouts: they part by chaos and not by sampling",
+        choices=("fp32", "bf16", "fp16"),
+        metavar="PRECISION",
+        help="all replayed the benchmark's rollouts in this precision (fp32, bf16, fp16): they "
+        "part by chaos and not by sampling",
     )
     parser.set_defaults(run=run)
 
@@ -60,7 +62,11 @@ def run(args: argparse.Namespace) -> int:
         for path in (args.benchmark, args.target, *args.perturbed)
     ]
     found = curves.judge(
-        tables[0], tables[1], tables[2:], curves.Rounding(), own_rollouts=not args.replayed
+        tables[0],
+        tables[1],
+        tables[2:],
+        curves.Rounding(),
+        curves.SAMPLED if args.replayed is None else curves.of_precision(args.replayed),
     )
     left = sorted(
         (c for c in found if c.verdict == curves.LEFT),

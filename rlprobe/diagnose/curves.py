@@ -41,7 +41,8 @@ def find(results: Results, step: Step) -> list[Curve]:
     if controls and again is not None and (repeat := curves.table_of(again)) != mine:
         controls.append(repeat)  # a device that does not repeat itself is a draw of its own
     rounding = Rounding(_relative(step), _tokens(benchmark, step.number))
-    return curves.judge(mine, curves.table_of(target), controls, rounding)
+    parting = curves.of_precision(results.plan.runs[BENCHMARK].precision)
+    return curves.judge(mine, curves.table_of(target), controls, rounding, parting)
 
 
 def perturbed(results: Results) -> list[Run]:

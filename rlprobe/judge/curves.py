@@ -12,18 +12,20 @@ deviation and mean being those of benchmark and controls. A few runs say little 
 one step; it changes slowly, so that of the steps around it is taken together. What the sides may
 differ by because they round otherwise is allowed in any case.
 
-Two factors. Replays of the same rollouts part by chaos, which has heavy tails (a single element
-that flips its sign in Adam's step moves a metric ten times as far as the steps before), and other
-kernels round several times more than a last bit: :func:`measured`, by the runs that
-docs/diagnosis.md names. Trainings that generate their own rollouts part by sampling, anew in every
-step: :func:`student`, Student's quantile for all comparisons together.
+Replays of the same rollouts part by chaos, which has heavy tails (a single element that flips its
+sign in Adam's step moves a metric ten times as far as the steps before), and other kernels round
+several times more than a last bit: :func:`measured`, by the runs that docs/diagnosis.md names. In
+16 bits many elements flip in every step, and tails are lighter. Trainings that generate their own
+rollouts part by sampling, anew in every step: :func:`student`, Student's quantile for all
+comparisons together.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -41,6 +43,16 @@ WITHIN: Final = "within"
 LEFT: Final = "left"
 NOT_JUDGED: Final = "not_judged"
 
+#: Why runs part: by chaos in fp32, where single elements flip and tails are heavy; by chaos in 16
+#: bits, where many flip in every step; or because each generated rollouts of its own.
+Parting = Literal["fine", "coarse", "sampled"]
+FINE: Final = "fine"
+COARSE: Final = "coarse"
+SAMPLED: Final = "sampled"
+#: How many deviations one draw may lie off, by the degrees of freedom behind each deviation.
+Factor = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
+#: Of chaos: with many controls, and what is added for few of them, over their number.
+_CHAOS: dict[Parting, tuple[float, float]] = {FINE: (25.0, 150.0), COARSE: (10.0, 45.0)}
 #: Perturbed controls, without which nothing is judged.
 LEAST = 2
 #: Of all comparisons of trainings that generate their own rollouts together.
@@ -82,7 +94,8 @@ class Curve(msgspec.Struct, frozen=True):
 class Rounding(msgspec.Struct, frozen=True):
     """What metrics may differ by where weights do not."""
 
-    #: Relative to the larger of the metric and 1, the order of what is averaged.
+    #: Relative to the larger of the metric and 1, the order of what is averaged; where the controls
+    #: show no spread.
     relative: float = _PRINTED
     #: Response tokens of a step; None where unknown.
     tokens: int | None = None
@@ -127,8 +140,7 @@ def judge(
     target: Table,
     controls: Sequence[Table],
     rounding: Rounding,
-    *,
-    own_rollouts: bool = False,
+    parting: Parting,
 ) -> list[Curve]:
     """A verdict on every metric of either side, in the order of names.
 
@@ -137,11 +149,15 @@ def judge(
         target: the same of the target.
         controls: of the perturbed controls; fewer than two judge nothing.
         rounding: what is allowed whatever the controls show.
-        own_rollouts: every run generated its own, instead of replaying the benchmark's.
+        parting: why the runs part.
     """
     names = sorted(benchmark.keys() | target.keys())
-    comparisons = sum(len(steps) for steps in benchmark.values()) if own_rollouts else None
-    return [_curve(name, benchmark, target, controls, rounding, comparisons) for name in names]
+    comparisons = sum(len(steps) for steps in benchmark.values())
+    if parting == SAMPLED:
+        factor: Factor = functools.partial(student, comparisons=comparisons)
+    else:
+        factor = functools.partial(measured, parting, len(controls))
+    return [_curve(name, benchmark, target, controls, rounding, factor) for name in names]
 
 
 def unjudged(benchmark: Table, target: Table, why: str) -> list[Curve]:
@@ -164,7 +180,7 @@ def _curve(
     target: Table,
     controls: Sequence[Table],
     rounding: Rounding,
-    comparisons: int | None,
+    factor: Factor,
 ) -> Curve:
     b, t = benchmark.get(name), target.get(name)
     if not b or not t:
@@ -188,12 +204,7 @@ def _curve(
     drawn = np.array([[one[step] for step in steps] for one in (b, *known)])
     mine = np.array([t[step] for step in steps])
     spread, freedom = deviation(drawn)
-    factor = (
-        np.full(len(steps), measured(len(controls)))
-        if comparisons is None
-        else student(freedom, comparisons)
-    )
-    widest = factor * spread * math.sqrt(1 + 1 / len(drawn))
+    widest = factor(freedom) * spread * math.sqrt(1 + 1 / len(drawn))
     return _judged(name, steps, drawn, mine, widest, lost, rounding)
 
 
@@ -206,7 +217,7 @@ def _judged(
     lost: int | None,
     rounding: Rounding,
 ) -> Curve:
-    allowed = np.maximum(widest, _floor(name, drawn, mine, rounding))
+    allowed = np.maximum(widest, _floor(name, drawn, mine, widest, rounding))
     difference = np.abs(mine - drawn.mean(axis=0))
     ratio = np.where(np.isfinite(difference), difference / allowed, np.inf)
     beyond = np.flatnonzero(ratio > 1)
@@ -238,14 +249,21 @@ def _floor(
     name: str,
     drawn: npt.NDArray[np.float64],
     mine: npt.NDArray[np.float64],
+    widest: npt.NDArray[np.float64],
     rounding: Rounding,
 ) -> npt.NDArray[np.float64]:
+    """What is allowed whatever the spread; all of a step's round-off where the controls show none.
+
+    A device may compute one thing by two kernels that the benchmark computes by one (a ratio that
+    is 1 there), which no disturbance of its weights shows.
+    """
     size: npt.NDArray[np.float64] = np.maximum(
         np.abs(drawn).max(axis=0), np.nan_to_num(np.abs(mine), posinf=0.0)
     )
     if _SET.search(name):
         return np.asarray(_PRINTED * size + np.finfo(np.float64).tiny)
-    floor = rounding.relative * np.maximum(size, 1.0)
+    unseen = np.where(widest > 0, _PRINTED, rounding.relative)
+    floor = unseen * np.maximum(size, 1.0)
     if rounding.tokens and _SHARE.search(name):
         floor = np.maximum(floor, _FEW / rounding.tokens)
     return np.asarray(floor)
@@ -269,9 +287,23 @@ def deviation(
     return spread, freedom
 
 
-def measured(controls: int) -> float:
-    """How many deviations one more replay may lie from the mean, by the number of controls."""
-    return 25.0 + 150.0 / controls
+def of_precision(precision: str) -> Parting:
+    """How replays part that compute in a precision."""
+    return COARSE if precision in ("bf16", "fp16") else FINE
+
+
+def measured(
+    parting: Parting, controls: int, freedom: npt.NDArray[np.float64]
+) -> npt.NDArray[np.float64]:
+    """How many deviations one more replay may lie from the mean.
+
+    Args:
+        parting: :data:`FINE` or :data:`COARSE`.
+        controls: how many perturbed controls there are.
+        freedom: of each deviation; the factor does not follow from it.
+    """
+    least, few = _CHAOS[parting]
+    return np.full(freedom.shape, least + few / controls)
 
 
 def student(freedom: npt.NDArray[np.float64], comparisons: int) -> npt.NDArray[np.float64]:

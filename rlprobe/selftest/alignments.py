@@ -134,7 +134,7 @@ def alignment(
         "target": {
             **device,
             "world_size": needs.get("target_world_size", device["world_size"]),
-            "environment": {**OTHER_KERNELS, **needs.get("environment", {})},
+            "environment": {**_kernels(needs), **needs.get("environment", {})},
             "fault": fault,
         },
         "controls": {
@@ -146,6 +146,11 @@ def alignment(
         "results": results,
     }
     return parse(raw, f"alignment {name}")
+
+
+def _kernels(needs: Mapping[str, Any]) -> dict[str, str]:
+    """Kernels of the target. Adapters are drawn at the start, to the last bit by the kernels."""
+    return {} if needs.get("lora", False) else OTHER_KERNELS
 
 
 def check(needs: Mapping[str, Any]) -> None:

@@ -105,7 +105,8 @@ def test_the_runs_metrics_are_judged_the_same_without_the_alignment(
     }
     controls = [runs[role] for role in sorted(runs) if role.startswith("perturbed")]
     assert len(controls) == 3
-    words = ["curves", runs["benchmark"], runs["target"], "--replayed", "--perturbed", *controls]
+    words = ["curves", runs["benchmark"], runs["target"], "--replayed", "fp32", "--perturbed"]
+    words += controls
     assert main([*words, "--json", str(tmp_path / "c.json")]) == 3
     own = json.loads((clean.directory / "alignment.json").read_text())["runs"]["target"]["key"]
     words[2] = str(Path(plan["store"], "runs", own))

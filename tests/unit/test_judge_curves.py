@@ -36,7 +36,7 @@ def drawn(
 
 def judged(target: Table, controls: int = 3, seed: int = 1) -> dict[str, Curve]:
     benchmark, *further = drawn(seed, runs=controls + 1)
-    return {c.metric: c for c in curves.judge(benchmark, target, further, Rounding())}
+    return {c.metric: c for c in curves.judge(benchmark, target, further, Rounding(), curves.FINE)}
 
 
 def test_a_correct_device_stays_within_on_every_metric() -> None:
@@ -95,7 +95,7 @@ def test_a_control_that_is_not_finite_judges_no_step_there() -> None:
     further[0]["actor/entropy"] = {**further[0]["actor/entropy"], 3: math.inf}
     target = drawn(7)[0]
     target["actor/entropy"][3] = 99.0
-    found = {c.metric: c for c in curves.judge(benchmark, target, further, Rounding())}
+    found = {c.metric: c for c in curves.judge(benchmark, target, further, Rounding(), curves.FINE)}
     assert found["actor/entropy"].verdict == WITHIN
     assert found["actor/entropy"].steps == STEPS - 1
 
@@ -108,7 +108,7 @@ def test_single_tokens_may_be_clipped_on_one_side_and_many_may_not() -> None:
     for tokens, clipped in ((128, 1 / 128), (128, 0.2), (None, 1 / 128)):
         target = drawn(7)[0]
         target["actor/pg_clipfrac"] = {**dict.fromkeys(range(STEPS), 0.0), 4: clipped}
-        found = curves.judge(runs[0], target, runs[1:], Rounding(tokens=tokens))
+        found = curves.judge(runs[0], target, runs[1:], Rounding(tokens=tokens), curves.FINE)
         verdicts.append(next(c for c in found if c.metric == "actor/pg_clipfrac").verdict)
     assert verdicts == [WITHIN, LEFT, NOT_JUDGED]
 
@@ -158,7 +158,7 @@ def test_trainings_of_their_own_rollouts_alarm_once_in_a_hundred_at_most() -> No
     alarms = 0
     for seed in range(300):
         benchmark, target, *further = drawn(seed, size=0.1, runs=5, growth=1.0)
-        found = curves.judge(benchmark, target, further, Rounding(), own_rollouts=True)
+        found = curves.judge(benchmark, target, further, Rounding(), curves.SAMPLED)
         alarms += any(curve.verdict == LEFT for curve in found)
     assert alarms <= 7  # 3 are expected at most; more than 7 by chance in one of 80 trials
 
