@@ -34,6 +34,7 @@ COMMANDS: dict[str, str] = {
     "curves": "judge a training's metrics against those of further ones on the benchmark's device",
     "store": "look into, check and clean the store",
     "rollouts": "look into recorded rollouts",
+    "enter": "run a command of rlprobe's in an alignment's analysis image",
     "doctor": "check an alignment's storage, partitions, devices and images before it runs",
     "estimate": "say how much disk an alignment's runs will need",
     "selftest": "plant faults and benign changes, run the pipeline on each, print the score",

@@ -4,6 +4,7 @@ anything runs."""
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,10 @@ def add_parser(subparsers: Any) -> None:
         "plan", help="write what results will be of: RESULTS/NAME/alignment.json"
     )
     plan.add_argument("file", type=given_path, metavar="FILE")
+    pair = actions.add_parser(
+        "sides", help="name a comparison's directory after its two runs, in place of earlier ones"
+    )
+    pair.add_argument("file", type=given_path, metavar="RESULTS/compare/PAIR/.of-DIGEST")
     results = actions.add_parser("results", help="print the directory that results go to")
     results.add_argument("file", type=given_path, metavar="FILE")
     made = actions.add_parser(
@@ -48,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
         return _generated(args.action)
     if args.action == "plan":
         return _plan(args.file)
+    if args.action == "sides":
+        return _sides(args.file)
     if args.action == "results":
         return _results(args.file)
     if args.action == "from-command":
@@ -73,6 +80,21 @@ def _plan(path: Path) -> int:
     for older in results.glob(".plan-*"):
         older.unlink()
     Path(jobs.plan_mark).touch()
+    return 0
+
+
+def _sides(mark: Path) -> int:
+    """An empty file named by the digest of both runs' keys: other runs are another file."""
+    from rlprobe.errors import UsageError
+
+    if not re.fullmatch(r"\.of-[0-9a-f]{16}", mark.name):
+        raise UsageError(
+            f"{mark} names no two runs; accepted: …/.of-DIGEST, as the workflow has it"
+        )
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    for older in mark.parent.glob(".of-*"):
+        older.unlink()
+    mark.touch()
     return 0
 
 

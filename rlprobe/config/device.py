@@ -151,8 +151,13 @@ class AnalysisSection(Section):
     image: str | None = Field(
         default=None,
         min_length=1,
-        description="Image of those jobs (Snakemake's container, with --sdm apptainer).",
+        description="Image of those jobs; null: the environment that Snakemake runs in.",
         examples=["images/compare.sif"],
+    )
+    runtime: Literal["apptainer", "docker", "pyxis"] = Field(
+        default="apptainer",
+        description="How they enter it: apptainer is Snakemake's own way (--sdm apptainer), docker "
+        "and pyxis are rlprobe's.",
     )
     torch_image: str | None = Field(
         default=None,
@@ -160,9 +165,10 @@ class AnalysisSection(Section):
         description="Image of the job that writes msprobe's own table, which needs torch.",
         examples=["images/verl-cpu.sif"],
     )
-    official_table: bool = Field(
+    official_table: bool | Literal["all"] = Field(
         default=True,
-        description="msprobe's own table (CSV and XLSX) beside ours, first captured step only.",
+        description="msprobe's own table (CSV and XLSX) beside ours: true for the first captured "
+        "step, all for every one.",
     )
     resources: ResourcesSection = Field(
         default_factory=ResourcesSection, description="What such a job asks the scheduler for."

@@ -27,8 +27,8 @@ def look(alignment: Alignment) -> Iterator[Item]:
         yield from _side(alignment, key, side)
     for key in ("image", "torch_image"):
         image = getattr(alignment.analysis, key)
-        if image is not None and "://" not in image:
-            container = ContainerSection(runtime="apptainer", image=image)
+        if image is not None and ("://" not in image or alignment.analysis.runtime != "apptainer"):
+            container = ContainerSection(runtime=alignment.analysis.runtime, image=image)
             yield _exists(f"analysis.{key}", container)[0]
 
 

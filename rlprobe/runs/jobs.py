@@ -96,6 +96,25 @@ class Jobs:
         """Stages compared in a pair: those that the replaying side runs itself."""
         return tuple(s for s in self.runs[self.pairs[pair][1]].stages if s != GENERATE)
 
+    def image(self, *, torch: bool = False) -> str | None:
+        """What Snakemake itself enters for an analysis job; None where rlprobe does, or nobody."""
+        analysis = self.alignment.analysis
+        found = analysis.torch_image if torch else analysis.image
+        return found if analysis.runtime == "apptainer" else None
+
+    def entered(self, config: str | Path, *, torch: bool = False) -> str:
+        """How an analysis job's command line begins: with what enters the image, if rlprobe does.
+
+        Args:
+            config: the alignment's file, which the job reads again.
+            torch: whether the job needs the image with torch.
+        """
+        analysis = self.alignment.analysis
+        found = analysis.torch_image if torch else analysis.image
+        if found is None or analysis.runtime == "apptainer":
+            return "rlprobe"
+        return f"rlprobe enter --config {config}{' --torch' if torch else ''} --"
+
     def official_pairs(self) -> list[str]:
         """Pairs that msprobe's own table is written for: the target's, where it is wanted."""
         return [TARGET] if self.alignment.analysis.official_table else []

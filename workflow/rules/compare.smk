@@ -16,12 +16,10 @@ rule sides:
         f"{LOGS}/compare/{{pair}}/sides-{{digest}}.log",
     container:
         lambda wildcards: None
-    params:
-        older=lambda wildcards: f"{RESULTS}/compare/{wildcards.pair}/.of-*",
     message:
         "sides of {wildcards.pair}: {wildcards.digest}"
     shell:
-        "(rm -f {params.older} && touch {output}) 2> {log}"
+        "rlprobe config sides {output} > {log} 2>&1"
 
 
 rule compare:
@@ -41,10 +39,11 @@ rule compare:
         ],
         out=lambda wildcards, output: Path(output.summary).parents[1],
         coverage=ALIGNMENT.coverage,
+        rlprobe=jobs.entered(CONFIG),
     message:
         "compare {wildcards.pair}: {wildcards.stage}"
     shell:
-        "rlprobe compare {params.sides} -o {params.out} --pair {wildcards.pair}"
+        "{params.rlprobe} compare {params.sides} -o {params.out} --pair {wildcards.pair}"
         " --stage {wildcards.stage} --coverage {params.coverage} --no-fail > {log} 2>&1"
 
 
@@ -66,7 +65,7 @@ for pair in jobs.official_pairs():
             f"{LOGS}/compare/{pair}/official.log",
         priority: -1
         container:
-            lambda wildcards: ALIGNMENT.analysis.torch_image
+            lambda wildcards: jobs.image(torch=True)
         resources:
             **slurm(ALIGNMENT.analysis.resources),
         params:
@@ -75,7 +74,10 @@ for pair in jobs.official_pairs():
             ],
             out=lambda wildcards, output: Path(output[0]).parents[1],
             stages=[f"--stage {stage}" for stage in jobs.stages(pair)],
+            steps="all" if ALIGNMENT.analysis.official_table == "all" else "first",
+            rlprobe=jobs.entered(CONFIG, torch=True),
         message:
             f"msprobe's own table of {pair}"
         shell:
-            "rlprobe official-table {params.sides} -o {params.out} {params.stages} > {log} 2>&1"
+            "{params.rlprobe} official-table {params.sides} -o {params.out} {params.stages}"
+            " --steps {params.steps} > {log} 2>&1"

@@ -37,10 +37,11 @@ rule diagnose:
         **slurm(ALIGNMENT.analysis.resources),
     params:
         results=lambda wildcards: RESULTS,
+        rlprobe=jobs.entered(CONFIG),
     message:
         "diagnose {params.results}"
     shell:
-        "rlprobe diagnose {params.results} --no-fail > {log} 2>&1"
+        "{params.rlprobe} diagnose {params.results} --no-fail > {log} 2>&1"
 
 
 # What the page says of a divergence is what a closer look at its suspects showed.
@@ -62,10 +63,11 @@ rule report:
         **slurm(ALIGNMENT.analysis.resources),
     params:
         results=lambda wildcards: RESULTS,
+        rlprobe=jobs.entered(CONFIG),
     message:
         "page: {output}"
     shell:
-        "rlprobe report {params.results} > {log} 2>&1"
+        "{params.rlprobe} report {params.results} > {log} 2>&1"
 
 
 # Last, when the page that says why is there: a target that could not be judged fails the workflow,
