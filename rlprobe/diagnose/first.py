@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import polars as pl
 
@@ -14,6 +12,7 @@ from rlprobe.errors import ReplayError
 from rlprobe.judge import tokens
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.inputs import Results
+from rlprobe.judge.row import Row
 from rlprobe.rollouts import hdf5
 from rlprobe.said import say
 from rlprobe.store.read import Run
@@ -54,7 +53,7 @@ def _place(diverged: Finding) -> tuple[str | None, int | None]:
     return worst.sample, worst.position
 
 
-def _side(row: dict[str, Any], side: str) -> Values:
+def _side(row: Row, side: str) -> Values:
     values: Values = {"record": row.get(f"name_{side}") or row.get("name")}
     for name in ("dtype", "shape", "max", "min", "mean", "norm", "value"):
         value = row.get(f"{name}_{side}")

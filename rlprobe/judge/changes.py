@@ -8,14 +8,13 @@ what is dense into all, so the median over the buckets' differences sees only wh
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import polars as pl
 
 from rlprobe import sketch_floors
 from rlprobe.judge import sketched
 from rlprobe.judge.inputs import Results
+from rlprobe.judge.row import Row
 
 CHANGE = "change"
 #: Median of |x| of a standard normal variable.
@@ -59,7 +58,7 @@ def with_dense(
     )
 
 
-def dense_bound(row: dict[str, Any]) -> float:
+def dense_bound(row: Row) -> float:
     """The bound on a change's dense part."""
     return max(row.get("noise_dense") or 0.0, sketch_floors.DEVICES)
 

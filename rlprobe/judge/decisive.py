@@ -8,9 +8,9 @@ needs the two numbers that it is of.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from rlprobe.judge import changes
+from rlprobe.judge.row import Row
 
 ELEMENTS, NORM, DENSE = "elements", "norm", "dense"
 #: A ratio is another number's where elements account for less of it than this.
@@ -26,17 +26,17 @@ class Measure:
     floor: float | None
 
 
-def of(row: dict[str, Any]) -> Measure:
+def of(row: Row) -> Measure:
     """The measure by which a row of a stage is judged."""
-    error, floor, excess = (row.get(name) for name in ("error", "floor", "excess"))
+    error, floor, excess = row.get("error"), row.get("floor"), row.get("excess")
     plain = Measure(ELEMENTS, error, floor)
     if not isinstance(excess, float) or not isinstance(error, float) or not floor:
         return plain
     if excess == float("inf") or excess <= 1.0 or error / floor >= _MOST * excess:
         return plain
     dense, norm, difference = (
-        row.get(name) for name in ("dense_error", "norm_benchmark", "norm_diff")
-    )
+        row.get("dense_error"), row.get("norm_benchmark"), row.get("norm_diff")
+    )  # fmt: skip
     # repeats that are not exact raise both bounds, and lower both ratios
     if dense and dense / changes.dense_bound(row) >= _MOST * excess:
         return Measure(DENSE, dense, dense / excess)

@@ -16,6 +16,7 @@ import polars as pl
 from rlprobe.judge import sketched
 from rlprobe.judge.analysis import Finding
 from rlprobe.judge.inputs import Results
+from rlprobe.judge.row import Row
 
 #: Column: what the best multiple of the benchmark leaves of the target, over the benchmark's norm.
 RESIDUAL = "residual"
@@ -56,7 +57,8 @@ def measured(results: Results, step: int, finding: Finding) -> Finding:
             (pl.col("name") == origin.row["name"]) & (pl.col("rank") == origin.row["rank"])
         )
         known = own.get_column(RESIDUAL).to_list()
-        origin = dataclasses.replace(origin, row={**origin.row, RESIDUAL: (known or [None])[0]})
+        row: Row = {**origin.row, "residual": (known or [None])[0]}
+        origin = dataclasses.replace(origin, row=row)
     return dataclasses.replace(
         finding, stage=dataclasses.replace(stage, processes=processes), origin=origin
     )

@@ -19,12 +19,12 @@ Parameters are the gate's business: records of weights never make a module the o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import polars as pl
 
 from rlprobe.judge import execution
 from rlprobe.judge.execution import Call
+from rlprobe.judge.row import Row, first
 from rlprobe.said import Said, say
 
 #: Kinds of origin.
@@ -49,7 +49,7 @@ class Origin:
     module: str | None
     operator: str | None
     #: The record, a row of the stage's table.
-    row: dict[str, Any]
+    row: Row
     #: What is said about how it was found.
     reason: Said
 
@@ -62,11 +62,11 @@ def find(rows: pl.DataFrame, calls: list[Call]) -> Origin | None:
         calls: their calls.
     """
     candidates = rows.filter(pl.col("judged") & pl.col("beyond") & (pl.col("slot") != "parameters"))
-    if candidates.is_empty():
-        return None
     if "update" in candidates.columns:  # an update's gradients come before the next one's passes
         candidates = candidates.sort("update", maintain_order=True)
-    row = candidates.row(0, named=True)
+    row = first(candidates)
+    if row is None:
+        return None
     return _left_by_optimizer(row, rows) or _explain(row, rows, calls)
 
 
@@ -74,7 +74,7 @@ def find(rows: pl.DataFrame, calls: list[Call]) -> Origin | None:
 _MOVED = 10.0
 
 
-def _left_by_optimizer(row: dict[str, Any], rows: pl.DataFrame) -> Origin | None:
+def _left_by_optimizer(row: Row, rows: pl.DataFrame) -> Origin | None:
     """The optimizer, where what uses the weights it left differs from the first module on.
 
     A fault of a module leaves the modules before it as they were in the update before.
@@ -118,7 +118,7 @@ def received(found: Origin) -> bool:
     return found.kind == STAGE_INPUT or sent_back
 
 
-def _explain(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Origin:
+def _explain(row: Row, rows: pl.DataFrame, calls: list[Call]) -> Origin:
     phase, slot = row["phase"], row["slot"]
     if phase == execution.CHANGES:
         return Origin(
@@ -145,7 +145,7 @@ def _explain(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Orig
     return _forward(row, rows, calls)
 
 
-def _forward(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Origin:
+def _forward(row: Row, rows: pl.DataFrame, calls: list[Call]) -> Origin:
     if row["slot"] == "output":
         if row["module"] is None and (row["op"] or "").startswith("save."):
             return Origin(LOSS, None, row["op"], row, say("what the stage saved differs"))
@@ -184,7 +184,7 @@ def _forward(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Orig
     )
 
 
-def _is_early(row: dict[str, Any], rows: pl.DataFrame) -> bool:
+def _is_early(row: Row, rows: pl.DataFrame) -> bool:
     earlier = rows.filter(
         (pl.col("micro_batch") == row["micro_batch"])
         & (pl.col("sequence") < row["sequence"])
@@ -213,7 +213,7 @@ def _encloses(call_id: int, calls: list[Call]) -> int | None:
     return max(around)[1] if around else None
 
 
-def _backward(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Origin:
+def _backward(row: Row, rows: pl.DataFrame, calls: list[Call]) -> Origin:
     if row["slot"] == "output":
         return Origin(
             MODULE,
@@ -267,7 +267,7 @@ def _backward(row: dict[str, Any], rows: pl.DataFrame, calls: list[Call]) -> Ori
     )
 
 
-def _weight_gradient(row: dict[str, Any], rows: pl.DataFrame) -> Origin:
+def _weight_gradient(row: Row, rows: pl.DataFrame) -> Origin:
     same_pass = rows.filter(
         (pl.col("micro_batch") == row["micro_batch"]) & (pl.col("phase") == execution.BACKWARD)
     )
@@ -300,7 +300,7 @@ def _weight_gradient(row: dict[str, Any], rows: pl.DataFrame) -> Origin:
     )
 
 
-def _gradient(row: dict[str, Any], rows: pl.DataFrame) -> Origin:
+def _gradient(row: Row, rows: pl.DataFrame) -> Origin:
     if row["slot"] == "grad_clipped":
         return Origin(
             CLIPPING,
@@ -346,7 +346,7 @@ def has_activations(rows: pl.DataFrame) -> bool:
 _FEW = 4
 
 
-def _alone(row: dict[str, Any], rows: pl.DataFrame) -> str | None:
+def _alone(row: Row, rows: pl.DataFrame) -> str | None:
     """The only module whose gradients differ at this point, where there are others."""
     same = rows.filter(
         pl.col("judged")

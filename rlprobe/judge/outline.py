@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import polars as pl
 
@@ -18,6 +17,7 @@ from rlprobe.judge.generated import Generated
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.reasons import EXCUSES, NO_FLOOR, UNJUDGED
+from rlprobe.judge.row import Row, each
 from rlprobe.roles import TARGET
 from rlprobe.terminal import counted
 
@@ -84,11 +84,11 @@ def unjudged(summaries: Sequence[Summary], out: str) -> Iterator[str]:
     yield from _not_compared(Step(0), summaries)
 
 
-def listed(step: Step) -> list[dict[str, Any]]:
+def listed(step: Step) -> list[Row]:
     """The first record that parts, and the worst: whoever looks for their stacks."""
     diverged = analysis.first_of(step)
     own = [] if diverged is None or diverged.origin is None else [diverged.origin.row]
-    return own + _beyond(step).head(WORST).to_dicts()
+    return own + each(_beyond(step).head(WORST))
 
 
 def _first(
@@ -200,7 +200,7 @@ def _far(difference: Difference) -> str:
     return f"differs by {difference.error:.3g} (relative L2)"
 
 
-def _names(row: Mapping[str, Any]) -> str:
+def _names(row: Row) -> str:
     benchmark, target = row.get("name_benchmark"), row.get("name_target")
     name = lacking.short(str(benchmark or row.get("name")))
     if benchmark and target and benchmark != target:
@@ -208,7 +208,7 @@ def _names(row: Mapping[str, Any]) -> str:
     return name
 
 
-def _size(row: dict[str, Any]) -> str:
+def _size(row: Row) -> str:
     measure = decisive.of(row)
     if measure.error is None:
         return "it differs, and statistics do not say by how much"
@@ -253,7 +253,7 @@ def _worst(step: Step, stacks: Mapping[str, Sequence[str]]) -> Iterator[str]:
     )
     yield f"  {'times round-off':>15}  {'error':>9}  record"
     many = beyond.get_column("stage").n_unique() > 1
-    for row in beyond.head(shown).iter_rows(named=True):
+    for row in each(beyond.head(shown)):
         excess, error = row["excess"], row["error"]
         times = (
             "-" if excess is None else "no round-off" if math.isinf(excess) else f"{excess:,.1f}"
@@ -264,7 +264,7 @@ def _worst(step: Step, stacks: Mapping[str, Sequence[str]]) -> Iterator[str]:
         yield from _stack(row, stacks)
 
 
-def _stack(row: Mapping[str, Any], stacks: Mapping[str, Sequence[str]]) -> Iterator[str]:
+def _stack(row: Row, stacks: Mapping[str, Sequence[str]]) -> Iterator[str]:
     for line in stacks.get(str(row.get("name")), ()):
         yield f"      {line}"
 

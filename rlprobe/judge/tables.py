@@ -37,6 +37,8 @@ from rlprobe.judge.judge import key_data
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.origin import Origin
 from rlprobe.judge.outcomes import Outcome, gradients
+from rlprobe.judge.row import Row
+from rlprobe.judge.row import first as first_row
 from rlprobe.judge.stage import Process, Stage
 from rlprobe.roles import BENCHMARK, TARGET
 
@@ -369,7 +371,7 @@ def _finding(
             & (pl.col("rank").is_null() | (pl.col("rank") == first.rank))
             & (of_key_data | (pl.col("slot") == first.slot))
         )
-        row = own.row(0, named=True) if own.height else {"name": first.name, "slot": first.slot}
+        row = first_row(own) or Row(name=first.name, slot=first.slot)
         origin = Origin(
             first.kind,
             first.module,

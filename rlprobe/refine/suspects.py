@@ -16,6 +16,7 @@ from rlprobe.judge import analysis, execution, keydata, tables
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.analysis import OUTCOME, Finding
 from rlprobe.judge.inputs import Results, require
+from rlprobe.judge.row import Row, first
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.spec import Suspects
 from rlprobe.store.read import Run
@@ -156,11 +157,11 @@ def _watched(diverged: Finding) -> str:
     return str(row["name"])
 
 
-def _first_gradient(diverged: Finding) -> dict[str, object] | None:
+def _first_gradient(diverged: Finding) -> Row | None:
     rows = diverged.stage.rows.filter(
         pl.col("judged") & (pl.col("phase") == execution.BACKWARD) & pl.col("beyond")
     )
-    return rows.row(0, named=True) if rows.height else None
+    return first(rows)
 
 
 def _modules(diverged: Finding) -> list[str]:

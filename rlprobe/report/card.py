@@ -103,7 +103,7 @@ def _inputs(finding: Finding) -> list[Input]:
         return []
     row = finding.origin.row
     known = ("rank", "module", "op", "call", "direction", "micro_batch")
-    same = [pl.col(name).eq_missing(pl.lit(row[name])) for name in known if name in row]
+    same = [pl.col(name).eq_missing(pl.lit(row.get(name))) for name in known if name in row]
     if len(same) < len(known) or row.get("call") is None:
         return []
     rows = finding.stage.rows.filter(*same, pl.col("slot") == "input")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.origin import Origin
+from rlprobe.judge.row import Row
 from rlprobe.judge.tokens import Profile
 from rlprobe.said import Said
 
@@ -29,7 +29,7 @@ class Scene:
         return self.origin.kind in (kinds.MODULE, kinds.GLUE)
 
     @property
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Row:
         """The first record that parts."""
         return self.origin.row
 

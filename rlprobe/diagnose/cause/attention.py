@@ -8,7 +8,6 @@ other angles, another scale, another mask and noise all move probabilities about
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import polars as pl
 
@@ -16,6 +15,7 @@ from rlprobe.diagnose.cause import measure
 from rlprobe.diagnose.cause.around import Place, Scene
 from rlprobe.diagnose.cause.differences import Probabilities, Record, slot
 from rlprobe.judge import origin as kinds
+from rlprobe.judge.row import Row, first, number
 from rlprobe.said import Said, say
 
 #: Where a look at probabilities is worth while.
@@ -61,7 +61,7 @@ def place(scene: Scene) -> Place:
     return Place(found, said)
 
 
-def _moved(chances: dict[str, Any]) -> list[Said]:
+def _moved(chances: Row) -> list[Said]:
     """How the probabilities differ, in words."""
     own = measure.of(chances)
     said = [say("attention probabilities differ by {error:.2g}", error=own.error)]
@@ -70,7 +70,7 @@ def _moved(chances: dict[str, Any]) -> list[Said]:
         said[0] += say(" and sum to {after:.7g} times the benchmark's", after=after / before)
     if own.factor is not None:
         said[0] += say("; their norm is {factor:.5g} times the benchmark's", factor=abs(own.factor))
-    if chances["max_target"] < 1 == chances["max_benchmark"]:
+    if (chances["max_target"] or 0.0) < 1 == chances["max_benchmark"]:
         said.append(say("no probability is 1 any more"))
     return said
 
@@ -107,7 +107,7 @@ def _along(scene: Scene) -> list[Said]:
     return said
 
 
-def _chances(scene: Scene) -> dict[str, Any] | None:
+def _chances(scene: Scene) -> Row | None:
     """Attention probabilities of the same call, where an eager kernel gave them out."""
     rows = scene.finding.stage.rows.filter(
         (pl.col("module") == scene.origin.module)
@@ -117,12 +117,10 @@ def _chances(scene: Scene) -> dict[str, Any] | None:
         & (pl.col("shape_benchmark").list.len() == 4)
         & pl.col("error").is_not_null()
     )
-    if rows.is_empty():
+    row = first(rows)
+    if row is None:
         return None
-    row = rows.row(0, named=True)
-    known = all(
-        row[f"{n}_{s}"] is not None for n in ("min", "max") for s in ("benchmark", "target")
-    )
-    return (
-        row if known and row["min_benchmark"] >= -1e-6 and row["max_benchmark"] <= 1.001 else None
-    )
+    ends = [number(row, f"{n}_{s}") for s in ("benchmark", "target") for n in ("min", "max")]
+    known = [end for end in ends if end is not None]
+    chances = len(known) == len(ends) and known[0] >= -1e-6 and known[1] <= 1.001
+    return row if chances else None

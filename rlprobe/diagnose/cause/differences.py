@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,10 +13,10 @@ from rlprobe.diagnose.cause import repeated
 from rlprobe.judge import execution
 from rlprobe.judge.analysis import Finding
 from rlprobe.judge.fits import Pair
+from rlprobe.judge.row import Row, each
 from rlprobe.said import Said, exactly, say
 
 Array = npt.NDArray[np.float64]
-Row = dict[str, Any]
 
 
 OUTPUT, _INPUT = say("output"), say("input")
@@ -154,4 +153,4 @@ def siblings(finding: Finding, row: Row) -> list[Row]:
         & (pl.col("slot") == row.get("slot"))
         & pl.col("error").is_not_null()
     )
-    return found.to_dicts() or [row]
+    return each(found) or [row]

@@ -14,6 +14,7 @@ from rlprobe.diagnose.cause.hypotheses import factor
 from rlprobe.diagnose.cause.measure import times
 from rlprobe.judge import execution
 from rlprobe.judge import origin as kinds
+from rlprobe.judge.row import each as each_row
 from rlprobe.said import NOTHING_SAID, Said, say
 
 
@@ -118,7 +119,7 @@ def _of_ranks(scene: Scene) -> tuple[float, float] | None:
 
 def _clipped(rows: pl.DataFrame) -> Said:
     """How gradients after clipping differ, in words."""
-    each = [measure.of(row).factor for row in rows.iter_rows(named=True)]
+    each = [measure.of(row).factor for row in each_row(rows)]
     ratios = [found for found in each if found is not None]
     if not ratios:
         return say("gradients part in the clipping")

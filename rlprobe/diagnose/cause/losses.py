@@ -11,6 +11,8 @@ from rlprobe.diagnose.cause.around import Place, Scene
 from rlprobe.diagnose.cause.differences import Fact, Record, Tokens
 from rlprobe.diagnose.cause.hypotheses import subset, temperature
 from rlprobe.judge import execution, fits, given
+from rlprobe.judge.row import Row
+from rlprobe.judge.row import first as first_row
 from rlprobe.said import COMMA, NOTHING_SAID, Said, joined, of_side, say
 
 #: A mean log-prob ratio on the policy's own data is round-off; this is no round-off.
@@ -251,11 +253,11 @@ def _off_policy(rows: pl.DataFrame) -> tuple[Said, float] | None:
     return None
 
 
-def _first_gradient(rows: pl.DataFrame) -> dict[str, Any] | None:
+def _first_gradient(rows: pl.DataFrame) -> Row | None:
     gradients = rows.filter(
         pl.col("judged")
         & (pl.col("phase") == execution.BACKWARD)
         & (pl.col("slot") == "input")
         & pl.col("beyond")
     )
-    return gradients.row(0, named=True) if gradients.height else None
+    return first_row(gradients)

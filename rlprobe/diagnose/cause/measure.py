@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from rlprobe.judge.row import Row
 from rlprobe.said import Said, exactly, say
 
 #: Kinds of error that are of elements, and no bound from norms.
@@ -31,7 +31,7 @@ class Measure:
     exact: bool
 
 
-def of(row: dict[str, Any]) -> Measure:
+def of(row: Row) -> Measure:
     """The measures of a row."""
     b, t = row.get("norm_benchmark"), row.get("norm_target")
     factor = t / b if b and t is not None and math.isfinite(b) and math.isfinite(t) else None
@@ -47,7 +47,7 @@ def of(row: dict[str, Any]) -> Measure:
 _LEFT = 0.1
 
 
-def _is_turned(row: dict[str, Any], error: float, factor: float) -> bool:
+def _is_turned(row: Row, error: float, factor: float) -> bool:
     """Whether the target points the other way: e**2 > 1 + f**2, and nothing but a multiple is left.
 
     An error that is known to 9 % leaves the sign of small multiples open.
@@ -58,7 +58,7 @@ def _is_turned(row: dict[str, Any], error: float, factor: float) -> bool:
     return straight and error > math.hypot(1.0, factor) * (1.0 + uncertainty)
 
 
-def _offset(row: dict[str, Any]) -> float | None:
+def _offset(row: Row) -> float | None:
     norm, difference = row.get("norm_benchmark"), row.get("mean_diff")
     shape = row.get("shape_benchmark")
     if not norm or difference is None or not shape:
@@ -67,7 +67,7 @@ def _offset(row: dict[str, Any]) -> float | None:
     return float(difference) * math.sqrt(size) / norm if size else None
 
 
-def sizes(rows: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
+def sizes(rows: Sequence[Row]) -> tuple[float, float] | None:
     """Smallest and largest ratio of norms over micro-batches; None where there is but one."""
     known = [abs(factor) for row in rows if (factor := of(row).factor) is not None]
     return (min(known), max(known)) if len(known) > 1 else None
@@ -95,7 +95,7 @@ def said(measure: Measure) -> list[Said]:
     return found
 
 
-def lacks(row: dict[str, Any]) -> bool:
+def lacks(row: Row) -> bool:
     """Whether the target is the benchmark's with some elements set to 0.
 
     What is left out stands at right angles to what is left: f^2 + e^2 = 1, which neither a factor

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import polars as pl
 
 from rlprobe.judge.analysis import Finding
+from rlprobe.judge.row import Row, each
 
 #: What tells a record from others of its micro-batch.
 _SAME = ("rank", "phase", "module", "op", "slot", "index")
 
 
-def rows(finding: Finding, row: dict[str, Any]) -> list[dict[str, Any]]:
+def rows(finding: Finding, row: Row) -> list[Row]:
     """The record in all micro-batches that are judged and where it differs; the row is one."""
     table = finding.stage.rows
     same = pl.col("judged") & pl.col("beyond")
     for name in (name for name in _SAME if name in table.columns):
         same &= pl.col(name).eq_missing(pl.lit(row.get(name), table.schema[name]))
-    found = table.filter(same).sort("micro_batch").to_dicts()
-    return found or [row]
+    return each(table.filter(same).sort("micro_batch")) or [row]

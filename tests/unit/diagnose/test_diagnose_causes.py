@@ -21,7 +21,7 @@ RANDOM = np.random.default_rng(0)
 GRADIENT = RANDOM.standard_normal((64, 32))
 
 
-def row(target: np.ndarray, benchmark: np.ndarray = GRADIENT) -> dict[str, Any]:
+def row(target: np.ndarray, benchmark: np.ndarray = GRADIENT) -> Any:
     """A record against ``target``, measured by a sketch."""
     found: dict[str, Any] = {
         "error": float(np.linalg.norm(target - benchmark) / np.linalg.norm(benchmark)),
@@ -158,7 +158,7 @@ CHANCES = {"module": "attn", "micro_batch": 0, "phase": 0, "slot": "output", "er
            "index": "1"}  # fmt: skip
 
 
-def attended(measured: dict[str, Any], profile: Profile | None, **chances: Any) -> Found:
+def attended(measured: Any, profile: Profile | None, **chances: Any) -> Found:
     """An attention's result differs, and its probabilities do as given."""
     here = origin.Origin(origin.GLUE, "attn", "Attention", measured | HERE, exactly(""))
     return cause(pl.DataFrame([CHANCES | chances]), here, profile)
@@ -206,7 +206,7 @@ def test_only_what_masks_nothing_or_something_new_is_a_mask(
     assert f"sum to {sums:g} times" in "; ".join(said.said)
 
 
-def of_module(measured: dict[str, Any], module: str, operator: str) -> Found:
+def of_module(measured: Any, module: str, operator: str) -> Found:
     measured |= {
         "slot": "output", "index": "0", "op": operator, "module": module, "rank": 0,
         "micro_batch": 0, "phase": execution.FORWARD, "call_id": 3, "judged": True, "beyond": True,
@@ -272,7 +272,7 @@ def test_ranks_that_clip_each_by_its_own_norm(factors: tuple[float, ...], found:
         }
         for rank, factor in enumerate(factors)
     ]  # fmt: skip
-    measured = rows[-1]
+    measured: Any = rows[-1]
     started = origin.Origin(origin.CLIPPING, None, None, measured, exactly(""))
     assert cause(pl.DataFrame(rows), started, world=2).cause == found
 

@@ -9,7 +9,7 @@ import pytest
 from rlprobe.judge import decisive
 
 
-def row(**given: Any) -> dict[str, Any]:
+def row(**given: Any) -> Any:
     return {
         "slot": "output", "error": 0.01, "floor": 0.1, "excess": 0.1, "dense_error": None,
         "noise_dense": None, "norm_benchmark": 2.0, "norm_diff": -0.004, **given,

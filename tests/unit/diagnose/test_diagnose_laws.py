@@ -21,7 +21,7 @@ RANDOM = np.random.default_rng(0)
 INPUT = RANDOM.standard_normal((40, 64)) * 3.0
 
 
-def record(b: np.ndarray, t: np.ndarray, **fields: Any) -> dict[str, Any]:
+def record(b: np.ndarray, t: np.ndarray, **fields: Any) -> Any:
     """A record that differs, as a comparison of two sketches leaves it."""
     found: dict[str, Any] = {
         "error": float(np.linalg.norm(t - b) / np.linalg.norm(b)), "error_kind": "sketch",
@@ -42,9 +42,9 @@ def record(b: np.ndarray, t: np.ndarray, **fields: Any) -> dict[str, Any]:
 
 
 def finding(
-    rows: list[dict[str, Any]],
+    rows: list[Any],
     kind: str = origin.MODULE,
-    first: dict[str, Any] | None = None,
+    first: Any = None,
     outcomes: list[Outcome] | None = None,
 ) -> Any:
     """A stage that parts at its first row, or at another one."""
@@ -60,7 +60,7 @@ def cause(of: Any, key_data: dict[str, Any] | None = None, world: int = 1) -> Fo
     return judged(step, of, world)
 
 
-def scaled(row: dict[str, Any]) -> bool:
+def scaled(row: Any) -> bool:
     left = factor.left(row)
     return left is not None and left <= 1.0
 
@@ -224,7 +224,7 @@ def test_a_routers_choice_is_told_from_its_weights_by_what_they_are() -> None:
 
 
 def test_experts_whose_output_agrees_are_not_said_to_differ() -> None:
-    inside = record(INPUT, unlike(1.1, 0.9), slot="input", module="experts.act_fn", op="SiLU")
+    inside: Any = record(INPUT, unlike(1.1, 0.9), slot="input", module="experts.act_fn", op="SiLU")
     whole = {"module": "experts", "op": "Experts", "call_id": 3}
     choice = record(
         INPUT, INPUT, slot="input", dtype_benchmark="torch.int64", beyond=False, **whole

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 from rlprobe.diagnose.cause import measure
 from rlprobe.diagnose.cause.differences import Record
 from rlprobe.diagnose.cause.hypothesis import Fit
 from rlprobe.judge.roundoff import UNIT
+from rlprobe.judge.row import Row, number
 from rlprobe.said import say
 
 #: Where a look is worth while.
@@ -37,7 +37,7 @@ class OfRecord:
         if not named or row.get("slot") not in ("input", "output"):
             return None
         table = [each for each in difference.siblings if _is_number(each) and _same(each, row)]
-        sums = [sum(float(each[f"norm_{side}"]) ** 2 for each in table)
+        sums = [sum((number(each, f"norm_{side}") or 0.0) ** 2 for each in table)
                 for side in ("benchmark", "target")]  # fmt: skip
         count = sum(math.prod(each.get("shape_benchmark") or [0]) for each in table)
         if not table or not count or not sums[0] or not math.isfinite(sum(sums)):
@@ -63,24 +63,24 @@ class OfRecord:
         return Fit("position", (said,), max(off, *(_leaves(each) for each in table)))
 
 
-def _is_number(row: dict[str, Any]) -> bool:
-    norms = [row.get(f"norm_{side}") for side in ("benchmark", "target")]
+def _is_number(row: Row) -> bool:
+    norms = [number(row, f"norm_{side}") for side in ("benchmark", "target")]
     return all(isinstance(norm, float) for norm in norms) and not _INTEGER.match(
         str(row.get("dtype_benchmark"))
     )
 
 
-def _same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+def _same(one: Row, other: Row) -> bool:
     """Whether two records are of one table: of one shape, and of one argument."""
     root = [str(row.get("index")).split(".")[0] for row in (one, other)]
     whole = one.get("slot") == "output" or root[0] == root[1]
     return whole and one.get("shape_benchmark") == other.get("shape_benchmark")
 
 
-def _leaves(row: dict[str, Any]) -> float:
+def _leaves(row: Row) -> float:
     """Whether the target leaves the benchmark's range of a cosine: infinity where it does."""
     ends = [
-        row.get(f"{name}_{side}") for side in ("benchmark", "target") for name in ("max", "min")
+        number(row, f"{name}_{side}") for side in ("benchmark", "target") for name in ("max", "min")
     ]
     if any(not isinstance(end, float) for end in ends):
         return 0.0

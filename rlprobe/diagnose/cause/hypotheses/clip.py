@@ -10,7 +10,6 @@ From below likewise, with all signs turned.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from rlprobe.diagnose.cause.hypotheses import subset
 from rlprobe.diagnose.cause.hypotheses.factor import tensor_residual
 from rlprobe.diagnose.cause.hypothesis import UNKNOWN, Fit
 from rlprobe.judge.roundoff import UNIT
+from rlprobe.judge.row import Row, number
 from rlprobe.said import Said, joined, of_side, say
 
 #: Largest finite numbers; a device that saturates stops there instead of at infinity. Whatever a
@@ -46,7 +46,7 @@ class AtLargest:
         """Look for it among the extremes; a mask is filled with such numbers on purpose."""
         row = difference.row
         sides = {
-            side: max(abs(row.get(f"max_{side}") or 0.0), abs(row.get(f"min_{side}") or 0.0))
+            side: max(abs(number(row, f"{name}_{side}") or 0.0) for name in ("max", "min"))
             for side in ("benchmark", "target")
         }
         stopped = [side for side, value in sides.items() if value in _LARGEST]
@@ -64,7 +64,7 @@ class AtLargest:
         return Fit("saturation", (said,))
 
 
-def is_mask(row: dict[str, Any]) -> bool:
+def is_mask(row: Row) -> bool:
     """Whether a record is a mask, as its argument is called."""
     return "mask" in str(row.get("index"))
 
@@ -171,7 +171,7 @@ _FEW = 3
 _CALLED = {"max": say("maximum"), "min": say("minimum")}
 
 
-def said(row: dict[str, Any]) -> Said | None:
+def said(row: Row) -> Said | None:
     """What is cut where; None where nothing is.
 
     Args:
@@ -184,29 +184,31 @@ def said(row: dict[str, Any]) -> Said | None:
             continue
         up, down = ends
         name, kept = ("max", "min") if up else ("min", "max")
-        if up is not down and _cut_at(row, whole, cut, name):
+        values = _numbers(row, [f"{name}_{cut}", f"{name}_{whole}"])
+        if values is not None and up is not down and _cut_at(row, whole, cut, name):
             return say(
                 "the {cut}'s {end} is {cut_at:.6g} where the {whole}'s is "
                 "{value:.6g}, its {kept} is as before, and all that differs lies "
                 "at that value: it is clipped there",
                 cut=of_side(cut),
                 end=_CALLED[name],
-                cut_at=row[f"{name}_{cut}"],
+                cut_at=values[0],
                 whole=of_side(whole),
-                value=row[f"{name}_{whole}"],
+                value=values[1],
                 kept=_CALLED[kept],
             )
     return None
 
 
-def said_of_both(row: dict[str, Any]) -> Said | None:
+def said_of_both(row: Row) -> Said | None:
     """Where one side ends at a value and its negative, inside the other's ends."""
     for cut in ("target", "benchmark"):
         whole = "benchmark" if cut == "target" else "target"
-        if _ends(row, whole, cut) != (True, True):
+        ends = _numbers(row, [f"{name}_{side}" for side in (cut, whole) for name in ("min", "max")])
+        if ends is None or _ends(row, whole, cut) != (True, True):
             continue
-        low, high = row[f"min_{cut}"], row[f"max_{cut}"]
-        if _mirrored(low, high) and not _mirrored(row[f"min_{whole}"], row[f"max_{whole}"]):
+        low, high, lowest, highest = ends
+        if _mirrored(low, high) and not _mirrored(lowest, highest):
             return say(
                 "the {cut}'s elements end at {low:.6g} and {high:.6g}, those of the "
                 "{whole} at {lowest:.6g} and {highest:.6g}: as where it is clipped on "
@@ -215,8 +217,8 @@ def said_of_both(row: dict[str, Any]) -> Said | None:
                 low=low,
                 high=high,
                 whole=of_side(whole),
-                lowest=row[f"min_{whole}"],
-                highest=row[f"max_{whole}"],
+                lowest=lowest,
+                highest=highest,
             )
     return None
 
@@ -225,7 +227,7 @@ def _mirrored(low: float, high: float) -> bool:
     return high > 0 and math.isclose(-low, high, rel_tol=_LAST_BITS)
 
 
-def _ends(row: dict[str, Any], whole: str, cut: str) -> tuple[bool, bool] | None:
+def _ends(row: Row, whole: str, cut: str) -> tuple[bool, bool] | None:
     """Whether maximum and minimum of one side lie inside the other's; None where one is outside."""
     unit = UNIT.get(str(row.get("dtype_benchmark")))
     known = _numbers(row, [f"{name}_{side}" for name in ("max", "min") for side in (whole, cut)])
@@ -240,13 +242,13 @@ def _ends(row: dict[str, Any], whole: str, cut: str) -> tuple[bool, bool] | None
     return top > least, bottom > least
 
 
-def _numbers(row: dict[str, Any], names: list[str]) -> list[float] | None:
+def _numbers(row: Row, names: list[str]) -> list[float] | None:
     """Finite numbers of a row; None where one is missing."""
-    found = [float(row[name]) for name in names if isinstance(row.get(name), float)]
+    found = [value for name in names if (value := number(row, name)) is not None]
     return found if len(found) == len(names) and all(map(math.isfinite, found)) else None
 
 
-def _cut_at(row: dict[str, Any], whole: str, cut: str, name: str) -> bool:
+def _cut_at(row: Row, whole: str, cut: str, name: str) -> bool:
     """Whether all that differs lies at the cut side's extreme."""
     shape, kind = row.get("shape_benchmark"), row.get("error_kind")
     names = [f"norm_{whole}", f"norm_{cut}", f"mean_{whole}", f"mean_{cut}", "norm_benchmark"]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from rlprobe.diagnose.cause.differences import Record
 from rlprobe.diagnose.cause.hypothesis import Fit
+from rlprobe.judge.row import Row
 from rlprobe.said import NOTHING_SAID, Said, joined, say
 
 _WHOLE = re.compile(r"torch\.(u?int|long|short|bool)")
@@ -71,7 +71,7 @@ class Choice:
         return Fit("routing", (said + _said(others),))
 
 
-def _said(others: Sequence[dict[str, Any]]) -> Said:
+def _said(others: Sequence[Row]) -> Said:
     """What is to be said of the call's other outputs."""
     said: dict[bool, list[Said]] = {True: [], False: []}
     for each in others:

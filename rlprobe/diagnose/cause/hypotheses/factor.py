@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -21,6 +20,7 @@ from rlprobe.diagnose.cause.differences import Parameters, Record, Tensors
 from rlprobe.diagnose.cause.hypothesis import Fit
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.roundoff import UNIT
+from rlprobe.judge.row import Row, each, number
 from rlprobe.said import Said, say
 
 #: A floor is four standard deviations of round-off; a third of it is the most of what is left.
@@ -62,7 +62,7 @@ class OfRecord:
         )
 
 
-def left(row: dict[str, Any]) -> float | None:
+def left(row: Row) -> float | None:
     """What the best multiple leaves of a row, over what noise explains; None where unknown."""
     found = measure.of(row)
     if not found.exact or not found.factor or found.error <= 0 or found.factor == 1.0:
@@ -82,7 +82,7 @@ def left(row: dict[str, Any]) -> float | None:
     return max(beyond, remains / math.hypot(_LEFT_BY_NORMS * min(low, found.factor), noise))
 
 
-def _extremes(row: dict[str, Any], factor: float) -> float:
+def _extremes(row: Row, factor: float) -> float:
     """How far the extremes are from the same factor, over what is allowed.
 
     A fifth of the difference, or of what remains where that is less, and round-off.
@@ -92,7 +92,8 @@ def _extremes(row: dict[str, Any], factor: float) -> float:
     worst = 0.0
     for name, other in (("max", "min"), ("min", "max")):
         # what is turned around has its largest where the other has its smallest
-        b, t = row.get(f"{name if factor > 0 else other}_benchmark"), row.get(f"{name}_target")
+        b = number(row, f"{name if factor > 0 else other}_benchmark")
+        t = number(row, f"{name}_target")
         if b is None or t is None:
             continue
         off = abs(t - factor * b)
@@ -134,7 +135,7 @@ _ONE = 0.05
 
 def common(rows: pl.DataFrame) -> Common | None:
     """The factor that at least half of the rows' norms differ by; None where there is none."""
-    every = [row for row in rows.iter_rows(named=True) if measure.of(row).factor is not None]
+    every = [row for row in each(rows) if measure.of(row).factor is not None]
     ratios = [measure.of(row).factor or 0.0 for row in every]
     if not ratios:
         return None

@@ -7,11 +7,11 @@ that is not computed do not. And what vanishes is as small as a number of the fo
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from rlprobe.diagnose.cause.differences import Probabilities
 from rlprobe.diagnose.cause.hypothesis import Fit
 from rlprobe.judge.roundoff import UNIT
+from rlprobe.judge.row import Row, number
 from rlprobe.said import say
 
 #: Smallest number of fp16, in which a kernel may compute whatever a record's format.
@@ -28,7 +28,7 @@ class OfProbabilities:
     def fit(self, difference: Probabilities) -> Fit | None:
         """Compare the smallest probabilities, and the sums."""
         row = difference.row
-        low = {side: float(row[f"min_{side}"]) for side in ("benchmark", "target")}
+        low = {side: number(row, f"min_{side}") or 0.0 for side in ("benchmark", "target")}
         off = _sums(row)
         if low["benchmark"] == 0 < low["target"]:
             said = say("no attention probability is 0 any more: nothing is masked")
@@ -42,7 +42,7 @@ class OfProbabilities:
         return None
 
 
-def _sums(row: dict[str, Any]) -> float:
+def _sums(row: Row) -> float:
     """How far the sums are apart, over what round-off allows."""
     before, after = row.get("mean_benchmark"), row.get("mean_target")
     if not before or after is None or not math.isfinite(after):

@@ -6,8 +6,6 @@ elements or rows at hand, where each came from is looked up.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -15,6 +13,7 @@ from rlprobe.diagnose.cause import measure
 from rlprobe.diagnose.cause.differences import Array, Record, Tensors, Tokens
 from rlprobe.diagnose.cause.hypothesis import Fit, by_chance
 from rlprobe.judge import fits
+from rlprobe.judge.row import Row, number
 from rlprobe.said import NOTHING_SAID, Said, say
 
 #: Least error of numbers that stand elsewhere.
@@ -50,14 +49,14 @@ class OfRecord:
         return Fit("layout", (said,), max(found for found in apart if found is not None), choices=1)
 
 
-def _apart(row: dict[str, Any]) -> float | None:
+def _apart(row: Row) -> float | None:
     """How far a row's statistics are apart, over what round-off allows; None: error too small."""
     found = measure.of(row)
     norm = row.get("norm_benchmark")
     largest = max(abs(row.get("max_benchmark") or 0.0), abs(row.get("min_benchmark") or 0.0))
     if not norm or not largest or found.offset is None or not found.exact or found.error <= _LEAST:
         return None
-    extremes = [abs(row.get(f"{name}_diff") or 0.0) / largest for name in ("max", "min")]
+    extremes = [abs(number(row, f"{name}_diff") or 0.0) / largest for name in ("max", "min")]
     size = abs(row.get("norm_diff") or 0.0) / norm
     return float(max(*(e / _SAME for e in extremes), size / _SAME, abs(found.offset) / _SUM))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from rlprobe.diagnose.cause.hypotheses import factor
 from rlprobe.diagnose.cause.hypothesis import Fit
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.roundoff import UNIT
+from rlprobe.judge.row import Row, each, number
 from rlprobe.said import Said, say
 
 #: Relative L2 error of rounding once to a format with unit round-off u: errors are uniform within
@@ -43,7 +43,7 @@ _ZEROS = {"bfloat16": 16, "float16 or TF32": 13}
 _FP32 = 3.4028234663852886e38
 
 
-def like(row: dict[str, Any]) -> str | None:
+def like(row: Row) -> str | None:
     """The format that one rounding to would make as large an error; None where it is biased."""
     found = measure.of(row)
     if found.factor is None or found.error <= 0 or not found.exact:
@@ -59,7 +59,7 @@ def like(row: dict[str, Any]) -> str | None:
     return None
 
 
-def rounded_to(row: dict[str, Any]) -> str | None:
+def rounded_to(row: Row) -> str | None:
     """The format that a row's target was rounded to; None where nothing shows one."""
     name = like(row)
     return name if name is not None and _of_format(row, name) else None
@@ -115,7 +115,7 @@ class OfParameters:
         """Recognise the format in each; one gradient alone is a record."""
         if difference.kind in (kinds.CLIPPING, kinds.WEIGHT_GRADIENT):
             return None
-        rows = difference.rows.to_dicts()
+        rows = each(difference.rows)
         names = {rounded_to(row) for row in rows}
         name = names.pop() if len(names) == 1 else None
         if name is None or len(rows) < 2:
@@ -180,13 +180,15 @@ def coarse(x: Array) -> Iterator[tuple[str, Array]]:
         yield "float16", single.astype(np.float16).astype(np.float64)
 
 
-def _of_format(row: dict[str, Any], name: str) -> bool:
+def _of_format(row: Row, name: str) -> bool:
     """Whether the target's extremes are numbers of a format and the benchmark's are not both.
 
     Two numbers that merely happen to be are one case in a hundred million.
     """
     zeros = _ZEROS.get(name)
-    ends = [[row.get(f"{n}_{side}") for n in ("max", "min")] for side in ("benchmark", "target")]
+    ends = [
+        [number(row, f"{n}_{side}") for n in ("max", "min")] for side in ("benchmark", "target")
+    ]
     if zeros is None or any(not isinstance(x, float) for side in ends for x in side):
         return False
     benchmark, target = ([_is_short(float(x or 0.0), zeros) for x in side] for side in ends)
@@ -201,7 +203,7 @@ def _is_short(value: float, zeros: int) -> bool:
     return bool(bits & ((1 << zeros) - 1) == 0)
 
 
-def _extremes_round(row: dict[str, Any], unit: float) -> bool:
+def _extremes_round(row: Row, unit: float) -> bool:
     """Whether the extremes moved as numbers do that are rounded to a unit.
 
     A rounding moves every element that is no number of the format already, the extremes too; what
@@ -209,7 +211,7 @@ def _extremes_round(row: dict[str, Any], unit: float) -> bool:
     """
     moved = []
     for name in ("max", "min"):
-        b, t = row.get(f"{name}_benchmark"), row.get(f"{name}_target")
+        b, t = number(row, f"{name}_benchmark"), number(row, f"{name}_target")
         if b is None or t is None or not b or not (math.isfinite(b) and math.isfinite(t)):
             continue
         if not float(math.frexp(b)[0] / unit).is_integer():
