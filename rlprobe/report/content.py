@@ -117,7 +117,7 @@ class Page:
     sentence: Markup
     #: The sentence in English, for whoever reads the page's head.
     plain_sentence: str
-    facts: list[tuple[Markup, str]]
+    facts: list[tuple[Markup, Markup | str]]
     next: list[Command]
     gate: list[Item]
     #: How many items are in each state.
@@ -238,7 +238,7 @@ def gather(
         metrics=metrics,
         curves=side_by_side.verdicts(found.curves, first_step or 0, found.messages),
         curves_said=words.sentence(said_of_curves, {}) if said_of_curves else None,
-        many_steps=any(len(curve["steps"]) > 1 for curve in curves),
+        many_steps=any(len(curve["steps"]) > 2 for curve in curves),
         mismatch=_gap(benchmark, target, step.number),
         weights=side_by_side.weights(benchmark, target, step.number),
         environment=different,
@@ -278,21 +278,23 @@ def _meaning(results: Results, verdict: str) -> str:
 
 def _facts(
     results: Results, found: Diagnosis, benchmark: Run, target: Run
-) -> list[tuple[Markup, str]]:
+) -> list[tuple[Markup, Markup | str]]:
     plan = results.plan
     sides = [
         plan.runs[role].framework_version for role in ("benchmark", "target") if role in plan.runs
     ]
     versions = dict.fromkeys(version or plan.framework_version for version in sides)
     named = f"{plan.framework} {' against '.join(versions) or plan.framework_version}".strip()
-    given = [] if results.of_dumps else [("framework", named or "unknown")]
+    given: list[tuple[str, Markup | str]] = []
+    if not results.of_dumps:
+        given.append(("framework", named or words.both("unknown")))
     for role, run in (("benchmark", benchmark), ("target", target)):
         if results.of_dumps:
             given.append((role, str(run.path)))
             continue
         planned = plan.runs.get(role)
-        what = f"{planned.device} {planned.precision}" if planned else "unknown"
-        given.append((role, f"{what}, run {run.key[:12]}"))
+        what = f"{planned.device} {planned.precision}, " if planned else ""
+        given.append((role, words.both("fact_run", what=what, run=run.key[:12])))
     fault = target.manifest.declared.get("fault")
     if fault:
         given.append(("planted_fault", str(fault).rpartition(":")[2]))

@@ -50,6 +50,8 @@ class Grid:
 
     steps: list[int]
     rows: list[Row]
+    #: Word for rows that belong to no rank.
+    without_rank: str
 
 
 def unjudged(extents: Extents) -> list[Reason]:
@@ -90,7 +92,7 @@ def grid(rows: pl.DataFrame, stages: list[str]) -> Grid | None:
         for one in own or [None]:
             cells = [_cell(step, known.get((stage, one, step))) for step in steps]
             found.append(Row(stage, one, cells))
-    return Grid(steps, found)
+    return Grid(steps, found, "key_data_row" if ranks <= _RANKS else "all_ranks")
 
 
 def _cell(step: int, ratio: float | None) -> Cell:

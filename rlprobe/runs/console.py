@@ -149,7 +149,8 @@ class Lines:
         for number, (job, seconds) in enumerate(self._finished, first + 1):
             place = self._paint.dim(f"[{number:>{width}}/{total}]")
             took = self._paint.dim(terminal.duration(seconds))
-            lines.append(f"{place} {terminal.safe(job.what)}  {took}")
+            if job.outputs:  # a target that only gathers others is no work
+                lines.append(f"{place} {terminal.safe(job.what)}  {took}")
             if job.rule == _VERDICT and not os.environ.get(SUMMARY_FOLLOWS):
                 lines += [terminal.message(line) for out in job.outputs for line in _lines(out)]
         self._finished.clear()

@@ -8,7 +8,7 @@ function drawCurves() {
   const colour = (name) => css.getPropertyValue(name).trim();
   const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line") }, ticks: { stroke: colour("--line") } };
   for (const curve of data.curves ?? []) {
-    if (curve.steps.length < 2) continue;
+    if (curve.steps.length < 3) continue; // two points are no curve: the table has them
     const figure = node("figure", {}, node("figcaption", { class: "mono", text: curve.verdict ? `${curve.name}: ${say("curve_" + curve.verdict)}` : curve.name }));
     const holder = node("div");
     figure.append(holder);
@@ -25,7 +25,7 @@ function drawCurves() {
       bands.push({ series: [4, 3], fill: colour("--band") });
     }
     new uPlot({ width: Math.max(260, holder.clientWidth || 320), height: 190, bands,
-      scales: { x: { time: false } }, axes: [axis, { ...axis, size: 62,
+      scales: { x: { time: false } }, axes: [{ ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 10000] }, { ...axis, size: 74,
         values: (_, ticks) => ticks.map(number) }], series, legend: { live: true } }, lines, holder);
   }
 }

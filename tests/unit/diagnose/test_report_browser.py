@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -192,6 +193,32 @@ def test_both_languages_and_both_themes_stay_chosen(show: Open, results: Path) -
     view.wait_for_selector("html[data-ready=true]")
     assert view.inner_text("#h-verdict").startswith("已偏离")
     assert view.evaluate("getComputedStyle(document.body).backgroundColor") != light
+
+
+def test_what_was_found_is_said_in_chinese(show: Open, results: Path) -> None:
+    """No sentence of ours stays English: verdict, cause, evidence, gate, next steps, reasons."""
+    view = show(results / "report.html", locale="zh-CN").view
+    view.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    english = re.compile(r"\b(the|of|and|is|are|was|were|not|differs?|agrees?|which|with)\b")
+    for place in ("#verdict", "#first", "#stages", "#extent", "#depth .lead", "#data .lead"):
+        for text in view.locator(place).all_inner_texts():
+            lines = [line for line in text.splitlines() if english.search(line)]
+            # prompts, paths, commands and names of things are as they are
+            own = [line for line in lines if not re.search(r"[/`]|^What is|answer", line)]
+            assert own == [], place
+    assert "噪声下限" in view.inner_text("#verdict .verdict p")
+    assert "不一致" in view.inner_text("#first ul")
+
+
+def test_every_section_has_an_address(show: Open, results: Path) -> None:
+    view = show(results / "report.html").view
+    sections = view.eval_on_selector_all("main section", "all => all.map(one => one.id)")
+    links = view.eval_on_selector_all("nav a", "all => all.map(one => one.hash.slice(1))")
+    assert sections == links
+    anchors = view.eval_on_selector_all("a.anchor", "all => all.map(one => one.hash.slice(1))")
+    assert anchors == sections[1:], "all but the verdict, which is the top"
+    view.click("a.anchor[href='#weights']")
+    assert view.evaluate("location.hash") == "#weights"
 
 
 def test_every_text_is_there_in_both_languages() -> None:
