@@ -126,6 +126,18 @@ def not_recorded(spec: RunSpec, engine: str, instead: str) -> str | None:
     return f"capture.token_range: {said}"
 
 
+def on_loopback(spec: RunSpec) -> dict[str, str]:
+    """Variables of a CPU's run on one node, which talks to nobody else; several nodes find out
+    theirs."""
+    if spec.resources.nodes > 1:
+        return {}
+    return {
+        "GLOO_SOCKET_IFNAME": "lo",
+        # Ray rewrites a loopback address to one that never answers unless told not to
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    }
+
+
 def get(name: str) -> Framework:
     """The framework called ``name``.
 

@@ -45,6 +45,20 @@ def interface_address(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
+def interface_of(address: str) -> str | None:
+    """The network interface that has an address; None where it is a further one of its interface.
+
+    Names differ between nodes (``ens1f0`` here, ``enp23s0`` there), addresses tell them apart.
+    """
+    for _, name in socket.if_nameindex():
+        try:
+            if interface_address(name) == address:
+                return name
+        except RunError:
+            continue  # an interface without an address
+    return None
+
+
 def address_towards(peer: str) -> str:
     """The IPv4 address from which this host reaches another.
 
@@ -83,9 +97,11 @@ def free_ports(count: int) -> list[int]:
 def prepare(job: str, interface: str | None, peer: str) -> dict[str, object]:
     """Make the job's directories; tell this node's name, address and free ports."""
     nodelocal.of_job(job).make()
+    address = interface_address(interface) if interface else address_towards(peer)
     return {
         "node": os.environ.get("SLURMD_NODENAME") or os.uname().nodename,
-        "address": interface_address(interface) if interface else address_towards(peer),
+        "address": address,
+        "interface": interface or interface_of(address),
         "ports": dict(zip(PORTS, free_ports(len(PORTS)), strict=True)),
     }
 

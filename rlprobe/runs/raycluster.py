@@ -39,6 +39,8 @@ class Node:
     name: str
     address: str
     ports: dict[str, int]
+    #: The one that has the address: nodes may name theirs differently.
+    interface: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,8 @@ class Cluster:
     def environment(self, node: Node | None = None) -> dict[str, str]:
         """Variables of processes on a node of the cluster, by default on the head."""
         node = node or self.nodes[0]
-        network = devices.communication(self._plan.device, self._plan.interface, node.address)
+        interface = self._plan.interface or node.interface
+        network = devices.communication(self._plan.device, interface, node.address)
         return {
             **self._plan.env,
             **network,
@@ -285,7 +288,9 @@ def _prepare(plan: Plan, names: Sequence[str]) -> list[Node]:
         output = _on_every_node(group, "prepare", plan.job_id, "--peer", peer, *interface)
         for line in output.splitlines():
             found = json.loads(line)
-            described[found["node"]] = Node(found["node"], found["address"], found["ports"])
+            described[found["node"]] = Node(
+                found["node"], found["address"], found["ports"], found["interface"]
+            )
     missing = [name for name in names if name not in described]
     if missing:
         raise RunError(f"no answer from {', '.join(missing)} of the allocation")

@@ -56,6 +56,11 @@ def check(side: DeviceSection, key: str) -> None:
             f"{where}.nodes: found {resources.nodes}; accepted: a divisor of {key}.world_size "
             f"({side.world_size}), because every node gets as many processes"
         )
+    if resources.nodes > 1 and resources.interface == "lo":
+        raise ConfigError(
+            f"{where}.interface: found lo for {resources.nodes} nodes, which reach nobody by it; "
+            "accepted: the interface between them, or null to have it found on each node"
+        )
     if resources.partition is None or side.device == devices.CPU:
         return
     per_node = side.world_size // resources.nodes

@@ -26,6 +26,11 @@ def test_a_peer_on_the_loopback_is_refused() -> None:
         node.address_towards("localhost")
 
 
+def test_an_interface_is_found_by_its_address() -> None:
+    assert node.interface_of("127.0.0.1") == "lo"
+    assert node.interface_of("192.0.2.77") is None
+
+
 def test_ports_are_free_and_different() -> None:
     ports = node.free_ports(3)
     assert len(set(ports)) == 3
@@ -43,6 +48,7 @@ def test_prepare_makes_directories_and_describes_the_node(
     described = json.loads(capsys.readouterr().out)
     assert described["node"] == "n7"
     assert described["address"] == "127.0.0.1"
+    assert described["interface"] == "lo"
     assert set(described["ports"]) == set(node.PORTS)
     assert nodelocal.of_job("12.1").tmp.is_dir()
     assert node.main(["remove", "12.1"]) == 0

@@ -105,3 +105,28 @@ def test_whole_nodes_and_laptops_see_every_device(node: None) -> None:
     assert resources.visible("npu", whole, {"SLURM_JOB_ID": "7"}) == {}
     assert resources.visible("npu", ResourcesSection(gres="npu:4"), {}) == {}
     assert resources.visible("cpu", ResourcesSection(gres="npu:4"), {"SLURM_JOB_ID": "7"}) == {}
+
+
+def test_two_nodes_are_never_joined_by_the_loopback() -> None:
+    with pytest.raises(ConfigError, match=r"interface: found lo for 2 nodes"):
+        resources.check(side("cpu", 2, nodes=2, interface="lo"), "target")
+    resources.check(side("cpu", 2, nodes=2, interface="eth0"), "target")
+    resources.check(side("cpu", 1, interface="lo"), "target")
+
+
+def test_each_nodes_own_interface_reaches_its_processes(tmp_path: Path) -> None:
+    """Nodes that name theirs differently, with nothing configured, and lo in the caller's shell."""
+    from rlprobe.config import ContainerSection
+    from rlprobe.runs.raycluster import Cluster, Node, Plan
+
+    nodes = [Node("a", "10.0.0.1", {"head": 1}, "ens1f0"), Node("b", "10.0.0.2", {}, "enp2")]
+    plan = Plan(ContainerSection(), "npu", {"GLOO_SOCKET_IFNAME": "lo"}, {}, (), "j", tmp_path, {})
+    for node in nodes:
+        found = Cluster(plan, nodes).environment(node)
+        assert found["GLOO_SOCKET_IFNAME"] == node.interface
+        assert found["HCCL_SOCKET_IFNAME"] == f"={node.interface}"
+        assert found["HCCL_IF_IP"] == node.address
+    chosen = Plan(
+        ContainerSection(), "cpu", {}, {"GLOO_SOCKET_IFNAME": "bond0"}, (), "j", tmp_path, {}
+    )
+    assert Cluster(chosen, nodes).environment(nodes[1])["GLOO_SOCKET_IFNAME"] == "bond0"

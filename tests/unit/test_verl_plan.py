@@ -226,3 +226,13 @@ def test_what_cannot_be_recorded_is_refused_or_said_to_be_missing() -> None:
     own = _specs(capture={"token_range": [0, 2]})["benchmark"]
     assert framework.inference_not_recorded(own) is None
     assert stages.GENERATE in own.stages, "the CPU's own engine is recorded"
+
+
+def test_a_cpu_run_on_two_nodes_is_not_tied_to_the_loopback() -> None:
+    places = Places(Path("/s/x"), Path("/s/assets"))
+    framework = frameworks.get("verl")
+    two = _specs(target={"world_size": 2, "resources": {"nodes": 2}})["target"]
+    found = framework.environment(two, places)
+    assert "GLOO_SOCKET_IFNAME" not in found
+    assert "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER" not in found
+    assert framework.environment(_specs()["target"], places)["GLOO_SOCKET_IFNAME"] == "lo"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rlprobe import stages
 from rlprobe.errors import ConfigError
-from rlprobe.frameworks import Places, not_recorded
+from rlprobe.frameworks import Places, not_recorded, on_loopback
 from rlprobe.frameworks.adopted import Adopted, Training
 from rlprobe.frameworks.layout import Layout
 from rlprobe.frameworks.slime import adopt, manager_paths, plan, precision, versions
@@ -165,12 +165,7 @@ class SlimeFramework:
         if spec.precision == "fp32":
             env[precision.ENV] = "fp32"
         if spec.device == "cpu":
-            env |= {
-                "GLOO_SOCKET_IFNAME": "lo",
-                # Ray rewrites a loopback address to one that never answers unless told not to
-                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-                "OMP_NUM_THREADS": "1",
-            }
+            env |= {"OMP_NUM_THREADS": "1", **on_loopback(spec)}
         return env
 
 

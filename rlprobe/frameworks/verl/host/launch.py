@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlprobe import stages
 from rlprobe.errors import ConfigError
-from rlprobe.frameworks import Places, not_recorded
+from rlprobe.frameworks import Places, not_recorded, on_loopback
 from rlprobe.frameworks.adopted import Adopted, Training
 from rlprobe.frameworks.layout import Layout
 from rlprobe.frameworks.verl.engine import engines, inference
@@ -174,13 +174,7 @@ class VerlFramework:
             if spec.replay_of is None and vllm.chosen(_given(spec)):
                 modules.append(f"{_HOOKS}.cpu.vllm")
                 env |= vllm.CPU_ENVIRONMENT
-            env |= {
-                "VERL_ENGINE_DEVICE": "cuda",
-                "GLOO_SOCKET_IFNAME": "lo",
-                # Ray rewrites a loopback address to one that never answers unless told not to
-                "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-                "OMP_NUM_THREADS": "1",
-            }
+            env |= {"VERL_ENGINE_DEVICE": "cuda", "OMP_NUM_THREADS": "1", **on_loopback(spec)}
         env["VERL_USE_EXTERNAL_MODULES"] = ",".join(modules)
         return env
 
