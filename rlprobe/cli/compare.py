@@ -298,8 +298,7 @@ def _train_infer(args: argparse.Namespace) -> _Outcome:
         except NotComparableError as error:
             return error, []
     traininfer.tell(outcome)
-    if outcome.activations:
-        records = pl.read_parquet(args.out / NAME / RECORDS)
-        for part in engine_gap.parts(records):
-            print(terminal.safe(str(part)))
+    records = pl.read_parquet(args.out / NAME / RECORDS)
+    for part in (*engine_gap.weights(records), *engine_gap.parts(records)):
+        print(terminal.safe(str(part)))
     return outcome.insufficient(), [outcome.summary.as_dict()]

@@ -1,4 +1,4 @@
-"""Where training and the inference engine part, in prompts and in generated tokens.
+"""Where training and the inference engine part: in weights, prompts and generated tokens.
 
 A record of one forward pass is held against what round-off allows: two programs that compute the
 same differ by a few roundings an operation, which add up like a random walk, so that the relative
@@ -7,6 +7,9 @@ round-off ``u`` of the coarser side. Other kernels, fused or not, stay within it
 of a real vLLM and Hugging Face, fp32, was 0.4 (docs/compare.md).
 
 The first record beyond it, of passes that agree up to it, is where a difference begins.
+
+Weights are sent, not computed: the engine's are the trainer's, rounded once where it keeps them in
+a shorter format.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from rlprobe.compare import measures
 
 PREFILL, DECODE = "prefill", "decode"
 _ROUNDINGS = 16.0
+#: Relative difference of equal weights by sketches that were added up otherwise.
+_SKETCHED = 1e-6
 #: Unit round-off by recorded dtype; what is not listed is not judged.
 _UNITS = {
     "torch.float64": 2.0**-53,
@@ -26,6 +31,31 @@ _UNITS = {
     "torch.float16": 2.0**-11,
     "torch.bfloat16": 2.0**-8,
 }
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How the engine's weights stand to the trainer's at one step."""
+
+    step: int
+    compared: int
+    #: The first that is another, in the engine's order: its module and relative difference.
+    first: tuple[str, float] | None
+    #: Modules whose weights are others.
+    wrong: tuple[str, ...]
+    #: Recorded of the engine, and not compared.
+    left: int
+
+    def __str__(self) -> str:
+        left = f"; {self.left} could not be compared" if self.left else ""
+        if self.first is None:
+            return f"weights of step {self.step}: {self.compared} are the trainer's{left}"
+        module, error = self.first
+        return (
+            f"weights of step {self.step}: {len(self.wrong)} modules of the engine have others "
+            f"than the trainer's ({self.compared} weights were compared), first {module}: "
+            f"relative difference {error:.2g}{left}"
+        )
 
 
 @dataclass(frozen=True)
@@ -57,23 +87,59 @@ class Part:
         )
 
 
+def weights(records: pl.DataFrame) -> list[Weights]:
+    """Every step's weights, where the engine's were recorded.
+
+    Args:
+        records: ``train_infer/records.parquet``.
+    """
+    own = records.filter(
+        (pl.col("slot") == "parameters") & (pl.col("status") != measures.TARGET_ONLY)
+    ).sort("rank", "order_benchmark")
+    measured = pl.col("error_kind").is_not_null()
+    # what is sketched differs by the sketches' own accumulation
+    seen = pl.when(pl.col("error_kind") == measures.SKETCH).then(_SKETCHED).otherwise(0.0)
+    rounded = pl.when(pl.col("dtype_benchmark") == pl.col("dtype_target")).then(0.0)
+    allowed = pl.max_horizontal(seen, rounded.otherwise(_unit()))
+    wrong = (pl.col("status") == measures.NONFINITE) | (pl.col("error") > allowed).fill_null(False)
+    found = []
+    for step in own.get_column("step").unique().sort():
+        rows = own.filter(step=step)
+        others = rows.filter(wrong)
+        first = others.row(0, named=True) if others.height else None
+        found.append(
+            Weights(
+                int(step),
+                rows.filter(measured).height,
+                None if first is None else (first["module"], float(first["error"] or 0.0)),
+                tuple(others.get_column("module").unique(maintain_order=True)),
+                rows.filter(~measured & (pl.col("status") != measures.NONFINITE)).height,
+            )
+        )
+    return found
+
+
+def _unit() -> pl.Expr:
+    """The unit round-off of the coarser side; null where a type has none."""
+    units = [
+        pl.col(f"dtype_{side}").replace_strict(_UNITS, default=None, return_dtype=pl.Float64)
+        for side in ("benchmark", "target")
+    ]
+    known = pl.all_horizontal(unit.is_not_null() for unit in units)
+    return pl.when(known).then(pl.max_horizontal(units))
+
+
 def parts(records: pl.DataFrame) -> list[Part]:
     """Prompts and generated tokens, each where there are any.
 
     Args:
         records: ``train_infer/records.parquet``.
     """
-    units = [
-        pl.col(f"dtype_{side}").replace_strict(_UNITS, default=None, return_dtype=pl.Float64)
-        for side in ("benchmark", "target")
-    ]
     measured = records.filter(
         (pl.col("slot") != "parameters") & (pl.col("error_kind") == measures.TENSOR)
     ).with_columns(
         number=pl.col("name_benchmark").str.extract(r"\.forward\.(\d+)\.").cast(pl.Int64),
-        unit=pl.when(pl.all_horizontal(unit.is_not_null() for unit in units)).then(
-            pl.max_horizontal(units)
-        ),
+        unit=_unit(),
         phase=pl.when(pl.col("shape_benchmark").list.first() == 1)
         .then(pl.lit(DECODE))
         .otherwise(pl.lit(PREFILL)),

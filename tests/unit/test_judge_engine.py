@@ -68,3 +68,42 @@ def test_the_coarser_side_says_what_round_off_is(dtype: str, allowed: bool) -> N
 
 def test_a_type_without_a_unit_is_not_judged() -> None:
     assert engine.parts(table({"0 model.norm": 1.0}, dtype_target="torch.int64")) == []
+
+
+def held(module: str, error: float | None, **changes: Any) -> dict[str, Any]:
+    return {
+        "step": 0, "rank": 0, "slot": "parameters", "module": module, "error": error,
+        "order_benchmark": LAYERS.index(module), "error_kind": "tensor", "status": "matched",
+        "dtype_benchmark": "torch.float32", "dtype_target": "torch.float32",
+    } | changes  # fmt: skip
+
+
+def test_weights_are_the_trainers_or_named() -> None:
+    same = pl.DataFrame([held(name, 0.0) for name in LAYERS])
+    (found,) = engine.weights(same)
+    assert (found.compared, found.first, found.wrong, found.left) == (4, None, (), 0)
+    stale = [held(name, 0.03 if "layers" in name else 0.0, step=1) for name in LAYERS]
+    good, bad = engine.weights(pl.concat([same, pl.DataFrame(stale)]))
+    assert good.first is None and bad.first == ("model.layers.0", 0.03)
+    assert bad.wrong == ("model.layers.0", "model.layers.1") and "2 modules" in str(bad)
+
+
+@pytest.mark.parametrize(
+    ("row", "wrong", "left"),
+    [
+        # sent to an engine of a shorter format, they are rounded once
+        ({"error": 2e-3, "dtype_benchmark": "torch.bfloat16"}, False, 0),
+        ({"error": 2e-2, "dtype_benchmark": "torch.bfloat16"}, True, 0),
+        ({"error": 3e-7, "error_kind": "sketch"}, False, 0),
+        ({"error": 3e-7}, True, 0),
+        ({"error": 1e-4, "error_kind": "sketch"}, True, 0),
+        ({"error": None, "status": "nonfinite"}, True, 0),
+        ({"error": None, "error_kind": None, "status": "shape"}, False, 1),
+        ({"error": None, "error_kind": None, "status": "benchmark_only"}, False, 1),
+    ],
+)
+def test_what_is_allowed_between_weights(row: dict[str, Any], wrong: bool, left: int) -> None:
+    (found,) = engine.weights(
+        pl.DataFrame([held("model.norm", None) | row], schema_overrides={"error": pl.Float64})
+    )
+    assert ((found.first is not None), found.left) == (wrong, left)
