@@ -2,7 +2,8 @@
 # wheelhouse.sh ARCH [SET…]: wheels that the images install from, with no index at build time.
 #
 #   ARCH   x86_64 or aarch64
-#   SET    verl-cpu, compare, beside (default: those an image of that architecture can use)
+#   SET    verl-cpu, verl-vllm-cpu, compare, beside (default: those of make images and of an image
+#          of that architecture)
 #
 # Writes wheelhouse/SET (this machine's architecture) or wheelhouse/aarch64/SET; give the latter to
 # a build as WHEELS. verl-cpu exists for this machine's architecture only: its torch must be a CPU
@@ -34,8 +35,8 @@ read -ra sets <<< "${sets[*]}"
 
 pip() { "$PYTHON" -m pip --disable-pip-version-check "$@"; }
 
-# Already complete for this list of requirements?
-stamp_of() { sha256sum < "$1" | cut -c1-16; }
+# Already complete for these lists of requirements?
+stamp_of() { cat "$@" | sha256sum | cut -c1-16; }
 
 foreign=()
 for glibc in manylinux_2_28 manylinux_2_27 manylinux_2_24 manylinux_2_17 manylinux2014; do
@@ -63,25 +64,28 @@ fetch() { # DIRECTORY LIST PYTHON-VERSION
 for set in "${sets[@]}"; do
     directory=$root/$set
     case $set in
-    verl-cpu) list=requirements/lock.txt versions=3.11 ;;
-    compare) list=containers/requirements/compare.txt versions=3.11 ;;
-    beside) list=containers/requirements/beside.txt versions=$VENDOR_PYTHONS ;;
+    verl-cpu) lists=(requirements/lock.txt) versions=3.11 ;;
+    verl-vllm-cpu) lists=(requirements/lock.txt requirements/vllm-cpu.txt) versions=3.11 ;;
+    compare) lists=(containers/requirements/compare.txt) versions=3.11 ;;
+    beside) lists=(containers/requirements/beside.txt) versions=$VENDOR_PYTHONS ;;
     *)
-        echo "wheelhouse.sh: found set $set; accepted: verl-cpu, compare, beside" >&2
+        echo "wheelhouse.sh: found set $set; accepted: verl-cpu, verl-vllm-cpu, compare, beside" >&2
         exit 2
         ;;
     esac
     stamp=$directory.stamp
-    if [ "$(cat "$stamp" 2>/dev/null)" != "$(stamp_of "$list")" ]; then
+    if [ "$(cat "$stamp" 2>/dev/null)" != "$(stamp_of "${lists[@]}")" ]; then
         rm -rf "$directory" "$stamp"
         mkdir -p "$directory"
         for version in $versions; do
             if [ "$set" = compare ] && [ -f "$root/verl-cpu.stamp" ]; then
                 # The same versions lie there already.
                 pip download --quiet --no-deps --no-index --find-links "$root/verl-cpu" \
-                    --dest "$directory" -r "$list"
+                    --dest "$directory" -r "${lists[0]}"
             else
-                fetch "$directory" "$list" "$version"
+                for list in "${lists[@]}"; do
+                    fetch "$directory" "$list" "$version"
+                done
             fi
         done
         if [ "$set" = beside ]; then
@@ -89,7 +93,7 @@ for set in "${sets[@]}"; do
             pip download --quiet --no-deps --only-binary=:all: --python-version 3.12 \
                 --dest "$directory" "$(grep '^verl==' requirements/lock.txt)"
         fi
-        stamp_of "$list" > "$stamp"
+        stamp_of "${lists[@]}" > "$stamp"
     fi
     # rlprobe itself changes more often than any list.
     rm -f "$directory"/rlprobe-*.whl

@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 
 CONTAINERS = Path(__file__).resolve().parents[2] / "containers"
-IMAGES = ("verl-cpu", "verl-cuda", "verl-ascend", "slime-cuda", "slime-ascend", "compare")
+IMAGES = (
+    "verl-cpu",
+    "verl-vllm-cpu",
+    "verl-cuda",
+    "verl-ascend",
+    "slime-cuda",
+    "slime-ascend",
+    "compare",
+)
 
 
 def pins(path: Path) -> dict[str, str]:
