@@ -32,6 +32,7 @@ WRITING: dict[str, Callable[[Aligned], list[str]]] = {
     "refine": lambda a: ["refine", "--config", "b.yaml", "--part", "suspects"],
     "diagnose": lambda a: ["diagnose", "disk/results/a", "--no-fail"],
     "report": lambda a: ["report", "disk/results/a"],
+    "curves": lambda a: _curves(),
     "verdict": lambda a: ["verdict", str(a.results), "--json", "disk/out.json"],
     "rollouts show": lambda a: [
         *("rollouts", "show", f"{a.run('benchmark')}/rollouts/step0.h5"),
@@ -59,14 +60,25 @@ WRITING: dict[str, Callable[[Aligned], list[str]]] = {
 }
 
 
+def _curves() -> list[str]:
+    """Four trainings of two steps, as verl's own logger writes them."""
+    names = []
+    for run in range(4):
+        steps = [{"step": n, "data": {"actor/loss": 1 + run / 100 / n}} for n in (1, 2)]
+        names.append(f"trained{run}.jsonl")
+        Path(names[-1]).write_text("".join(json.dumps(step) + "\n" for step in steps))
+    first, second, *others = names
+    return ["curves", first, second, "--perturbed", *others, "--json", "disk/out.json"]
+
+
 def _runs(aligned: Aligned) -> list[str]:
     return [str(aligned.run("benchmark")), str(aligned.run("target"))]
 
 
 def test_every_command_that_writes_is_here() -> None:
-    # exec writes nothing: it becomes the command that it is given; reproduce needs an alignment
-    # that was refined, and has a test of its own (test_refine_reproduce.py)
-    elsewhere = {"exec", "reproduce"}
+    # exec and enter write nothing: they become the command that they are given; reproduce needs an
+    # alignment that was refined, and has a test of its own (test_refine_reproduce.py)
+    elsewhere = {"enter", "exec", "reproduce"}
     assert {name.partition(" ")[0] for name in WRITING} == COMMANDS.keys() - elsewhere
 
 
