@@ -61,12 +61,16 @@ class Suspects:
     trace: str | None = None
     #: Path of the module.
     trace_module: str | None = None
+    #: Key of the benchmark's refining run whose outputs of that module are put in place of its own.
+    substitute: str | None = None
 
     def declared(self) -> dict[str, Any]:
         """What of it can change a run's files: part of the run's key."""
         fields = dataclasses.asdict(self)
         for name in ("record", "samples"):
             fields.pop(name)
+        if self.substitute is None:
+            fields.pop("substitute")
         return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
 
 

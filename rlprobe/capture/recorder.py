@@ -25,7 +25,9 @@ from rlprobe.capture.dumpfile import DebugFile, mark_partial
 from rlprobe.capture.engine import Engine, StageContext, Tally, Watch
 from rlprobe.capture.parts import Parts
 from rlprobe.capture.session import CaptureOptions, Session
-from rlprobe.capture.trace.watch import Tracing, unwatched
+from rlprobe.capture.trace import outputs
+from rlprobe.capture.trace.again import unseen
+from rlprobe.capture.trace.watch import Tracing
 from rlprobe.capture.updates import UpdateRecords
 from rlprobe.errors import ConfigError
 
@@ -134,16 +136,18 @@ class Recorder:
         scope = StageScope(self, stage, step, models, self._debug_file(stage, step, directory))
         before = self._digest(stage, step, models)
         context = StageContext(stage, step, self.rank, directory, chosen_forwards)
-        watch = self._engine.watch(context, models)
-        scope._watch = watch
-        scope._trace = self._tracing(context, models)
-        try:
-            with memory.recording(self.session, stage, step, self.rank), scope._traced():
-                yield scope
-        except BaseException:
-            watch.abort()
-            mark_partial(directory)
-            raise
+        # before the engine's hooks are in place: they see what the module hands on
+        with self._grafted(directory, models):
+            watch = self._engine.watch(context, models)
+            scope._watch = watch
+            scope._trace = self._tracing(context, models)
+            try:
+                with memory.recording(self.session, stage, step, self.rank), scope._traced():
+                    yield scope
+            except BaseException:
+                watch.abort()
+                mark_partial(directory)
+                raise
         tally = watch.finish()
         scope._watch = None
         scope.calls = tally.calls
@@ -174,6 +178,21 @@ class Recorder:
         if context.key not in self._traces:
             self._traces = {context.key: Tracing(context, models, self.session.capture)}
         return self._traces[context.key]
+
+    def _grafted(
+        self, directory: Path, models: list[nn.Module]
+    ) -> contextlib.AbstractContextManager[None]:
+        """A module's outputs are kept, or given out in place of its own, as the options say."""
+        options = self.session.capture
+        if options.trace_module is None:
+            return contextlib.nullcontext()
+        if options.keep_outputs:
+            budget = options.tensor_budget
+            return outputs.keeping(models, options.trace_module, directory, budget)
+        if options.substitute is not None:
+            there = Path(options.substitute)
+            return outputs.substituting(models, options.trace_module, there, directory)
+        return contextlib.nullcontext()
 
     def directory(self, stage: str, step: int) -> Path:
         """``{dump}/{stage}/step{step}/rank{rank}``."""
@@ -345,7 +364,7 @@ class StageScope:
 
     def _unwatched(self) -> contextlib.AbstractContextManager[None]:
         """Capture's own operators are no part of a trace."""
-        return contextlib.nullcontext() if self._trace is None else unwatched()
+        return contextlib.nullcontext() if self._trace is None else unseen()
 
     def total_norm(self, norm: Any) -> None:
         """Key data ``{role}_total_grad_norm``: the norm that the framework reports of a step.

@@ -63,6 +63,10 @@ class CaptureOptions:
     trace: str | None = None
     #: Path of the module, of ``module``.
     trace_module: str | None = None
+    #: Keep that module's outputs of every call, for the other side.
+    keep_outputs: bool = False
+    #: Directory of such outputs, which it gives out in place of its own.
+    substitute: str | None = None
     #: Disk each process may fill, in MiB; a stage that has begun is finished. None: no limit.
     budget_mib: int | None = None
     #: Part of it that per-token sketches may take.

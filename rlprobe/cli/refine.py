@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from rlprobe.cli.common import given_path, write_json
 
 if TYPE_CHECKING:
+    from rlprobe.refine.suspects import Plan
     from rlprobe.runs.jobs import Jobs
 
 _log = logging.getLogger(__name__)
-PARTS = ("suspects", "benchmark", "target", "verdict")
+PARTS = ("suspects", "benchmark", "target", "substituted", "verdict")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -39,7 +40,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--part",
         choices=PARTS,
-        help="one part only: the suspects, the run on either device, or the verdict",
+        help="one part only: the suspects, the run on either device, the target's with the "
+        "benchmark's outputs in the suspect's place, or the verdict",
     )
     parser.add_argument(
         "--log", type=given_path, help="the framework's output (default: in the store)"
@@ -121,6 +123,8 @@ def _run(args: argparse.Namespace, jobs: Jobs) -> int:
     for part, role in (("benchmark", REPEAT), ("target", TARGET)):
         if part in parts:
             launch(runs[role], store, args.log)
+    if "substituted" in parts:
+        _substitute(args, jobs, plan, keys)
     if "verdict" not in parts:
         return 0
     sides = [Run.open(store, key) for key in keys]
@@ -135,3 +139,25 @@ def _run(args: argparse.Namespace, jobs: Jobs) -> int:
     _log.info("%s", sharper.sentence)
     print(json.dumps(cause, indent=1))
     return 0
+
+
+def _substitute(args: argparse.Namespace, jobs: Jobs, plan: Plan, keys: list[str]) -> None:
+    """Run the target with the benchmark's outputs of the suspect in place of its own."""
+    from rlprobe.refine import substitution
+    from rlprobe.runs.launch import launch
+    from rlprobe.runs.suspects import substituted
+    from rlprobe.store.alignments import record_alignment
+    from rlprobe.store.read import Run
+
+    assert plan.suspects is not None
+    spec = substituted(jobs.alignment, plan.suspects, keys[0])
+    directory, store = Path(jobs.results), Path(jobs.alignment.store)
+    (directory / "refine" / substitution.NAME).unlink(missing_ok=True)
+    if spec is None:
+        _log.info("nothing is put in place: no module is suspect, or several processes share it")
+        return
+    record_alignment(store, f"{jobs.alignment.name}.refine", [*keys, spec.key])
+    launch(spec, store, args.log)
+    found = substitution.look(directory, plan, plan.suspects, Run.open(store, spec.key))
+    substitution.write_found(directory, found)
+    _log.info("%s", found.said)

@@ -21,9 +21,10 @@ from rlprobe.dumps.tensors.tensorfile import TensorFileError
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
 from rlprobe.judge.inputs import Results
-from rlprobe.refine import experiments, trace
+from rlprobe.refine import experiments, substitution, trace
 from rlprobe.refine.look import Look, look
 from rlprobe.refine.observe import Observed, observe
+from rlprobe.refine.substitution import Substituted
 from rlprobe.refine.suspects import Plan
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.said import NOTHING_SAID, Message, Said, kept, replaced, restored, say
@@ -311,7 +312,21 @@ def sharpened(directory: Path, diagnosis: Diagnosis) -> Diagnosis:
     if refined is None:
         return diagnosis
     runs = Results.open(directory).plan.runs
-    return sharpen(diagnosis, refined, (runs[BENCHMARK].key, runs[TARGET].key))
+    found = sharpen(diagnosis, refined, (runs[BENCHMARK].key, runs[TARGET].key))
+    after = substitution.read(directory)
+    return found if after is None or found is diagnosis else _and_after(found, after)
+
+
+def _and_after(diagnosis: Diagnosis, after: Substituted) -> Diagnosis:
+    """The diagnosis with what is left when the suspect's outputs are the benchmark's."""
+    cause = diagnosis.cause
+    assert cause is not None
+    told = msgspec.structs.replace(cause, evidence=[*cause.evidence, after.said])
+    text = diagnosis.sentence
+    if after.agrees is False:
+        where = after.next_module or after.next_record
+        text += f" There is a second difference in {after.stage}, at {where}."
+    return msgspec.structs.replace(diagnosis, cause=told, sentence=text)
 
 
 def sharpen(diagnosis: Diagnosis, refined: Refined, keys: tuple[str, str]) -> Diagnosis:

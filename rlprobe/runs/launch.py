@@ -22,11 +22,11 @@ from rlprobe.claims import claimed
 from rlprobe.errors import RlprobeError, RunError, StoreError
 from rlprobe.files import replace_text
 from rlprobe.frameworks import forward, proof
-from rlprobe.roles import BENCHMARK
+from rlprobe.roles import BENCHMARK, REPEAT
 from rlprobe.runs import containers, entry, patience, process, script
 from rlprobe.runs.follow import Progress
 from rlprobe.runs.plan import FAULT_ENV
-from rlprobe.spec import RunSpec, Suspects
+from rlprobe.spec import RunSpec
 from rlprobe.store import listing
 from rlprobe.store.commit import commit
 from rlprobe.store.read import STATES, Run
@@ -189,7 +189,7 @@ def session_of(spec: RunSpec, store: Path, scratch: Path) -> Session:
         framework_version=spec.framework_version,
         dump=str(scratch / "dump"),
         side=str(scratch / "side"),
-        capture=_captured(spec),
+        capture=_captured(spec, store),
         replay=replay,
         collect_rollouts=spec.role == BENCHMARK,
         keep_states=spec.rejoin and spec.replay_of is None,
@@ -207,7 +207,7 @@ def session_of(spec: RunSpec, store: Path, scratch: Path) -> Session:
     )
 
 
-def _captured(spec: RunSpec) -> CaptureOptions:
+def _captured(spec: RunSpec, store: Path) -> CaptureOptions:
     capture = spec.capture
     if spec.perturbed:
         # the trainer's metrics, and the proof that it trained on the same samples
@@ -234,15 +234,21 @@ def _captured(spec: RunSpec) -> CaptureOptions:
         memory=capture.memory,
         token_range=capture.token_range if generates else None,
         budget_mib=capture.budget_mib,
-        **_kept(spec.suspects),
+        **_kept(spec, store),
     )
 
 
-def _kept(suspects: Suspects | None) -> dict[str, Any]:
+def _kept(spec: RunSpec, store: Path) -> dict[str, Any]:
     """Capture options of a refining run."""
+    suspects = spec.suspects
     if suspects is None:
         return {}
+    if suspects.substitute is not None:
+        there = store.absolute() / "runs" / suspects.substitute / "dump" / suspects.stage
+        there = there / f"step{suspects.step}" / f"rank{suspects.rank}" / "outputs"
+        return {"trace_module": suspects.trace_module, "substitute": str(there)}
     return {
+        "keep_outputs": suspects.trace == "module" and spec.role == REPEAT,
         "modules": suspects.modules,
         "tensors": True,
         "micro_steps": suspects.micro_steps,

@@ -37,6 +37,29 @@ def refining(alignment: Alignment, suspects: Suspects) -> dict[str, RunSpec]:
     return {role: _narrowed(runs[role], suspects, origin) for role in SIDES}
 
 
+def substituted(alignment: Alignment, suspects: Suspects, kept: str) -> RunSpec | None:
+    """The target's replay with the benchmark's outputs of the suspect module in place of its own.
+
+    Args:
+        alignment: what was diagnosed.
+        suspects: what was looked at.
+        kept: key of the benchmark's refining run.
+
+    Returns:
+        None where that cannot be: no module is suspect, or several processes share the step, of
+        which one alone was looked at.
+    """
+    if suspects.trace != "module" or suspects.trace_module is None:
+        return None
+    runs = plan(alignment)
+    if runs[TARGET].world_size > 1:
+        return None
+    alone = dataclasses.replace(
+        suspects, modules=(), micro_steps=(), trace=None, budget_mib=0, substitute=kept
+    )
+    return _narrowed(runs[TARGET], alone, runs[BENCHMARK].key)
+
+
 def _narrowed(spec: RunSpec, suspects: Suspects, origin: str) -> RunSpec:
     capture = spec.capture.model_copy(
         update={

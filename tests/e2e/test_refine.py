@@ -14,7 +14,7 @@ import pytest
 from rlprobe.cli import main
 from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.errors import ConfigError, DumpError
-from rlprobe.refine import refined, suspects
+from rlprobe.refine import refined, substitution, suspects
 from rlprobe.runs.launch import launch
 from rlprobe.runs.plan import plan
 from rlprobe.runs.suspects import refining
@@ -38,6 +38,14 @@ def halves_exchanged(site):
     values = site.model.get_submodule(PATH)
     with output_of(values, lambda y: y.roll(y.shape[-1] // 2, -1)):
         yield
+
+@fault(stage="actor_compute_log_prob", module=PATH, cause="layout")
+def two_places(site):
+    values = site.model.get_submodule(PATH)
+    head = site.model.get_submodule("lm_head")
+    with output_of(values, lambda y: y.roll(y.shape[-1] // 2, -1)):
+        with output_of(head, lambda y: y * 1.01):
+            yield
 
 @fault(stage="critic_update", cause="optimizer")
 def faster(site):
@@ -110,6 +118,22 @@ def test_tensors_name_what_sketches_could_only_suspect(sharper: Any) -> None:
     assert after.cause.known == "observed", after.cause
     assert "32 of 32 channels stand in other places: moved round by 16" in after.cause.evidence[-1]
     assert after.first == before.first and after.gate == before.gate
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [("halves_exchanged", None), pytest.param("two_places", "lm_head", marks=pytest.mark.long)],
+)
+def test_the_benchmarks_outputs_in_its_place_show_whether_it_is_all(
+    judge: Callable[[str], tuple[Judged, Pipeline, Trial]], name: str, after: str | None
+) -> None:
+    judged, pipeline, trial = judge(name)
+    found = pipeline.refine(trial, judged).diagnosis
+    told = substitution.read(judged.directory)
+    assert told is not None and told.module == MODULE and told.calls > 1 and not told.failed
+    assert (told.agrees, told.next_module) == (after is None, after), told
+    assert found.cause is not None and told.said in found.cause.evidence
+    assert ("second difference" in found.sentence) == (after is not None)
 
 
 def test_a_budget_that_is_too_small_says_so(sharper: Any) -> None:

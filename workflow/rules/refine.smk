@@ -51,10 +51,31 @@ for side in ("benchmark", "target"):
             "rlprobe refine --config {params.config} --part {params.side} --log {log} --no-fail"
 
 
+# The target once more, the benchmark's outputs in the suspect's place.
+rule refine_substituted:
+    input:
+        [f"{RESULTS}/refine/.{side}" for side in ("benchmark", "target")],
+    output:
+        touch(f"{RESULTS}/refine/.substituted"),
+    log:
+        f"{LOGS}/refine/substituted.log",
+    container:
+        lambda wildcards: None
+    resources:
+        **slurm(jobs.runs["target"].resources),
+        training=1,
+    params:
+        config=CONFIG,
+    message:
+        f"the benchmark's outputs in the suspect's place, log {LOGS}/refine/substituted.log"
+    shell:
+        "rlprobe refine --config {params.config} --part substituted --log {log} --no-fail"
+
+
 rule refined:
     input:
         suspects=f"{RESULTS}/refine/suspects.json",
-        sides=[f"{RESULTS}/refine/.{side}" for side in ("benchmark", "target")],
+        sides=[f"{RESULTS}/refine/.{side}" for side in ("benchmark", "target", "substituted")],
     output:
         f"{RESULTS}/refine/diagnosis.json",
     log:

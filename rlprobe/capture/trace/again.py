@@ -12,13 +12,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from rlprobe.capture.trace.operators import tensors
 from rlprobe.capture.trace.values import content, unpacked
 
 Generators = dict[str, Tensor]
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Operators of the body are of no trace."""
+    if not torch._C._len_torch_dispatch_stack():
+        yield
+        return
+    with _disable_current_modes():
+        yield
 
 
 def generators(device: torch.device) -> Generators:

@@ -8,21 +8,19 @@ trace sees every operator of the stage and lets all pass but its own.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from rlprobe.capture.engine import StageContext
 from rlprobe.capture.light.backward import LEAF
 from rlprobe.capture.light.recompute import in_backward
 from rlprobe.capture.names import named_modules
 from rlprobe.capture.session import CaptureOptions
-from rlprobe.capture.trace.again import Before, rerun, without_hooks
+from rlprobe.capture.trace.again import Before, rerun, unseen, without_hooks
 from rlprobe.capture.trace.file import TraceFile
 from rlprobe.capture.trace.operators import Operators, scalar, tensors
 from rlprobe.capture.trace.values import Values
@@ -32,16 +30,6 @@ MODULE, OUTPUTS, UPDATE = "module", "outputs", "update"
 KINDS = (MODULE, OUTPUTS, UPDATE)
 #: Nodes of a graph visited for the ones that a module made.
 _NODES = 50_000
-
-
-@contextlib.contextmanager
-def unwatched() -> Iterator[None]:
-    """Operators of the body are of no trace."""
-    if not torch._C._len_torch_dispatch_stack():
-        yield
-        return
-    with _disable_current_modes():
-        yield
 
 
 class Tracing:
@@ -127,7 +115,7 @@ class Tracing:
         if self.kind != OUTPUTS or self._updating or not self._counts():
             return
         if isinstance(value, torch.Tensor):
-            with unwatched():
+            with unseen():
                 self._file.add({"record": "outputs", "name": name,
                                 "outputs": [self._values.made(value)]})  # fmt: skip
 

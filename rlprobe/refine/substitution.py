@@ -1,0 +1,163 @@
+"""With the benchmark's outputs in the suspect's place: does everything after it agree?
+
+If it does, the suspect is all that is wrong in its stage. If not, what parts first then is a second
+difference, which the first one hid.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from rlprobe.compare import sides
+from rlprobe.compare.compare import Options, compare
+from rlprobe.documents.limits import DocumentError, read_bytes
+from rlprobe.errors import DumpError
+from rlprobe.files import replace_bytes
+from rlprobe.judge.inputs import NAME as PLAN
+from rlprobe.judge.inputs import PlannedPair, PlannedRun, Results, write
+from rlprobe.judge.judge import judge
+from rlprobe.refine.suspects import Plan
+from rlprobe.roles import BENCHMARK, TARGET
+from rlprobe.spec import Suspects
+from rlprobe.store.read import Run
+
+NAME = "substituted.json"
+#: Below ``RESULTS_DIR/refine``: the comparison of the run with what it was put beside.
+DIRECTORY = "substituted"
+#: What a run reports of itself has some hundred bytes an entry of its stage.
+_MAX_BYTES = 16 << 20
+
+
+class Substituted(msgspec.Struct, frozen=True):
+    """What is left of the difference when the suspect's outputs are the benchmark's."""
+
+    module: str
+    stage: str
+    #: Calls whose outputs were put in place, and why others were not.
+    calls: int
+    failed: list[str]
+    #: Whether everything that was judged of the stage agrees then; None where nothing was put in.
+    agrees: bool | None
+    said: str
+    #: What parts next, and by how many times its floor.
+    next_module: str | None = None
+    next_record: str | None = None
+    excess: float | None = None
+
+
+def look(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Substituted:
+    """Compare and judge the stage of a run that was given the benchmark's outputs.
+
+    Args:
+        directory: RESULTS_DIR; the comparison goes below ``refine/substituted``.
+        plan: what was diagnosed.
+        suspects: what was looked at.
+        target: the run, of the same store as the diagnosed ones.
+
+    Raises:
+        DumpError, StoreError: a run or file is missing or damaged.
+        OSError: the comparison cannot be written.
+    """
+    module = suspects.trace_module or ""
+    calls, failed = _reported(target, suspects)
+    if not calls or failed:
+        why = failed[0] if failed else "the module was not called"
+        said = f"the benchmark's outputs of {module} could not be put in the target's place: {why}"
+        return Substituted(module, suspects.stage, calls, failed, None, said)
+    place = directory / "refine" / DIRECTORY
+    shutil.rmtree(place, ignore_errors=True)
+    step = judge(_compared(place, plan, suspects, target), suspects.step)
+    finding = step.findings.get(suspects.stage)
+    begins = (
+        f"with the benchmark's outputs of {module} in place of the target's own ({calls} calls), "
+    )
+    if finding is None or not finding.records:
+        return Substituted(
+            module, suspects.stage, calls, failed, None, f"{begins}nothing could be judged"
+        )
+    origin = finding.origin
+    if origin is None:
+        said = (
+            f"{begins}all {finding.records} judged quantities of {suspects.stage} agree: nothing "
+            "else is wrong in this stage"
+        )
+        return Substituted(module, suspects.stage, calls, failed, True, said)
+    where = (
+        f"at {origin.module} ({origin.operator})" if origin.module else f"in the {origin.operator}"
+    )
+    again = " in its backward pass" if origin.row.get("direction") == "backward" else ""
+    said = f"{begins}{suspects.stage} parts next {where}{again}"
+    return Substituted(
+        module, suspects.stage, calls, failed, False, said,
+        origin.module, str(origin.row.get("name")), _finite(origin.row.get("excess")),
+    )  # fmt: skip
+
+
+def _finite(value: object) -> float | None:
+    number = float(value) if isinstance(value, (int, float)) else None
+    return number if number is not None and abs(number) < float("inf") else None
+
+
+def _reported(target: Run, suspects: Suspects) -> tuple[int, list[str]]:
+    """How many calls were given other outputs, and why not more."""
+    path = target.path / "dump" / suspects.stage / f"step{suspects.step}"
+    path = path / f"rank{suspects.rank}" / "outputs" / "substituted.jsonl"
+    if not path.is_file():
+        return 0, []
+    try:
+        lines = read_bytes(path, _MAX_BYTES).splitlines()
+        entries = [msgspec.json.decode(line, type=_Entry) for line in lines]
+    except (DocumentError, msgspec.MsgspecError, RecursionError) as error:
+        raise DumpError(f"{path} is not readable: {error}; refine again") from error
+    return sum(entry.calls for entry in entries), [why for e in entries for why in e.failed]
+
+
+class _Entry(msgspec.Struct):
+    calls: int
+    failed: list[str]
+
+
+def _compared(place: Path, plan: Plan, suspects: Suspects, target: Run) -> Results:
+    """The diagnosed benchmark's stage against the run's."""
+    keys = {BENCHMARK: plan.benchmark, TARGET: target.key}
+    stages = [suspects.stage]
+    first = Run.open(target.store, plan.benchmark).manifest.declared
+    devices = {BENCHMARK: first, TARGET: target.manifest.declared}
+    write(
+        place / PLAN, name=DIRECTORY, store=target.store,
+        runs={
+            role: PlannedRun(
+                key, str(devices[role].get("device")), str(devices[role].get("precision")), stages
+            )
+            for role, key in keys.items()
+        },
+        pairs={TARGET: PlannedPair(BENCHMARK, TARGET, stages)},
+    )  # fmt: skip
+    left, right = (sides.resolve(str(target.store / "runs" / key)) for key in keys.values())
+    compare(left, right, place / "compare" / TARGET, Options(TARGET, tuple(stages)))
+    return Results.open(place)
+
+
+def write_found(directory: Path, found: Substituted) -> Path:
+    """Write ``RESULTS_DIR/refine/substituted.json``."""
+    path = directory / "refine" / NAME
+    replace_bytes(path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    return path
+
+
+def read(directory: Path) -> Substituted | None:
+    """What was written; None where nothing was.
+
+    Raises:
+        DumpError: it is damaged.
+    """
+    path = directory / "refine" / NAME
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(read_bytes(path, _MAX_BYTES), type=Substituted)
+    except (DocumentError, msgspec.MsgspecError, RecursionError) as error:
+        raise DumpError(f"{path} is not readable: {error}; refine again") from error
