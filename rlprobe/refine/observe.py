@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.refine import meaning
 from rlprobe.refine.pairing import Apart, Both, pair, scalars
-from rlprobe.refine.trace import Operator, Trace, Value, error
+from rlprobe.refine.trace import Operator, Trace, Value, error, measurable
 from rlprobe.said import NOTHING_SAID, Said, exactly, listed, of_side, say
 
 #: Round-offs by which one operator's results may differ on two devices, inputs alike.
@@ -170,11 +170,12 @@ def _number(value: object) -> str:
 
 def _both(step: Both, after: list[Operator]) -> list[Difference]:
     b, t = step.benchmark, step.target
-    changed = _changed(b, t, 0.0)
+    given = _inputs_differ(b, t)
+    changed = _changed(b, t, 0.0, given)
     found = _formats(b, t, changed)
     found += _scalars(b, t, changed, after)
     found += _given(b, t, changed)
-    if not found and _changed(b, t, _inputs_differ(b, t)):
+    if not found and _changed(b, t, given, given):
         found.append(
             Difference(
                 "implementation",
@@ -197,14 +198,23 @@ def _inputs_differ(b: Operator, t: Operator) -> float:
     return max((float("inf") if size is None else size for size in sizes), default=0.0)
 
 
-def _changed(b: Operator, t: Operator, given: float) -> bool:
-    """Whether results differ by more than a difference of their inputs and round-off explain."""
+def _changed(b: Operator, t: Operator, explained: float, given: float) -> bool:
+    """Whether results differ by more than a difference of their inputs and round-off explain.
+
+    Args:
+        b, t: the operator on both sides.
+        explained: difference of the inputs that is taken to explain one of the results.
+        given: difference of the inputs. What nobody knows the size of (a mask's largest numbers
+            have no sketch) is a difference of the operator's own only where they are equal.
+    """
     for one, other in zip(b.outputs, t.outputs, strict=False):
         size = error(one, other)
+        if size == float("inf") and not measurable(one, other) and given > 0:
+            continue
         if one.dtype != other.dtype or one.shape != other.shape:
             return True
         unit = max(UNIT.get(one.dtype, 0.0), UNIT["torch.float32"])
-        if size is not None and size > _KERNEL * unit + _GROWTH * given:
+        if size is not None and size > _KERNEL * unit + _GROWTH * explained:
             return True
     return False
 

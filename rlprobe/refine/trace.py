@@ -219,5 +219,11 @@ def error(benchmark: Value, target: Value) -> float | None:
     return difference / size
 
 
+def measurable(benchmark: Value, target: Value) -> bool:
+    """Whether the size of a difference is known, and not only that there is one."""
+    sketched = benchmark.sketch is not None and target.sketch is not None
+    return sketched or benchmark.nonfinite != target.nonfinite
+
+
 def _decoded(text: str | None) -> npt.NDArray[np.float64] | None:
     return None if text is None else sketch.decode(text).astype(np.float64)

@@ -145,6 +145,35 @@ def test_the_same_code_differs_in_nothing(tmp_path: Path) -> None:
     assert observed(tmp_path / "2", lambda _: None, module=LAYER).differences == []
 
 
+class Masked(RmsNorm):
+    """Adds a mask of the lowest number, as attention does to its scores."""
+
+    def __init__(self, size: float = 1.0, last: bool = False) -> None:
+        super().__init__(24)
+        self.size, self.last = size, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.zeros(24)
+        hidden[5:] = torch.finfo(torch.float32).min
+        scores = super().forward(x * self.size) + hidden
+        return scores.softmax(-1).roll(1, -1) if self.last else scores.softmax(-1)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_round_off_before_a_mask_is_no_difference_of_the_mask(tmp_path: Path, last: bool) -> None:
+    """Scores beside the lowest number have no size that could be compared; their inputs differ."""
+
+    def changed(size: float, last: bool) -> Callable[[nn.Module], None]:
+        return lambda made: setattr(made.layers[1], "norm", Masked(size, last))  # type: ignore[attr-defined]
+
+    sides = [run(tmp_path / "b", changed(1.0, False))[0],
+             run(tmp_path / "t", changed(1.0 + 2.0**-23, last))[0]]  # fmt: skip
+    found = observe(*sides)
+    said = [d.said for d in found.differences if d.effective]
+    assert not any("makes something else" in words for words in said), said
+    assert any("roll" in words for words in said) == last
+
+
 def wrapped(make: Callable[[Tensor], Tensor]) -> Callable[[Any], None]:
     """Let the norm return something made of what it returns."""
 
