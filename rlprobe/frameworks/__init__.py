@@ -25,7 +25,7 @@ NAMES: tuple[str, ...] = tuple(_LAUNCH)
 
 
 @dataclass(frozen=True)
-class Places:
+class RunDirectories:
     """Where a run may write; absolute, and seen by every node of the run."""
 
     #: This run's alone; gone once the run is committed.
@@ -82,13 +82,13 @@ class Framework(Protocol):
     def layout(self, spec: RunSpec) -> Layout:
         """How the run spreads its actor over processes."""
 
-    def prepare(self, spec: RunSpec, places: Places) -> list[list[str]]:
+    def prepare(self, spec: RunSpec, directories: RunDirectories) -> list[list[str]]:
         """Commands to run before the framework's, in the same image."""
 
-    def command(self, spec: RunSpec, places: Places) -> list[str]:
+    def command(self, spec: RunSpec, directories: RunDirectories) -> list[str]:
         """The framework's own command line, run inside the image."""
 
-    def environment(self, spec: RunSpec, places: Places) -> dict[str, str]:
+    def environment(self, spec: RunSpec, directories: RunDirectories) -> dict[str, str]:
         """Environment of every process of the run, hooks switched on."""
 
     def known_differences(self, one: str, other: str) -> list[Said]:

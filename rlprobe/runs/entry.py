@@ -23,14 +23,14 @@ _LEAST_CPUS = 12.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
-    """Where one run happens."""
+class RunEnvironment:
+    """What one run happens in: its image, variables, node-local directory and Ray."""
 
     spec: RunSpec
     scratch: Path
     binds: tuple[str, ...]
     job_id: str
-    #: The run's variables, completed by what the place knows.
+    #: The run's variables, completed by what the host knows.
     variables: Mapping[str, str]
     cluster: raycluster.Cluster | None = None
 
@@ -68,7 +68,7 @@ class Place:
         )
 
     def check(self) -> None:
-        """Raise when a part of the place is gone.
+        """Raise when a part of it is gone.
 
         Raises:
             RunError: a node's Ray ended.
@@ -80,8 +80,8 @@ class Place:
 @contextlib.contextmanager
 def enter(
     spec: RunSpec, scratch: Path, store: Path, environment: Mapping[str, str]
-) -> Iterator[Place]:
-    """The place of one run, until it has ended.
+) -> Iterator[RunEnvironment]:
+    """What one run happens in, until it has ended.
 
     Args:
         spec: the run.
@@ -103,14 +103,14 @@ def enter(
     network = devices.communication(spec.device, spec.resources.interface, None)
     variables = {**network, **resources.visible(spec.device, spec.resources), **environment}
     binds = (str(store), *bindings.paths(spec))
-    place = Place(spec, scratch, binds, job, variables)
+    entered = RunEnvironment(spec, scratch, binds, job, variables)
     try:
         if spec.resources.nodes == 1:
-            yield place
+            yield entered
         else:
-            with raycluster.running(_plan(place), spec.resources.nodes) as cluster:
+            with raycluster.running(_plan(entered), spec.resources.nodes) as cluster:
                 inherited = {**variables, **cluster.environment()}
-                yield dataclasses.replace(place, variables=inherited, cluster=cluster)
+                yield dataclasses.replace(entered, variables=inherited, cluster=cluster)
     finally:
         try:
             containers.stop(spec.container, job)
@@ -118,8 +118,8 @@ def enter(
             local.remove()
 
 
-def _plan(place: Place) -> raycluster.Plan:
-    spec = place.spec
+def _plan(entered: RunEnvironment) -> raycluster.Plan:
+    spec = entered.spec
     per_node = spec.world_size // spec.resources.nodes
     counted_as = devices.get(spec.device).ray_resource or _CPU_AS
     ray: dict[str, float] = {counted_as: per_node}
@@ -130,11 +130,11 @@ def _plan(place: Place) -> raycluster.Plan:
     return raycluster.Plan(
         container=spec.container,
         device=spec.device,
-        env=place.variables,
+        env=entered.variables,
         declared=spec.environment,
-        binds=place.binds,
-        job_id=place.job_id,
-        scratch=place.scratch,
+        binds=entered.binds,
+        job_id=entered.job_id,
+        scratch=entered.scratch,
         resources=ray,
         interface=spec.resources.interface,
     )

@@ -267,7 +267,7 @@ def _absolute_fault(fault: str | None) -> str | None:
 
 def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start) -> None:
     framework = frameworks.get(spec.framework)
-    places = frameworks.Places(scratch=scratch, assets=store / "assets")
+    directories = frameworks.RunDirectories(scratch=scratch, assets=store / "assets")
     session = session_of(spec, store, scratch)
     if session.replay is not None and not Path(session.replay.path).is_dir():
         raise StoreError(
@@ -278,7 +278,7 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
     replace_text(scratch / "session.json", session.to_json())
     environment = {
         **(determinism.environment(spec.device) if spec.deterministic else {}),
-        **framework.environment(spec, places),
+        **framework.environment(spec, directories),
         **own_ray(spec),
         **spec.environment,
         ENV: str(scratch / "session.json"),
@@ -287,7 +287,7 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
     }
     # processes of a cluster that was there before inherit none of them
     environment[forward.NAMES] = ",".join(sorted(environment))
-    commands = [*framework.prepare(spec, places), framework.command(spec, places)]
+    commands = [*framework.prepare(spec, directories), framework.command(spec, directories)]
     _log.info("%s: %s on %s, log %s", spec.role, spec.framework, spec.device, log)
     progress = Progress(spec.role, scratch / "side", spec.steps.total, log)
     started = time.time()
@@ -367,23 +367,25 @@ def own_ray(spec: RunSpec) -> dict[str, str]:
 def _start(run: Started) -> tuple[int, Mapping[str, str]]:
     """Enter the container or the Ray cluster, run the commands in a script there, and watch."""
     path = run.scratch / "run.sh"
-    with entry.enter(run.spec, run.scratch, run.store, run.environment) as place:
+    with entry.enter(run.spec, run.scratch, run.store, run.environment) as entered:
         replace_text(
             path,
-            script.render(str(path), place.exported, run.commands, inside_image=place.contained),
+            script.render(
+                str(path), entered.exported, run.commands, inside_image=entered.contained
+            ),
         )
 
         def watch() -> None:
             run.progress()
-            place.check()
+            entered.check()
 
         status = process.run(
-            place.argv(["bash", str(path)], run.scratch.name),
+            entered.argv(["bash", str(path)], run.scratch.name),
             run_id=run.scratch.name,
             log=run.log,
             watch=watch,
         )
-    return status, place.exported
+    return status, entered.exported
 
 
 _OWN_ERROR = re.compile(r"rlprobe\.errors\.\w+: (.+)|^rlprobe: error: (.+)")

@@ -16,7 +16,7 @@ import yaml
 
 from rlprobe import frameworks
 from rlprobe.config import load
-from rlprobe.frameworks import Places
+from rlprobe.frameworks import RunDirectories
 from rlprobe.runs.plan import plan
 from rlprobe.spec import RunSpec
 from tests.e2e.server import Server, Variant
@@ -42,7 +42,7 @@ class Runs:
         self.specs: dict[str, RunSpec] = plan(load(config), {})
         self.spec = self.specs["benchmark"]
         self.framework = frameworks.get("verl")
-        self._places = Places(work, work / "store/assets")
+        self._places = RunDirectories(work, work / "store/assets")
         self._server: Server | None = None
         self._done: dict[str, Variant] = {}
 
@@ -110,7 +110,7 @@ class Runs:
         def run() -> Variant:
             scratch = self.work / "variants" / name
             scratch.mkdir(parents=True, exist_ok=True)
-            places = Places(scratch, self.work / "store/assets")
+            places = RunDirectories(scratch, self.work / "store/assets")
             self.write(name, **options)
             words = _merged(self.framework.command(self.spec, places)[3:], overrides)
             start = [sys.executable, "-m", "verl.trainer.main_ppo"]

@@ -12,7 +12,7 @@ import pytest
 
 from rlprobe import stages
 from rlprobe.config import load
-from rlprobe.frameworks import Places
+from rlprobe.frameworks import RunDirectories
 from rlprobe.rollouts import hdf5
 from rlprobe.runs.plan import plan
 from tests.contract.conftest import RUN
@@ -26,7 +26,7 @@ def script(made: Runs) -> Path:
     """A script as people write them: exports, an array, arguments passed on, a log of its own."""
     directory = made.work / "own"
     directory.mkdir(exist_ok=True)
-    places = Places(directory, made.work / "store/assets")
+    places = RunDirectories(directory, made.work / "store/assets")
     words = [
         word for word in made.framework.command(made.spec, places)[3:]
         if not word.startswith(("hydra.run.dir", "trainer.total_training_steps"))

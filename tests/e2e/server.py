@@ -18,7 +18,7 @@ from typing import Any
 from rlprobe import frameworks
 from rlprobe.capture import determinism
 from rlprobe.capture.session import Session
-from rlprobe.frameworks import Places
+from rlprobe.frameworks import RunDirectories
 from rlprobe.runs.launch import session_of
 from rlprobe.spec import RunSpec
 
@@ -72,7 +72,7 @@ class Server:
         self._store = store
         self._work = work
         self._framework = frameworks.get("verl")
-        places = Places(work, store / "assets")
+        places = RunDirectories(work, store / "assets")
         environment = {
             **os.environ,
             **determinism.environment("cpu"),
@@ -112,7 +112,7 @@ class Server:
         shutil.rmtree(scratch, ignore_errors=True)
         (scratch / "dump").mkdir(parents=True)
         (scratch / "side").mkdir()
-        places = Places(scratch, self._store / "assets")
+        places = RunDirectories(scratch, self._store / "assets")
         session: Session = dataclasses.replace(session_of(spec, self._store, scratch), **changes)
         (scratch / "session.json").write_text(session.to_json())
         words = {

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from rlprobe import frameworks, stages
-from rlprobe.frameworks import Places
+from rlprobe.frameworks import RunDirectories
 from rlprobe.rollouts import hdf5
 from rlprobe.spec import RunSpec
 from tests.e2e import expected
@@ -38,7 +38,7 @@ def collected(aligned: Aligned, runs: dict[str, RunSpec], workspace: Path) -> Pa
     directory = workspace / "collector"
     directory.mkdir(exist_ok=True)
     _write(directory / "precision_collector.yaml", **EVERYTHING)
-    places = Places(directory, aligned.store / "assets")
+    places = RunDirectories(directory, aligned.store / "assets")
     framework = frameworks.get("verl")
     spec = runs["benchmark"]
     # nothing of rlprobe's own switch: the field alone must do

@@ -80,7 +80,7 @@ def test_what_counts_as_loopback() -> None:
 def test_ray_on_one_node_listens_on_loopback_only(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.chdir(ROOT)
     spec = plan(load("config/config.yaml"))["benchmark"]
-    places = frameworks.Places(scratch=tmp_path, assets=tmp_path)
+    places = frameworks.RunDirectories(scratch=tmp_path, assets=tmp_path)
     words = frameworks.get("verl").command(spec, places)
     overrides = [word.lstrip("+") for word in words if word.startswith("+ray_kwargs.")]
     settings = from_overrides(overrides)["ray_kwargs"]["ray_init"]

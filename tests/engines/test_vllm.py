@@ -21,7 +21,7 @@ from rlprobe import frameworks, stages
 from rlprobe.capture.session import CaptureOptions
 from rlprobe.cli import main
 from rlprobe.config import load
-from rlprobe.frameworks import Places
+from rlprobe.frameworks import RunDirectories
 from rlprobe.judge import engine
 from rlprobe.roles import BENCHMARK
 from rlprobe.runs.plan import plan
@@ -61,7 +61,7 @@ def spec(work: Path) -> RunSpec:
     path = work / "vllm.yaml"
     path.write_text(yaml.safe_dump(raw))
     made = plan(load(path), {})[BENCHMARK]
-    framework, places = frameworks.get("verl"), Places(work, work / "store/assets")
+    framework, places = frameworks.get("verl"), RunDirectories(work, work / "store/assets")
     for words in framework.prepare(made, places):
         subprocess.run([sys.executable, *words[1:]], check=True)
     modules = framework.environment(made, places)["VERL_USE_EXTERNAL_MODULES"]

@@ -14,7 +14,7 @@ from rlprobe import frameworks, stages
 from rlprobe.cli import main
 from rlprobe.config import load
 from rlprobe.errors import ConfigError
-from rlprobe.frameworks import Places
+from rlprobe.frameworks import RunDirectories
 from rlprobe.runs.plan import plan
 
 _VERL = """#!/usr/bin/env bash
@@ -125,7 +125,9 @@ def test_every_option_of_a_run_is_the_commands_or_listed(
     file, said = made(str(_script(site)))
     framework = frameworks.get("verl")
     spec = plan(load(file), {})["target"]
-    started = framework.options(framework.command(spec, Places(Path("/RUN"), Path("/STORE/a"))))
+    started = framework.options(
+        framework.command(spec, RunDirectories(Path("/RUN"), Path("/STORE/a")))
+    )
     added = framework.options([word.removesuffix(" (replays)") for word in said["added"]])
     kept = framework.options(list(spec.overrides))
     moved = framework.options(list(said["moved"])) | framework.options(list(said["left_out"]))
@@ -152,7 +154,9 @@ def test_a_recipes_entry_point_and_configuration(
     assert alignment.entry_point is not None
     assert alignment.entry_point.module == "recipe.dapo.main_dapo"
     specs = plan(alignment, {})
-    command = frameworks.get("verl").command(specs["benchmark"], Places(Path("/r"), Path("/a")))
+    command = frameworks.get("verl").command(
+        specs["benchmark"], RunDirectories(Path("/r"), Path("/a"))
+    )
     assert command[:5] == [
         "python", "-m", "recipe.dapo.main_dapo", f"--config-path={site}/conf",
         "--config-name=dapo_trainer",

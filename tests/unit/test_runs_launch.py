@@ -18,7 +18,7 @@ from rlprobe.claims import Holder
 from rlprobe.config import Alignment
 from rlprobe.errors import HookError, RunError, StoreError
 from rlprobe.files import InUseError
-from rlprobe.frameworks import Places
+from rlprobe.frameworks import RunDirectories
 from rlprobe.frameworks.layout import Layout
 from rlprobe.runs import launch as launching
 from rlprobe.runs.plan import plan
@@ -76,13 +76,13 @@ class _Framework:
     def expected_stages(self, spec: RunSpec) -> tuple[str, ...]:
         return (stages.LOG_PROB,)
 
-    def prepare(self, spec: RunSpec, places: Places) -> list[list[str]]:
+    def prepare(self, spec: RunSpec, directories: RunDirectories) -> list[list[str]]:
         return []
 
-    def command(self, spec: RunSpec, places: Places) -> list[str]:
+    def command(self, spec: RunSpec, directories: RunDirectories) -> list[str]:
         return ["python", str(self.script), str(self.count)]
 
-    def environment(self, spec: RunSpec, places: Places) -> dict[str, str]:
+    def environment(self, spec: RunSpec, directories: RunDirectories) -> dict[str, str]:
         return {}
 
 

@@ -13,7 +13,7 @@ import pytest
 from rlprobe import stages
 from rlprobe.config import load
 from rlprobe.errors import ConfigError, HookError
-from rlprobe.frameworks import Places
+from rlprobe.frameworks import RunDirectories
 from rlprobe.frameworks.slime import flags as command
 from rlprobe.frameworks.slime import hooks, launch, precision, start
 from rlprobe.runs import plan
@@ -47,7 +47,7 @@ def specs(tmp_path: Path):
     return make
 
 
-PLACES = Places(scratch=Path("/scratch"), assets=Path("/assets"))
+PLACES = RunDirectories(scratch=Path("/scratch"), assets=Path("/assets"))
 
 
 def flags(spec: Any) -> command.Flags:

@@ -11,7 +11,7 @@ import pytest
 from rlprobe import frameworks, stages
 from rlprobe.config import Alignment
 from rlprobe.errors import ConfigError
-from rlprobe.frameworks import Places
+from rlprobe.frameworks import RunDirectories
 from rlprobe.frameworks.verl.host import plan
 from rlprobe.runs.plan import plan as plan_runs
 from rlprobe.spec import RunSpec
@@ -66,7 +66,9 @@ def _specs(**changes: Any) -> dict[str, RunSpec]:
 
 
 def _command(spec: RunSpec) -> dict[str, str]:
-    words = frameworks.get("verl").command(spec, Places(Path("/s/scratch/x"), Path("/s/assets")))
+    words = frameworks.get("verl").command(
+        spec, RunDirectories(Path("/s/scratch/x"), Path("/s/assets"))
+    )
     assert words[:3] == ["python", "-m", "verl.trainer.main_ppo"]
     pairs = [word.lstrip("+").partition("=")[::2] for word in words[3:]]
     names = [name for name, _ in pairs]
@@ -119,7 +121,7 @@ def test_an_accelerator_gets_none_of_the_cpus_settings() -> None:
     spec = _specs(target={"device": "npu", "world_size": 8})["target"]
     command = _command(spec)
     environment = frameworks.get("verl").environment(
-        spec, Places(Path("/s/scratch/x"), Path("/s/assets"))
+        spec, RunDirectories(Path("/s/scratch/x"), Path("/s/assets"))
     )
     # what keeps Ray to this node, and nothing of what it has: that is found out there
     ray = {name: value for name, value in command.items() if "ray_kwargs" in name}
@@ -151,12 +153,12 @@ def test_megatron_on_a_cpu_gets_its_own_layers_and_no_option_of_fsdps() -> None:
         assert command[f"{model}.megatron.dtype"] == "float32"
         assert command[f"{model}.megatron.vanilla_mbridge"] == "true"
     environment = frameworks.get("verl").environment(
-        specs["benchmark"], Places(Path("/s/x"), Path("/s/assets"))
+        specs["benchmark"], RunDirectories(Path("/s/x"), Path("/s/assets"))
     )
     modules = environment["VERL_USE_EXTERNAL_MODULES"].split(",")
     assert modules[-1] == "rlprobe.frameworks.verl.cpu.megatron"
     plain = frameworks.get("verl").environment(
-        _specs()["benchmark"], Places(Path("/s/x"), Path("/s/assets"))
+        _specs()["benchmark"], RunDirectories(Path("/s/x"), Path("/s/assets"))
     )
     assert "megatron" not in plain["VERL_USE_EXTERNAL_MODULES"]
 
@@ -229,7 +231,7 @@ def test_what_cannot_be_recorded_is_refused_or_said_to_be_missing() -> None:
 
 
 def test_a_cpu_run_on_two_nodes_is_not_tied_to_the_loopback() -> None:
-    places = Places(Path("/s/x"), Path("/s/assets"))
+    places = RunDirectories(Path("/s/x"), Path("/s/assets"))
     framework = frameworks.get("verl")
     two = _specs(target={"world_size": 2, "resources": {"nodes": 2}})["target"]
     found = framework.environment(two, places)

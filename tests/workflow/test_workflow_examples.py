@@ -96,7 +96,7 @@ def test_it_is_planned_on_its_cluster(
 
 def commands(example: Path, scratch: Path) -> list[tuple[RunSpec, list[str]]]:
     """What each run that is made here starts; refuses options that a run sets itself."""
-    places = frameworks.Places(scratch=scratch / "scratch", assets=scratch / "assets")
+    places = frameworks.RunDirectories(scratch=scratch / "scratch", assets=scratch / "assets")
     made = [spec for spec in Jobs.load(example).runs.values() if spec.imported is None]
     return [(spec, frameworks.get(spec.framework).command(spec, places)) for spec in made]
 

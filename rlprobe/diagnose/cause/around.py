@@ -35,7 +35,7 @@ class Scene:
 
 
 @dataclass
-class Place:
+class Symptoms:
     """What differs there, and what is seen of it whatever the cause."""
 
     differences: list[object] = field(default_factory=list)

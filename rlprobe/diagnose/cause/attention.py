@@ -12,7 +12,7 @@ import re
 import polars as pl
 
 from rlprobe.diagnose.cause import measure
-from rlprobe.diagnose.cause.around import Place, Scene
+from rlprobe.diagnose.cause.around import Scene, Symptoms
 from rlprobe.diagnose.cause.differences import Probabilities, Record, slot
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.row import Row, first, number
@@ -31,7 +31,7 @@ def is_one(scene: Scene) -> bool:
     return _ATTENTION.search(name) is not None
 
 
-def place(scene: Scene) -> Place:
+def symptoms(scene: Scene) -> Symptoms:
     """The record and the probabilities, and how they differ."""
     said = [
         say("queries, keys and values agree and what attention makes of them does not")
@@ -58,7 +58,7 @@ def place(scene: Scene) -> Place:
     else:
         found.append(Probabilities(chances))
         said += _moved(chances)
-    return Place(found, said)
+    return Symptoms(found, said)
 
 
 def _moved(chances: Row) -> list[Said]:

@@ -43,11 +43,11 @@ def judged(
     origin = finding.origin
     assert origin is not None
     scene = around.Scene(step, finding, origin, world_size, profile)
-    place = _place(scene)
-    return weigh(fits(ALL, place.differences), place.seen)
+    found = _symptoms(scene)
+    return weigh(fits(ALL, found.differences), found.seen)
 
 
-def _place(scene: around.Scene) -> around.Place:
+def _symptoms(scene: around.Scene) -> around.Symptoms:
     kind = scene.origin.kind
     if kind == OUTCOME:
         return losses.outcome(scene)
@@ -60,8 +60,8 @@ def _place(scene: around.Scene) -> around.Place:
     if scene.row.get("direction") == "backward":
         return gradients.activations(scene)
     if attention.is_one(scene):
-        return attention.place(scene)
-    return modules.place(scene)
+        return attention.symptoms(scene)
+    return modules.symptoms(scene)
 
 
 def of_gate(shut: Shut) -> Cause:

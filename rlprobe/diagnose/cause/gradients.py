@@ -8,7 +8,7 @@ import statistics
 import polars as pl
 
 from rlprobe.diagnose.cause import measure
-from rlprobe.diagnose.cause.around import Place, Scene
+from rlprobe.diagnose.cause.around import Scene, Symptoms
 from rlprobe.diagnose.cause.differences import Changes, Parameters, Record
 from rlprobe.diagnose.cause.hypotheses import factor
 from rlprobe.diagnose.cause.measure import times
@@ -18,17 +18,17 @@ from rlprobe.judge.row import each as each_row
 from rlprobe.said import NOTHING_SAID, Said, say
 
 
-def activations(scene: Scene) -> Place:
+def activations(scene: Scene) -> Symptoms:
     """A gradient of activations, within a module."""
     row = scene.row
     if measure.of(row).factor == 0:
-        return Place([], [say("the gradient is 0 on the target")])
+        return Symptoms([], [say("the gradient is 0 on the target")])
     record = Record.of(scene.finding, row, inside=scene.is_inside, what=say("gradient"))
     said = [say("an error of {error:.2g} in {name}", error=measure.of(row).error, name=row["name"])]
-    return Place([record], said if (row.get("error") or 0.0) > 0 else [])
+    return Symptoms([record], said if (row.get("error") or 0.0) > 0 else [])
 
 
-def parameters(scene: Scene) -> Place:
+def parameters(scene: Scene) -> Symptoms:
     """Gradients of parameters, while those of activations agree."""
     if scene.origin.kind == kinds.WEIGHT_GRADIENT:
         return activations(scene)
@@ -48,7 +48,7 @@ def parameters(scene: Scene) -> Place:
     record = Record.of(scene.finding, scene.row, inside=False, what=say("gradient"))
     odd = record.row.get("status") == "nonfinite" or record.row.get("other_format")
     alone = rows.height == 1 and kind != kinds.CLIPPING
-    return Place([found, record] if odd or alone else [found], _described(scene, rows))
+    return Symptoms([found, record] if odd or alone else [found], _described(scene, rows))
 
 
 def _described(scene: Scene, rows: pl.DataFrame) -> list[Said]:
@@ -161,11 +161,11 @@ def _growth(scene: Scene) -> float | None:
     return slope
 
 
-def optimizer(scene: Scene) -> Place:
+def optimizer(scene: Scene) -> Symptoms:
     """Changes of parameters, while their gradients agree."""
     rows = scene.finding.stage.rows.filter(
         pl.col("judged") & (pl.col("phase") == execution.CHANGES) & pl.col("error").is_not_null()
     )
     beyond = rows.filter(pl.col("beyond"))
     missing = beyond.filter((pl.col("norm_target") == 0) & (pl.col("norm_benchmark") > 0))
-    return Place([Changes(beyond, rows.height, missing.height)])
+    return Symptoms([Changes(beyond, rows.height, missing.height)])

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from rlprobe.diagnose.cause import measure
-from rlprobe.diagnose.cause.around import Place, Scene
+from rlprobe.diagnose.cause.around import Scene, Symptoms
 from rlprobe.diagnose.cause.differences import Fact, Record, Tokens
 from rlprobe.diagnose.cause.hypotheses import subset, temperature
 from rlprobe.judge import execution, fits, given
@@ -23,27 +23,27 @@ _ENTROPY_OF = {"old_log_probs": "entropys", "update_log_probs": "update_entropys
 _OWN_LOG_PROBS, _GIVEN_LOG_PROBS = "update_log_probs", "given_old_log_probs"
 
 
-def outcome(scene: Scene) -> Place:
+def outcome(scene: Scene) -> Symptoms:
     """A stage's key data parts while every module agrees."""
     finding = scene.finding
     if scene.row.get("status") == "nonfinite":
         # how many values are not is said where it was found
-        return Place([Fact("nonfinite", (scene.origin.reason,))])
+        return Symptoms([Fact("nonfinite", (scene.origin.reason,))])
     differ = {o.name for o in finding.outcomes if o.excess > 1}
     moved = [d.name for d in finding.key_data if d.name in differ]
-    place = Place()
+    found = Symptoms()
     for name in [*(n for n in moved if n in temperature.LOG_PROBS), *moved]:
         tokens = _tokens(scene, name)
-        if tokens is not None and not place.differences:
-            place = Place([tokens], _seen(scene, tokens, differ))
-    if not place.seen:
-        place.seen.append(
+        if tokens is not None and not found.differences:
+            found = Symptoms([tokens], _seen(scene, tokens, differ))
+    if not found.seen:
+        found.seen.append(
             say(
                 "{operator} parts after the last module, by no law of the results alone",
                 operator=scene.origin.operator,
             )
         )
-    return place
+    return found
 
 
 def _tokens(scene: Scene, name: str) -> Tokens | None:
@@ -106,17 +106,17 @@ def _seen(scene: Scene, tokens: Tokens, differ: set[str]) -> list[Said]:
     return said
 
 
-def loss(scene: Scene) -> Place:
+def loss(scene: Scene) -> Symptoms:
     """The loss, or the first gradient that it sends back, parts."""
     finding, step = scene.finding, scene.step
     if scene.row.get("status") == "nonfinite":
-        return Place([Record(scene.row, [scene.row])])
+        return Symptoms([Record(scene.row, [scene.row])])
     for item in given.wrong(step.key_data, finding.stage.name):
         cause = "label_or_mask_shift" if item.is_mask else "data"
-        return Place([Fact(cause, (item.said,))])
+        return Symptoms([Fact(cause, (item.said,))])
     lone = lone_parts(finding.stage.rows)
     if lone:
-        return Place(
+        return Symptoms(
             [
                 Fact(
                     "loss",
@@ -128,16 +128,16 @@ def loss(scene: Scene) -> Place:
                 )
             ]
         )
-    place = Place()
+    found = Symptoms()
     ratio = _off_policy(finding.stage.rows)
     if ratio is not None:
-        place = _whose_log_probs(scene, *ratio)
+        found = _whose_log_probs(scene, *ratio)
     first = _first_gradient(finding.stage.rows)
     row = scene.row if first is None else first
     record = Record.of(finding, row, inside=False, what=say("gradient that the loss sends back"))
-    place.differences.append(record)
-    place.seen += _described(record, first is not None)
-    return place
+    found.differences.append(record)
+    found.seen += _described(record, first is not None)
+    return found
 
 
 def _described(record: Record, is_gradient: bool) -> list[Said]:
@@ -170,7 +170,7 @@ def lone_parts(rows: pl.DataFrame) -> list[Said]:
     )
 
 
-def _whose_log_probs(scene: Scene, ratio: str, size: float) -> Place:
+def _whose_log_probs(scene: Scene, ratio: str, size: float) -> Symptoms:
     """Whether another ratio of log-probs comes from the update's own or from those it was given.
 
     Args:
@@ -191,8 +191,8 @@ def _whose_log_probs(scene: Scene, ratio: str, size: float) -> Place:
             )
         ]
         if tokens is None:
-            return Place([], said)
-        return Place([tokens], [*said, *_seen(scene, tokens, differ)])
+            return Symptoms([], said)
+        return Symptoms([tokens], [*said, *_seen(scene, tokens, differ)])
     old = step.key_data.get(_GIVEN_LOG_PROBS)
     moved = 0.0 if old is None else old.error or 0.0
     if old is not None and old.max_abs >= size and moved > (0.0 if own is None else own.error):
@@ -202,7 +202,7 @@ def _whose_log_probs(scene: Scene, ratio: str, size: float) -> Place:
                 ", although the update's own log-probs agree (they differ by {error:.2g})",
                 error=own.error,
             )
-        return Place(
+        return Symptoms(
             [
                 Fact(
                     "data",
@@ -220,7 +220,7 @@ def _whose_log_probs(scene: Scene, ratio: str, size: float) -> Place:
             ]
         )
     if old is None:
-        return Place(
+        return Symptoms(
             [],
             [
                 say(
@@ -229,7 +229,7 @@ def _whose_log_probs(scene: Scene, ratio: str, size: float) -> Place:
                 )
             ],
         )
-    return Place(
+    return Symptoms(
         [], [say("{ratio}, and the old log-probs that the update was given agree", ratio=ratio)]
     )
 

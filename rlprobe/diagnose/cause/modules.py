@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from rlprobe.diagnose.cause import measure
-from rlprobe.diagnose.cause.around import Place, Scene
+from rlprobe.diagnose.cause.around import Scene, Symptoms
 from rlprobe.diagnose.cause.differences import Record, slot
 from rlprobe.diagnose.cause.hypotheses import experts, rounding
 from rlprobe.judge import execution
@@ -13,10 +13,10 @@ from rlprobe.judge import origin as kinds
 from rlprobe.said import Said, say
 
 
-def place(scene: Scene) -> Place:
+def symptoms(scene: Scene) -> Symptoms:
     """The record, and what its difference looks like."""
     record = Record.of(scene.finding, scene.row, inside=scene.is_inside, what=slot(scene.row))
-    return Place([record], described(scene))
+    return Symptoms([record], described(scene))
 
 
 def described(scene: Scene) -> list[Said]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from rlprobe import stages
 from rlprobe.errors import ConfigError
-from rlprobe.frameworks import Places, not_recorded, on_loopback
+from rlprobe.frameworks import RunDirectories, not_recorded, on_loopback
 from rlprobe.frameworks.adopted import Adopted, Training
 from rlprobe.frameworks.layout import Layout
 from rlprobe.frameworks.slime import adopt, manager_paths, plan, precision, versions
@@ -132,11 +132,11 @@ class SlimeFramework:
         given = command.parse(word for word in words if word)
         return {f"--{name}": " ".join(values) for name, values in given.items()}
 
-    def prepare(self, spec: RunSpec, places: Places) -> list[list[str]]:
+    def prepare(self, spec: RunSpec, directories: RunDirectories) -> list[list[str]]:
         """Nothing: models and data are the user's."""
         return []
 
-    def command(self, spec: RunSpec, places: Places) -> list[str]:
+    def command(self, spec: RunSpec, directories: RunDirectories) -> list[str]:
         """slime's ``train.py`` with every flag this run needs, the run's own last."""
         given = _given(spec)
         taken = [name for name in given if name in RESERVED]
@@ -145,10 +145,10 @@ class SlimeFramework:
                 f"overrides: --{taken[0]} is set by the alignment ({RESERVED[taken[0]]}); "
                 "leave it out"
             )
-        flags = {**_base(spec), **given, **_enforced(spec, places, given)}
+        flags = {**_base(spec), **given, **_enforced(spec, directories, given)}
         return ["python", "-m", "rlprobe.frameworks.slime.start", *command.render(flags)]
 
-    def environment(self, spec: RunSpec, places: Places) -> dict[str, str]:
+    def environment(self, spec: RunSpec, directories: RunDirectories) -> dict[str, str]:
         """Hooks and offline mode in every process of slime's."""
         env = {
             "RAY_ADDRESS": "local",
@@ -181,7 +181,7 @@ def _base(spec: RunSpec) -> Flags:
     return {"seed": (str(spec.seed),), "rollout-seed": (str(spec.seed),)}
 
 
-def _enforced(spec: RunSpec, places: Places, given: Flags) -> Flags:
+def _enforced(spec: RunSpec, directories: RunDirectories, given: Flags) -> Flags:
     """What a run cannot do without."""
     nodes = spec.resources.nodes
     if spec.world_size % nodes:
@@ -216,10 +216,10 @@ def _enforced(spec: RunSpec, places: Places, given: Flags) -> Flags:
         flags["fp16"] = ()
     kind = "save" if spec.replay_of is None else "load"
     directory = manager_paths.RECORDED if kind == "save" else manager_paths.REPLAYED
-    flags[f"{kind}-debug-rollout-data"] = (manager_paths.template(places.side, directory),)
+    flags[f"{kind}-debug-rollout-data"] = (manager_paths.template(directories.side, directory),)
     if spec.capture.key_data and versions.gathers_train_data(spec.framework_version):
         flags["save-debug-train-data"] = (
-            str(places.side / "train_data" / "{rollout_id}_{rank}.pt"),
+            str(directories.side / "train_data" / "{rollout_id}_{rank}.pt"),
         )
     return flags
 

@@ -18,7 +18,7 @@ from rlprobe import frameworks, redaction
 from rlprobe.capture import determinism
 from rlprobe.config import parse
 from rlprobe.errors import UsageError
-from rlprobe.frameworks import Places
+from rlprobe.frameworks import RunDirectories
 from rlprobe.frameworks.adopted import Adopted, Training
 from rlprobe.runs import devices, nodelocal
 from rlprobe.runs.plan import plan
@@ -83,9 +83,9 @@ def draft(
     raw = _raw(found, training, name, version, _devices(found.device, benchmark, target))
     alignment = parse(raw, name)
     runs = plan(alignment, {}, located=False)
-    places = Places(Path("/RUN"), Path("/STORE/assets"))
+    directories = RunDirectories(Path("/RUN"), Path("/STORE/assets"))
     commands = {
-        role: framework.options(framework.command(runs[role], places))
+        role: framework.options(framework.command(runs[role], directories))
         for role in ("benchmark", "target")
     }
     given = framework.options([*training.entry, *training.arguments])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlprobe import stages
 from rlprobe.errors import ConfigError
-from rlprobe.frameworks import Places, not_recorded, on_loopback
+from rlprobe.frameworks import RunDirectories, not_recorded, on_loopback
 from rlprobe.frameworks.adopted import Adopted, Training
 from rlprobe.frameworks.layout import Layout
 from rlprobe.frameworks.verl.engine import engines, inference
@@ -129,7 +129,7 @@ class VerlFramework:
         sequences = actor.get("ulysses_sequence_parallel_size") or 1
         return Layout(str(actor.get("strategy", "fsdp")), spec.world_size, context=int(sequences))
 
-    def command(self, spec: RunSpec, places: Places) -> list[str]:
+    def command(self, spec: RunSpec, directories: RunDirectories) -> list[str]:
         """``python -m verl.trainer.main_ppo``, or the user's own entry point, with every override
         this run needs.
 
@@ -138,7 +138,7 @@ class VerlFramework:
         """
         own = {key_of(override) for override in entrypoint.overrides(spec)}
         base = [override for override in _base(spec) if key_of(override) not in own]
-        ours = [*base, *spec.overrides, *_enforced(spec, places)]
+        ours = [*base, *spec.overrides, *_enforced(spec, directories)]
         if spec.entry_point is not None:
             # its configuration may have what verl's lacks, where Hydra takes no "+key"
             ours = [f"+{o}" if o.startswith("+") and not o.startswith("++") else o for o in ours]
@@ -149,7 +149,7 @@ class VerlFramework:
             merged[key_of(override)] = override
         return [*entrypoint.words(spec), *merged.values()]
 
-    def environment(self, spec: RunSpec, places: Places) -> dict[str, str]:
+    def environment(self, spec: RunSpec, directories: RunDirectories) -> dict[str, str]:
         """Hooks on in every verl process; offline; Ray apart from any other on the machine."""
         modules = [_HOOKS]
         env = {
@@ -195,18 +195,21 @@ class VerlFramework:
                 found[key.lstrip("+~")] = value
         return found
 
-    def prepare(self, spec: RunSpec, places: Places) -> list[list[str]]:
+    def prepare(self, spec: RunSpec, directories: RunDirectories) -> list[list[str]]:
         """Commands to run before training, in the same image: builtin models and data."""
         wanted = [*spec.model.paths().values(), *spec.data.train_files]
         wanted += list(spec.data.val_files or ())
         names = [
             path
             for path in wanted
-            if path.startswith(assets.BUILTIN) and not assets.path_of(path, places.assets).exists()
+            if path.startswith(assets.BUILTIN)
+            and not assets.path_of(path, directories.assets).exists()
         ]
         if not names:
             return []
-        return [["python", "-m", "rlprobe.frameworks.verl.host.assets", str(places.assets), *names]]
+        return [
+            ["python", "-m", "rlprobe.frameworks.verl.host.assets", str(directories.assets), *names]
+        ]
 
 
 FRAMEWORK = VerlFramework()
@@ -232,14 +235,14 @@ def _given(spec: RunSpec) -> list[str]:
     return [*entrypoint.overrides(spec), *spec.overrides]
 
 
-def _path(value: str, places: Places) -> str:
+def _path(value: str, directories: RunDirectories) -> str:
     if value.startswith(assets.BUILTIN):
-        return str(assets.path_of(value, places.assets))
+        return str(assets.path_of(value, directories.assets))
     return str(Path(value).expanduser().absolute())
 
 
-def _files(values: tuple[str, ...], places: Places) -> str:
-    return "[" + ",".join(_path(value, places) for value in values) + "]"
+def _files(values: tuple[str, ...], directories: RunDirectories) -> str:
+    return "[" + ",".join(_path(value, directories) for value in values) + "]"
 
 
 def _engine_name(spec: RunSpec) -> str:
@@ -300,7 +303,7 @@ def _cpu(spec: RunSpec) -> list[str]:
     ]
 
 
-def _enforced(spec: RunSpec, places: Places) -> list[str]:
+def _enforced(spec: RunSpec, directories: RunDirectories) -> list[str]:
     """What a run cannot do without."""
     nodes = spec.resources.nodes
     if spec.world_size % nodes:
@@ -315,20 +318,20 @@ def _enforced(spec: RunSpec, places: Places) -> list[str]:
         "trainer.test_freq=-1",
         "trainer.save_freq=-1",
         *_resume(spec),
-        f"trainer.default_local_dir={places.scratch}/checkpoints",
-        f"hydra.run.dir={places.side}/hydra",
-        f"actor_rollout_ref.model.path={_path(spec.model.path, places)}",
-        f"data.train_files={_files(spec.data.train_files, places)}",
-        f"data.val_files={_files(spec.data.val_files or spec.data.train_files, places)}",
+        f"trainer.default_local_dir={directories.scratch}/checkpoints",
+        f"hydra.run.dir={directories.side}/hydra",
+        f"actor_rollout_ref.model.path={_path(spec.model.path, directories)}",
+        f"data.train_files={_files(spec.data.train_files, directories)}",
+        f"data.val_files={_files(spec.data.val_files or spec.data.train_files, directories)}",
         *_precision(spec),
     ]
     if spec.model.critic_path is not None:
-        overrides.append(f"critic.model.path={_path(spec.model.critic_path, places)}")
+        overrides.append(f"critic.model.path={_path(spec.model.critic_path, directories)}")
     if spec.model.reference_path is not None:
         overrides.append(
-            f"+actor_rollout_ref.ref.model.path={_path(spec.model.reference_path, places)}"
+            f"+actor_rollout_ref.ref.model.path={_path(spec.model.reference_path, directories)}"
         )
-    overrides += _reward(spec, places)
+    overrides += _reward(spec, directories)
     if spec.replay_of is not None:
         overrides += [
             f"actor_rollout_ref.rollout.name={engines.REPLAY}",
@@ -352,10 +355,10 @@ def _resume(spec: RunSpec) -> list[str]:
     return ["trainer.resume_mode=resume_path", f"trainer.resume_from_path={path}"]
 
 
-def _reward(spec: RunSpec, places: Places) -> list[str]:
+def _reward(spec: RunSpec, directories: RunDirectories) -> list[str]:
     if spec.data.reward_function is not None:
         file, _, name = spec.data.reward_function.rpartition(":")
-        path = _path(file, places)
+        path = _path(file, directories)
     elif spec.data.train_files[0].startswith(assets.BUILTIN):
         path, name = str(Path(assets.__file__).with_name("builtin_reward.py")), "compute_score"
     else:
