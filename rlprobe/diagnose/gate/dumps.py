@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import polars as pl
 
@@ -22,6 +23,7 @@ from rlprobe.diagnose.gate import (
 )
 from rlprobe.diagnose.gate.check import Gate
 from rlprobe.diagnose.gate.evidence import Shut, caveat, opened, shut
+from rlprobe.dumps import results as tables
 from rlprobe.dumps.results import of_key_data_alone
 from rlprobe.errors import DumpError
 from rlprobe.judge import generated, sources
@@ -67,6 +69,8 @@ def check(results: Results, step: Step, extents: Extents) -> Gate:
     else:
         tokens, other_tokens = _responses(rollouts, step)
         given, other_rewards = _rewards(rollouts, step)
+    asked, other_settings = _configuration(results)
+    given += asked
     known = {item.item for item in given}
     weight, other_weights = _weights(first)
     held = judged.item(results, step, extents)
@@ -91,8 +95,26 @@ def check(results: Results, step: Step, extents: Extents) -> Gate:
             *([unlike] if unlike is not None else []),
             *([unsized] if unsized is not None else []),
         ],
-        other_tokens or other_weights or other_rewards,
+        other_tokens or other_weights or other_rewards or other_settings,
     )
+
+
+def _configuration(results: Results) -> tuple[list[GateItem], Shut | None]:
+    """What was asked of each side, where its tree says so."""
+    said = tables.sides(results.directory)
+    if said is None:
+        return [], None
+    try:
+        found = settings.of_dumps(Path(said.benchmark), Path(said.target))
+    except DumpError as error:
+        return [
+            caveat(
+                settings.CONFIGURATION,
+                say("a configuration cannot be read: {error}", error=error),
+                say("compare the two command lines"),
+            )
+        ], None
+    return ([], None) if found is None else ([found[0]], found[1])
 
 
 def _first_stage(step: Step) -> Finding | None:

@@ -96,11 +96,25 @@ def configuration(run: Run) -> dict[str, Any] | None:
     Raises:
         DumpError: the file is damaged.
     """
-    path = run.dump / _CONFIGURATIONS
+    return _configured(run.dump)
+
+
+def _configured(tree: Path) -> dict[str, Any] | None:
+    path = tree / _CONFIGURATIONS
     if not path.is_file():
         return None
     # the vendor's tool writes secrets as they are
     return flattened(redaction.value(_json(path)))
+
+
+def of_dumps(benchmark: Path, target: Path) -> tuple[GateItem, Shut | None] | None:
+    """Item configuration of two dump trees; None where neither has its configuration beside it.
+
+    Raises:
+        DumpError: a file is damaged.
+    """
+    sides = [_configured(side) or _configured(side / "dump") for side in (benchmark, target)]
+    return None if sides == [None, None] else _compared(sides[0], sides[1])
 
 
 def _json(path: Path) -> Any:
@@ -152,9 +166,14 @@ def _short(value: Any) -> str:
 
 
 def _configuration(evidence: Evidence) -> tuple[GateItem, Shut | None]:
-    sides = [configuration(run) for run in (evidence.benchmark, evidence.target)]
-    if sides[0] is None or sides[1] is None:
-        lacking = of_side("benchmark" if sides[0] is None else "target")
+    return _compared(configuration(evidence.benchmark), configuration(evidence.target))
+
+
+def _compared(
+    benchmark: dict[str, Any] | None, target: dict[str, Any] | None
+) -> tuple[GateItem, Shut | None]:
+    if benchmark is None or target is None:
+        lacking = of_side("benchmark" if benchmark is None else "target")
         return caveat(
             CONFIGURATION,
             say(
@@ -163,7 +182,7 @@ def _configuration(evidence: Evidence) -> tuple[GateItem, Shut | None]:
             ),
             say("run with capture.configurations on"),
         ), None
-    found = differences(sides[0], sides[1])
+    found = differences(benchmark, target)
     harmless = (
         say("; {count} differ that cannot matter", count=len(found["harmless"]))
         if "harmless" in found
@@ -202,7 +221,7 @@ def _configuration(evidence: Evidence) -> tuple[GateItem, Shut | None]:
         ), None
     return opened(
         CONFIGURATION,
-        say("{count} settings compared{harmless}", count=len(sides[0]), harmless=harmless),
+        say("{count} settings compared{harmless}", count=len(benchmark), harmless=harmless),
     ), None
 
 

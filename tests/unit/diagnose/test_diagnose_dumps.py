@@ -175,3 +175,35 @@ def test_equal_checksums_agree(tmp_path: Path) -> None:
     code, found = diagnosed(tmp_path, same, same)
     assert (code, found["verdict"]) == (0, "aligned")
     assert "differences of unknown size" not in states(found)
+
+
+CONFIGURED = {"actor_rollout_ref": {"actor": {"optim": {"lr": 1e-6}, "strategy": "fsdp"}}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "state", "said", "verdict"),
+    [
+        ({}, "open", "2 settings compared", "aligned"),
+        ({"optim": {"lr": 1e-5}}, "shut", "lr: 1e-06 -> 1e-05", "not_comparable"),
+        ({"strategy": "fsdp2"}, "caveat", "strategy: fsdp -> fsdp2", "aligned"),
+        (None, "caveat", "the target's configuration was not dumped", "aligned"),
+        ("{", "caveat", "a configuration cannot be read", "aligned"),
+    ],
+)
+def test_the_configuration_of_a_tree_is_known(
+    tmp_path: Path, changed: Any, state: str, said: str, verdict: str
+) -> None:
+    """The vendor's tree has it beside the stages."""
+    for side in "bt":
+        (tmp_path / side).mkdir()
+    (tmp_path / "b/configurations.json").write_text(json.dumps(CONFIGURED))
+    if isinstance(changed, dict):
+        actor = CONFIGURED["actor_rollout_ref"]["actor"] | changed
+        own = {"actor_rollout_ref": {"actor": actor}}
+        (tmp_path / "t/configurations.json").write_text(json.dumps(own))
+    elif changed is not None:
+        (tmp_path / "t/configurations.json").write_text(changed)
+    _, found = diagnosed(tmp_path, model(), model())
+    assert found["verdict"] == verdict, found["sentence"]
+    (item,) = [i for i in found["gate"] if i["item"] == "configuration"]
+    assert item["state"] == state and said in item["evidence"]
