@@ -13,7 +13,7 @@ NEAR_TIES, RECOMPOSED, MASKED_VALUE, PADDING_ONLY, INHERITED = (
     "padding_only",
     "inherited",
 )
-DEVICE, UNWRITTEN = "device", "unwritten"
+DEVICE, UNWRITTEN, DECISION = "device", "unwritten", "decision"
 #: Reason -> what it means, in words for messages and the page.
 EXCUSES: dict[str, str] = {
     NEAR_TIES: "behind a choice of experts that fell the other way within round-off",
@@ -22,6 +22,7 @@ EXCUSES: dict[str, str] = {
     PADDING_ONLY: "differs only at positions that no result depends on (padding)",
     INHERITED: "differs as much as what the stage was given accounts for",
     UNWRITTEN: "memory that nothing has written yet: empty, or about to be filled by a collective",
+    DECISION: "decides or divides between numbers that are apart by round-off, which may tip it",
     DEVICE: "names the device or its communication library, which differ by intent",
 }
 

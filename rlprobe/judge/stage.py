@@ -20,6 +20,7 @@ from rlprobe.judge import (
 from rlprobe.judge.excuse import Excuse, begin, reduce
 from rlprobe.judge.excuses import (
     all_zero,
+    decisions,
     devices,
     earlier_updates,
     generated,
@@ -140,6 +141,7 @@ def _process(rank: int, rows: pl.DataFrame, one_precision: bool) -> Process:
     ordered = reduce(ordered, generated.excuses(ordered))
     ordered = reduce(ordered, devices.excuses(ordered))
     ordered = reduce(ordered, unwritten.excuses(ordered))
+    ordered = reduce(ordered, decisions.excuses(ordered))
     ordered = reduce(ordered, inherited.excuses(ordered))
     ordered = reduce(ordered, earlier_updates.excuses(ordered, moved or {}))
     ordered = reduce(ordered, all_zero.excuses(ordered))

@@ -110,7 +110,7 @@ def _along(scene: Scene) -> list[Said]:
 def _chances(scene: Scene) -> Row | None:
     """Attention probabilities of the same call, where an eager kernel gave them out."""
     rows = scene.finding.stage.rows.filter(
-        (pl.col("module") == scene.origin.module)
+        (pl.col("module") == pl.lit(scene.origin.module, pl.String))
         & (pl.col("micro_batch") == scene.row["micro_batch"])
         & (pl.col("phase") == scene.row["phase"])
         & (pl.col("slot") == "output")

@@ -66,7 +66,7 @@ def _was_given_choice(scene: Scene) -> bool:
     if "micro_batch" not in row or table.is_empty():
         return False
     given = table.filter(
-        (pl.col("module") == scene.origin.module)
+        (pl.col("module") == pl.lit(scene.origin.module, pl.String))
         & (pl.col("micro_batch") == row["micro_batch"])
         & (pl.col("phase") == execution.FORWARD)
         & (pl.col("slot") == "input")
@@ -78,7 +78,7 @@ def _agrees(scene: Scene) -> bool:
     """Whether the enclosing module's own outputs agree although something inside differs."""
     row = scene.row
     own = scene.finding.stage.rows.filter(
-        (pl.col("module") == scene.origin.module)
+        (pl.col("module") == pl.lit(scene.origin.module, pl.String))
         & (pl.col("micro_batch") == row["micro_batch"])
         & (pl.col("rank") == row.get("rank"))
         & (pl.col("phase") == execution.FORWARD)
