@@ -204,7 +204,7 @@ def _parts(*cuts: float, reverse: bool = False) -> Callable[..., Any]:
         for span in reversed(spans) if reverse else spans:
             one = _linear(x[..., span], weight[:, span])
             total = one if total is None else total + one
-        return total if bias is None else total + bias
+        return total if bias is None else total + bias.to(total.dtype)
 
     return linear
 

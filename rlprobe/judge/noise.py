@@ -164,6 +164,7 @@ def _facts(table: pl.DataFrame, one_precision: bool) -> pl.DataFrame:
 def _reductions(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
     """``terms``: how many products each row's operation sums up; ``roundings`` of the result.
 
+    ``computed``: unit round-off of what the operation computes in.
     ``angles``: variance of a rotary table by large angles that were rounded in fp32.
     """
     shape = pl.coalesce("shape_benchmark", "shape_target")
@@ -196,6 +197,7 @@ def _reductions(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
             .list.max()
             .max(),
             reach=pl.col("max_benchmark").filter(~floats & (pl.col("slot") == "input")).max(),
+            coarsest=pl.col("u").filter(pl.col("slot").is_in(["input", "output"])).max(),
         )
     )
     table = table.join(weights, on="module", how="left", maintain_order="left").join(
@@ -231,6 +233,11 @@ def _reductions(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
         .when(table_of_angles & (pl.col("u") > roundoff.FP32))
         .then(roundoff.TABLE)
         .otherwise(roundoff.ELEMENTARY),
+        # A product is computed in the format of its factors, whatever its result is cast to:
+        # autocast hands gradients on in the format of what it was given.
+        computed=pl.when(width.is_not_null() & ~unknown)
+        .then(pl.max_horizontal("u", "coarsest"))
+        .otherwise(pl.col("u")),
         angles=pl.when(table_of_angles)
         .then((_ANGLES * pl.col("reach") * roundoff.FP32).pow(2))
         .fill_null(0.0),
@@ -267,7 +274,7 @@ def _accumulated(table: pl.DataFrame, products: float) -> pl.DataFrame:
         ).fill_null(False),
         own=pl.when(counts & ~pl.col("same"))
         .then(
-            roundoff.variance(pl.col("u"), pl.col("terms"), products, pl.col("roundings"))
+            roundoff.variance(pl.col("computed"), pl.col("terms"), products, pl.col("roundings"))
             + pl.col("angles")
         )
         .otherwise(0.0),

@@ -39,6 +39,8 @@ FLIP_TAIL = 1e-5
 ADAM_EPSILON = 1e-8
 #: Flips that a median over the 61 buckets of a sketch does not feel.
 _FEW = 15
+#: Elements of a tensor of which a part may be all that cancels.
+_SMALL = 128
 #: Spread of log(change / gradient) over parameters below which the optimizer is linear.
 _LINEAR_SPREAD = 0.05
 
@@ -96,15 +98,19 @@ def _gradients(table: pl.DataFrame, safety: float) -> pl.DataFrame:
     passes = max(table.get_column("micro_batch").to_list(), default=1) or 1
     terms = pl.lit(float(tokens or 0) + passes)
     gradient = pl.col("slot").is_in(GRADIENTS)
-    own = depth + roundoff.variance(pl.col("u"), terms) + passes * pl.col("u").pow(2)
-    table = _cancellation(table)
+    # Kept in a wider format than they are computed in: that of what arrives at their module.
+    known = outputs.filter(pl.col("module").is_not_null())
+    arrived = known.group_by("module").agg(arrived=pl.col("u").max())
+    table = _cancellation(table).join(arrived, on="module", how="left", maintain_order="left")
+    u = pl.max_horizontal("u", "arrived")
+    own = depth + roundoff.variance(u, terms) + passes * u.pow(2)
     return table.with_columns(
         model=pl.when(gradient & ~pl.col("same"))
         .then(safety * own.sqrt() * pl.col("cancellation"))
         .when(gradient)
         .then(safety * (roundoff.ELEMENTARY**0.5) * pl.col("u"))
         .otherwise(pl.col("model"))
-    )
+    ).drop("arrived")
 
 
 def _cancellation(table: pl.DataFrame) -> pl.DataFrame:
@@ -239,7 +245,12 @@ def _change_bounds(changes: pl.DataFrame, linear: bool) -> pl.DataFrame:
         chance = size * (error + near) * columns["updates"]
         flips = np.where(same, 0.0, poisson_quantile(chance, FLIP_TAIL))
         flips = np.minimum(flips, size)
-        model = np.sqrt(4.0 * flips / size + (4.0 * error) ** 2 + stored**2)
+        # In a small tensor a part may cancel in full (keys' biases that rotation leaves alone): its
+        # signs are as uncertain as the bound says, whatever the whole was seen to differ by.
+        doubtful = np.where(same, 0.0, np.fmax(error, columns["gradient_noise"]))
+        most = poisson_quantile(size * (doubtful + near) * columns["updates"], FLIP_TAIL)
+        most = np.where((size <= _SMALL) & ~same, np.minimum(most, size), flips)
+        model = np.sqrt(4.0 * most / size + (4.0 * error) ** 2 + stored**2)
         norms = 4.0 * error + stored + flips / size
         # Few flips leave most of a sketch's buckets alone; many look dense.
         dense = np.where(flips > _FEW, model, 4.0 * error + stored)

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 from rlprobe import sketch_floors
-from rlprobe.judge import noise, roundoff
+from rlprobe.judge import noise, noise_updates, roundoff
 from rlprobe.judge.noise_updates import poisson_quantile
 
 FP32, BF16 = "torch.float32", "torch.bfloat16"
@@ -305,3 +305,46 @@ def test_a_rotary_table_in_16_bits_is_rounded_once() -> None:
 def test_a_rotary_table_differs_by_what_large_angles_round_to() -> None:
     assert rotary(FP32, 0.0) == pytest.approx(8 * roundoff.FP32, rel=0.01)
     assert rotary(FP32, 30_000.0) == pytest.approx(30_000 * roundoff.FP32, rel=0.01)
+
+
+def test_what_a_product_hands_on_is_rounded_as_its_factors_are() -> None:
+    """Autocast casts a gradient that bf16 products made to the format of the module's input."""
+    found = {}
+    for given in (FP32, BF16):
+        rows = [
+            record(0, "w", slot="parameters", index="weight", shape=[64, 64], module="m", error=0.0,
+                   **dict.fromkeys(("max_diff", "min_diff", "mean_diff", "norm_diff"), 0.0)),
+            record(1, "back.in", direction="backward", slot="input", module="m", dtype=given),
+            record(2, "back.out", direction="backward", slot="output", module="m"),
+            record(3, "grad", direction="update", slot="grad", index="weight", shape=[64, 64],
+                   module="m"),
+        ]  # fmt: skip
+        found[given] = bounds(rows)
+    assert found[BF16]["back.out"] > 1000 * found[FP32]["back.out"]
+    assert found[BF16]["grad"] > 1000 * found[FP32]["grad"]
+
+
+def test_a_format_that_was_not_asked_for_widens_nothing() -> None:
+    rows = [
+        record(0, "w", slot="parameters", index="weight", shape=[64, 64], module="m"),
+        record(1, "in", slot="input", module="m"),
+        record(2, "out", module="m", dtype_target=BF16),
+    ]
+    fine, coarse = (bounds(rows, one_precision=alike)["out"] for alike in (True, False))
+    assert coarse > 1000 * fine
+
+
+def test_signs_of_a_small_tensor_are_as_uncertain_as_its_bound() -> None:
+    """Of a key's bias a part may cancel in full, which its norm and measured error do not show."""
+    row = {
+        "_row": 0, "norm_benchmark": 1e-3, "gradient_norm": 0.03, "gradient_error": 0.016,
+        "gradient_noise": 0.31, "weight": 1.0, "gradient_u": 2.0**-24, "updates": 1,
+        "gradient_kind": "sketch", "gradient_same": False,
+    }  # fmt: skip
+    small, large = (
+        noise_updates._change_bounds(pl.DataFrame([{**row, "size": size}]), linear=False)
+        for size in (24.0, 4608.0)
+    )
+    assert small["change_model"].item() > 1.0, "six of 24 signs were seen to flip"
+    assert large["change_model"].item() < 0.5
+    assert small["change_norm"].item() < 0.5, "a factor is seen all the same"
