@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from rlprobe.errors import DumpError
 
 KEY = "digest"
+_DIGEST = re.compile("sha256:[0-9a-f]{64}")
 
 
 def sealed(said: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,8 +35,7 @@ def check(said: Mapping[str, Any], known: Collection[str], where: str, again: st
 
     Args:
         said: all of it.
-        known: its keys; what carries no digest must not have others, since a damaged digest looks
-            like one.
+        known: its keys; a digest under another is one whose own key was damaged.
         where: the file, for messages.
         again: what to do about one that is not, for messages.
 
@@ -48,13 +49,17 @@ def check(said: Mapping[str, Any], known: Collection[str], where: str, again: st
         if holds(said):
             return True
         raise DumpError(f"{where} is not what was written: it was changed or damaged; {again}")
-    odd = sorted(set(said) - set(known))
+    odd = [key for key in said if key not in known and _is_digest(said[key])]
     if odd:
         raise DumpError(
-            f"{where} has a key {odd[0][:40]!r}, which is none, and no digest that would vouch for "
-            f"it: it was changed or damaged; {again}"
+            f"{where} has its digest under the key {odd[0][:40]!r}: it was changed or damaged; "
+            f"{again}"
         )
     return False
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
 
 
 def _rest(said: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typing import Any
 
 from rlprobe import frameworks
 from rlprobe.config import Alignment, load
-from rlprobe.documents import jsonfile
-from rlprobe.errors import RunError
+from rlprobe.documents import jsonfile, seal
+from rlprobe.documents.limits import DocumentError
+from rlprobe.errors import DumpError, RunError
 from rlprobe.frameworks.layout import Layout
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.runs import devices, resources
@@ -21,6 +22,7 @@ from rlprobe.stages import GENERATE
 from rlprobe.store.keys import canonical_json
 
 FORMAT = 1
+_REFINE = "`rlprobe refine --part suspects` writes it again"
 
 
 @dataclass(frozen=True)
@@ -152,9 +154,16 @@ class Jobs:
 
         Args:
             suspects: ``suspects.json``, written after the diagnosis.
+
+        Raises:
+            DumpError: it is damaged.
         """
-        found = jsonfile.mapping(jsonfile.load(suspects)).get("suspects")
-        return [f"{self.results}/refine/diagnosis.json"] if found else [suspects]
+        try:
+            said = jsonfile.mapping(jsonfile.load(suspects))
+        except DocumentError as error:
+            raise DumpError(f"{suspects} is not readable: {error}; {_REFINE}") from error
+        seal.check(said, said.keys(), suspects, _REFINE)
+        return [f"{self.results}/refine/diagnosis.json"] if said.get("suspects") else [suspects]
 
     @property
     def plan_file(self) -> str:

@@ -182,7 +182,7 @@ class Run:
         try:
             yield
         except DocumentError as error:
-            raise StoreError(f"{self.path / name} is not readable: {error}") from error
+            raise StoreError(f"{self.path / name} is damaged: {error}") from error
 
     def has(self, path: str) -> bool:
         """Whether the manifest lists a file."""

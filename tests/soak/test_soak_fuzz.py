@@ -48,7 +48,8 @@ def reads_or_refuses(reader: str, place: Path, figures: Counter[str]) -> Callabl
             str(error).encode("utf-8", "backslashreplace")
             figures["fuzzed inputs that were refused"] += 1
         except Exception:
-            kept = Path(tempfile.mkdtemp(prefix="fuzz-")) / f"{reader}-{path.suffix}"
+            # the last that is tried is the smallest
+            kept = Path(tempfile.gettempdir(), f"rlprobe-fuzz-{reader}{path.suffix}")
             kept.write_bytes(data)
             hypothesis.note(f"kept as {kept}")
             raise
