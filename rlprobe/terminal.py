@@ -79,9 +79,9 @@ class Paint:
     """Colours for a terminal, and none for a pipe, a file or whoever asked for none."""
 
     def __init__(self, stream: TextIO, *, off: bool = False) -> None:
-        told = os.environ
-        asked = bool(told.get("FORCE_COLOR"))
-        plain = off or bool(told.get("NO_COLOR")) or told.get("TERM") == "dumb"
+        environment = os.environ
+        asked = bool(environment.get("FORCE_COLOR"))
+        plain = off or bool(environment.get("NO_COLOR")) or environment.get("TERM") == "dumb"
         self._on = asked or (not plain and stream.isatty())
 
     def _wrapped(self, code: str, text: str) -> str:

@@ -109,20 +109,20 @@ def first(curve: Curve) -> First:
     )
 
 
-def cause(found: Sequence[Curve], parted: Curve) -> Cause:
+def cause(found: Sequence[Curve], left: Curve) -> Cause:
     """What is known of it: that it is no chaos, and which curves follow."""
     gone = [curve for curve in found if curve.verdict == curves.LEFT]
     held = [curve for curve in found if curve.verdict == curves.WITHIN]
     others = sorted(
-        (c for c in gone if c is not parted), key=lambda c: (c.step or 0, -curves.ratio(c))
+        (c for c in gone if c is not left), key=lambda c: (c.step or 0, -curves.ratio(c))
     )
     metrics = say("1 metric") if len(gone) == 1 else say("{count} metrics", count=len(gone))
     evidence: list[str] = [
         say(
             "{metric}, step {step}: {said}",
-            metric=parted.metric,
-            step=parted.step,
-            said=curves.said(parted),
+            metric=left.metric,
+            step=left.step,
+            said=curves.said(left),
         ),
         say(
             "{metrics} left, {held} stayed within what the controls show",
@@ -139,7 +139,7 @@ def cause(found: Sequence[Curve], parted: Curve) -> Cause:
         say(
             "no record of step {step} was judged: capture it (steps.start and steps.end {step}) "
             "with controls.rejoin: true to see in which stage and module it parts",
-            step=parted.step,
+            step=left.step,
         )
     )
     statement = say("the curves part by more than chaos does; records of that step would say where")

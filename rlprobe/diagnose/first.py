@@ -23,11 +23,11 @@ def of(results: Results, step: Step, diverged: Finding, benchmark: Run) -> First
     origin = diverged.origin
     assert origin is not None
     row = origin.row
-    sample, token = _place(diverged)
+    sample, token = _of_key_data(diverged)
     if sample is None and isinstance(row.get("order"), int):
         # a stage without key data of its own: token sketches, where they were captured
         rank = diverged.rank or 0
-        found = tokens.place(results, diverged.stage.name, step.number, rank, row["order"])
+        found = tokens.where(results, diverged.stage.name, step.number, rank, row["order"])
         sample, token = found or (None, None)
     sample = _sample_id(benchmark, step.number, sample)
     return First(
@@ -44,7 +44,7 @@ def of(results: Results, step: Step, diverged: Finding, benchmark: Run) -> First
     )
 
 
-def _place(diverged: Finding) -> tuple[str | None, int | None]:
+def _of_key_data(diverged: Finding) -> tuple[str | None, int | None]:
     """Sample and position where the stage's own key data parts most."""
     found = [d for d in diverged.key_data if (d.error or any(d.lopsided)) and d.sample is not None]
     if not found:

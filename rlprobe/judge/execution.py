@@ -67,7 +67,7 @@ def timeline(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[Call]]:
     rows = rows.with_columns(call_id=pl.col("_key").rle_id().cast(pl.Int64))
     calls = _calls(rows)
     _nest(calls)
-    _passages(calls)
+    _number_micro_batches(calls)
     table = pl.DataFrame(
         {
             "call_id": range(len(calls)),
@@ -83,7 +83,7 @@ def timeline(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[Call]]:
         },
     )
     rows = rows.join(table, on="call_id", how="left", maintain_order="left")
-    rows = _places(rows)
+    rows = _ordered(rows)
     return rows.drop("_key", "start", "depth", "_at"), calls
 
 
@@ -131,7 +131,7 @@ def _inside(call: Call, prefix: str) -> bool:
     return call.module.startswith(prefix) and call.module != prefix.rstrip(".")
 
 
-def _passages(calls: list[Call]) -> None:
+def _number_micro_batches(calls: list[Call]) -> None:
     """A pass begins where the first module of the stage is called again."""
     forward = [call for call in calls if call.direction == "forward" and call.module is not None]
     if not forward:
@@ -147,7 +147,7 @@ def _passages(calls: list[Call]) -> None:
         call.micro_batch = max(position, 0)
 
 
-def _places(rows: pl.DataFrame) -> pl.DataFrame:
+def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
     slot, direction = pl.col("slot"), pl.col("direction")
     phase = (
         pl.when(slot == "loss")

@@ -148,8 +148,8 @@ def _first(stage: Stage, produced: list[Outcome]) -> tuple[Origin | None, int | 
         here = origin.find(process.rows, process.calls)
         if here is not None:
             row = here.row
-            place = (row["update"], row["micro_batch"], row["phase"], row["sequence"])
-            found.append((place, process.rank, here))
+            began = (row["update"], row["micro_batch"], row["phase"], row["sequence"])
+            found.append((began, process.rank, here))
     wrong = [outcome for outcome in produced if outcome.excess > 1]
     forward = [item for item in found if item[2].row["phase"] == execution.FORWARD]
     if wrong and not forward:

@@ -135,13 +135,13 @@ def of(
     squares: dict[tuple[int, int], list[float]] = {}
     critic = stage == stages.CRITIC_UPDATE
     for sample in samples:
-        place = (sample.rank, sample.micro_step)
+        at = (sample.rank, sample.micro_step)
         found = _value(sample) if critic else _policy(sample, weight)
-        seen = parts.setdefault(place, {})
+        seen = parts.setdefault(at, {})
         for name, bound in found.items():
             seen[name] = max(seen.get(name, 0.0), bound)
         terms = _value_gradient(sample) if critic else _policy_gradient(sample, weight)
-        sums = squares.setdefault(place, [0.0, 0.0])
+        sums = squares.setdefault(at, [0.0, 0.0])
         for position, term in enumerate(terms):
             sums[position] += float(np.sum(term[sample.mask] ** 2))
     return Inherited(_by_name(losses, parts), _by_pass(squares))
@@ -162,8 +162,8 @@ def _by_name(losses: pl.DataFrame, parts: dict[tuple[int, int], dict[str, float]
 
 def _by_pass(squares: dict[tuple[int, int], list[float]]) -> dict[tuple[int, int], float]:
     return {
-        place: float(np.sqrt(moved / size)) if size > 0 else (np.inf if moved > 0 else 0.0)
-        for place, (moved, size) in squares.items()
+        at: float(np.sqrt(moved / size)) if size > 0 else (np.inf if moved > 0 else 0.0)
+        for at, (moved, size) in squares.items()
     }
 
 
@@ -248,9 +248,9 @@ def _samples(data: Mapping[str, list[dict[Key, Row]]], stage: str) -> Iterator[_
     critic = stage == stages.CRITIC_UPDATE
     own = [VALUES, RETURNS] if critic else [keydata.ADVANTAGES, OLD, REFERENCE]
     new = _NEW_VALUES if critic else _LOG_PROBS
-    place = RETURNS if critic else keydata.ADVANTAGES
+    at = RETURNS if critic else keydata.ADVANTAGES
     explained = [name for name in own if name in data and _is_explained(data, name)]
-    for key, row in data.get(place, [{}, {}])[0].items():
+    for key, row in data.get(at, [{}, {}])[0].items():
         length = len(row.values) if row.values.ndim == 1 else 0
         values = {}
         for name in (*own, new):

@@ -22,7 +22,7 @@ _SHORTEST = 4
 _SHARE = 0.1
 
 
-def place(
+def where(
     results: Results, stage: str, step: int, rank: int, order: int
 ) -> tuple[str, int | None] | None:
     """Where the first block from a record on parts most; None where no sketches tell.

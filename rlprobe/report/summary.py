@@ -26,7 +26,7 @@ def lines(directory: Path, found: Diagnosis, paint: Paint) -> list[str]:
         paint: of the stream that it is written to.
     """
     colour = {"aligned": paint.good, "diverged": paint.bad}.get(found.verdict, paint.warn)
-    told = [f"{colour(_VERDICTS[found.verdict])}  {_plain(found.sentence)}"]
+    lines = [f"{colour(_VERDICTS[found.verdict])}  {_plain(found.sentence)}"]
     pairs: list[tuple[str, str]] = []
     if found.first is not None:
         pairs.append(("first", _first(found)))
@@ -36,9 +36,9 @@ def lines(directory: Path, found: Diagnosis, paint: Paint) -> list[str]:
     pairs += [("caveat", f"{item.item}: {item.evidence}") for item in caveats[:_SHOWN_CAVEATS]]
     if len(caveats) > _SHOWN_CAVEATS:
         pairs.append(("", f"and {len(caveats) - _SHOWN_CAVEATS} more caveats, on the page"))
-    told += [f"  {paint.dim(f'{name:<7}')} {_plain(text)}" for name, text in pairs]
-    told += [f"  {paint.dim('next   ')} {_plain(text)}" for text in _next(directory, found)]
-    return told
+    lines += [f"  {paint.dim(f'{name:<7}')} {_plain(text)}" for name, text in pairs]
+    lines += [f"  {paint.dim('next   ')} {_plain(text)}" for text in _next(directory, found)]
+    return lines
 
 
 def _first(found: Diagnosis) -> str:

@@ -145,7 +145,7 @@ class Samples:
         ):
             sketched = _read(path)
             batches = {step: _stage_batches(side, stage, step, sketched) for step in own}
-            lacking = [str(step) for step, places in batches.items() if not places]
+            lacking = [str(step) for step, found_batches in batches.items() if not found_batches]
             if lacking:
                 notes.append(
                     f"token sketches of the {name}, step {', '.join(lacking)}: nothing says which "
@@ -197,8 +197,8 @@ def _stage_batches(
     for rank, order in side.order(stage, step).items():
         own = shapes.filter(pl.col("rank") == rank).sort("micro_step")
         same = order == [sample for sample, _, _ in known.get(rank, [])]
-        if same and own.height == sum(place[0] == rank for place in batches):
-            found |= {place: batch for place, batch in batches.items() if place[0] == rank}
+        if same and own.height == sum(key[0] == rank for key in batches):
+            found |= {key: batch for key, batch in batches.items() if key[0] == rank}
         elif all(sample in lengths for sample in order):
             ordered = [(sample, *lengths[sample]) for sample in order]
             sizes = own.select("micro_step", "rows", "width").rows()

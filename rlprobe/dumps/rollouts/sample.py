@@ -91,7 +91,7 @@ def _of_key(slot: str, key: str, value: Any) -> list[Leaf]:
     for leaf in _leaves(slot, key, value, 0):
         found.append(leaf)
         if len(found) > _MOST:  # whole, as a text: more would not be looked at one by one
-            return [Leaf(slot, key, json.dumps(_told(value), sort_keys=True, default=str))]
+            return [Leaf(slot, key, json.dumps(_as_json(value), sort_keys=True, default=str))]
     return found
 
 
@@ -150,22 +150,22 @@ def _array(value: Array) -> Any:
 
 
 def _digest(value: Any) -> str:
-    text = json.dumps(_told(value), sort_keys=True, default=str)
+    text = json.dumps(_as_json(value), sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _told(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     """The value as JSON has it, for digests and texts."""
     if isinstance(value, Array):
         return [value.dtype.name, list(value.raw.shape), value.raw.tobytes().hex()]
     if isinstance(value, Ids):
         return value.text
     if isinstance(value, Same):
-        return _told(value.value)
+        return _as_json(value.value)
     if isinstance(value, Foreign):
         return f"<{value.name}>"
     if isinstance(value, dict):
-        return {str(key): _told(inner) for key, inner in value.items()}
+        return {str(key): _as_json(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_told(inner) for inner in value]
+        return [_as_json(inner) for inner in value]
     return value

@@ -51,24 +51,24 @@ def results(tmp_path: Path) -> Compared:
 
 
 def test_the_first_token_that_stands_out_of_the_worst_sample(results: Compared) -> None:
-    assert tokens.place(results, STAGE, 0, 0, 15) == ("b", 1)  # type: ignore[arg-type]
+    assert tokens.where(results, STAGE, 0, 0, 15) == ("b", 1)  # type: ignore[arg-type]
 
 
 def test_a_token_of_the_prompt_has_no_place_in_the_response(results: Compared) -> None:
-    assert tokens.place(results, STAGE, 0, 0, 25) == ("a", None)  # type: ignore[arg-type]
+    assert tokens.where(results, STAGE, 0, 0, 25) == ("a", None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("stage", "step", "rank"), [("x", 0, 0), (STAGE, 1, 0), (STAGE, 0, 1)])
 def test_nothing_where_nothing_was_joined(
     results: Compared, stage: str, step: int, rank: int
 ) -> None:
-    assert tokens.place(results, stage, step, rank, 0) is None  # type: ignore[arg-type]
+    assert tokens.where(results, stage, step, rank, 0) is None  # type: ignore[arg-type]
 
 
 def test_a_damaged_table_is_named(results: Compared) -> None:
     (results.directory / "target" / STAGE / TOKEN_SKETCHES).write_bytes(b"PAR1")
     with pytest.raises(DumpError, match="compare again"):
-        tokens.place(results, STAGE, 0, 0, 0)  # type: ignore[arg-type]
+        tokens.where(results, STAGE, 0, 0, 0)  # type: ignore[arg-type]
 
 
 def sequences(path: Path, lines: list[list[float]], calls: int = 1) -> Compared:

@@ -29,7 +29,7 @@ from rlprobe.errors import RlprobeError, RunError
 from rlprobe.frameworks import verl
 
 #: Loaded before the first fork, so that a child does not load them again.
-_WARM = (
+_PRELOADED = (
     "verl.trainer.main_ppo",
     "verl.trainer.main_ppo_v0",
     "verl.workers.engine_workers",
@@ -249,10 +249,10 @@ def _fork(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _warm() -> None:
+def _preload() -> None:
     from transformers import AutoModelForImageTextToText
 
-    for name in _WARM:
+    for name in _PRELOADED:
         importlib.import_module(name)
     # verl looks a model's class up in these keys, which loads every configuration there is
     list(AutoModelForImageTextToText._model_mapping.keys())
@@ -263,7 +263,7 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries print while they load
     verl.activate()
-    _warm()
+    _preload()
     for line in sys.stdin:
         answers.write(json.dumps(_fork(json.loads(line))) + "\n")
         answers.flush()
