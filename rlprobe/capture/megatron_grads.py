@@ -57,6 +57,36 @@ def gradients(models: list[nn.Module], optimizer: Any) -> Iterator[tuple[Held, T
             yield _stretch(item, gradient, start), gradient
 
 
+def stepped(models: list[nn.Module], optimizer: Any) -> Iterator[tuple[Held, Any]]:
+    """What a Megatron optimizer steps: main parameters, each with the torch optimizer that has it.
+
+    An item's ``parameter`` and ``local`` are the main parameter itself: the whole of a parameter or
+    of this rank's slice, or the stretch that this rank's distributed optimizer owns.
+
+    Args:
+        models: the model's chunks.
+        optimizer: Megatron's.
+    """
+    inner = {
+        id(main): part.optimizer
+        for part in _parts(optimizer)
+        if part.optimizer is not None
+        for group in part.optimizer.param_groups
+        for main in group["params"]
+    }
+    mains = _mains(optimizer)
+    for item in held(models):
+        main, start = mains.get(id(item.parameter), (None, None))
+        if main is None or not main.numel() or id(main) not in inner:
+            continue  # frozen, or another data-parallel rank's
+        local = main.detach()
+        if local.numel() == item.local.numel():
+            own = dataclasses.replace(item, local=local.view(item.local.shape))
+        else:
+            own = _stretch(item, local, start)
+        yield dataclasses.replace(own, parameter=main), inner[id(main)]
+
+
 def group_norms(optimizer: Any) -> Tensor:
     """L2 norm of this rank's main gradients, by parameter group.
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from rlprobe.capture.state import generators, optimizers
 from rlprobe.capture.state.index import read_all
-from rlprobe.capture.state.keep import buffers, trained
+from rlprobe.capture.state.keep import buffers
 from rlprobe.capture.state.pieces import Kept, part
 from rlprobe.errors import ReplayError
 
@@ -25,7 +25,7 @@ def join(
         directory: of the step, as :func:`rlprobe.capture.state.keep.keep` wrote it.
         role, rank: of this process.
         models: the model's chunks.
-        optimizer: torch's; None where the model has none. Its settings stay its own.
+        optimizer: torch's, or Megatron's around one. Its settings stay its own.
 
     Returns:
         What was done, for the record: ``parameters`` and ``states`` (how many were loaded),
@@ -36,25 +36,27 @@ def join(
         ReplayError: the state lacks a parameter, or does not fit the model.
         RunError: the optimizer keeps another kind of state.
     """
-    optimizers.check(optimizer)
     kept = [Kept(index, directory) for index in read_all(directory, role)]
     rounded: list[str] = []
-    parameters = states = 0
-    for item in trained(models):
-        entry = next((e for k in kept if (e := k.index.parameters.get(item.name))), None)
-        if not optimizers.copied(item.local, part(kept, WEIGHT, item)):
+    names: set[str] = set()
+    states: set[str] = set()
+    for item in optimizers.copies(models, optimizer):
+        names.add(item.name)
+        optimizers.copied(item.local, part(kept, WEIGHT, item, rank))  # rounded, as it was there
+    for item, inner in optimizers.stepped(models, optimizer):
+        names.add(item.name)
+        if not optimizers.copied(item.local, part(kept, WEIGHT, item, rank)):
             rounded.append(item.name)
-        parameters += 1
-        if optimizer is None or entry is None:
-            continue
-        tensors = {key: part(kept, key, item) for key in entry.tensors}
-        lost = optimizers.take_over(optimizer, item, tensors, entry.numbers)
+        entry = next(e for k in kept if (e := k.index.parameters.get(item.name)))
+        tensors = {key: part(kept, key, item, rank) for key in entry.tensors}
+        lost = optimizers.take_over(inner, item, tensors, entry.numbers)
         rounded += [f"{key} of {item.name}" for key in lost]
-        states += bool(tensors or entry.numbers)
+        if tensors or entry.numbers:
+            states.add(item.name)
     _load_buffers(kept, models)
     return {
-        "parameters": parameters,
-        "states": states,
+        "parameters": len(names),
+        "states": len(states),
         "optimizer": kept[0].index.optimizer,
         "rounded": rounded,
         "generators": _restore(kept, rank),

@@ -8,12 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rlprobe.capture.light.statistics import has_values
 from rlprobe.capture.names import parameter_name, unwrap
-from rlprobe.capture.parameters import Held, held
 from rlprobe.capture.state import generators, optimizers
 from rlprobe.capture.state.index import Index, Parameter, stem
-from rlprobe.errors import RunError
 
 #: Bytes of tensors that are brought to the host at a time: one file.
 FILE_BYTES = 1 << 30
@@ -37,22 +34,19 @@ def keep(
         directory: of the step.
         role, rank, world_size, step: of the process, and the step that begins.
         models: the model's chunks.
-        optimizer: torch's; None where the model has none.
+        optimizer: torch's, or Megatron's around one, whose main parameters are the weights.
 
     Returns:
         Bytes written.
 
     Raises:
-        RunError: a parameter is not on this rank now, or the optimizer's state is not understood.
+        RunError: numbers are not on the device now, or the optimizer's state is not understood.
     """
-    optimizers.check(optimizer)
     directory.mkdir(parents=True, exist_ok=True)
     files = _Files(directory, stem(role, rank))
     parameters: dict[str, Parameter] = {}
-    for item in trained(models):
-        if not has_values(item.local):
-            raise RunError(f"controls.rejoin: {item.name} of the {role} is not on rank {rank} now")
-        tensors, numbers = optimizers.state_of(optimizer, item)
+    for item, inner in optimizers.stepped(models, optimizer):
+        tensors, numbers = optimizers.state_of(inner, item)
         files.add(f"weight:{item.name}", item.local)
         for key, value in tensors.items():
             files.add(f"{key}:{item.name}", value)
@@ -76,7 +70,7 @@ def keep(
         rank=rank,
         world_size=world_size,
         step=step,
-        optimizer=None if optimizer is None else type(optimizer).__name__,
+        optimizer=optimizers.name(optimizer),
         files=tuple(files.names),
         parameters=parameters,
         buffers=tuple(found),
@@ -84,11 +78,6 @@ def keep(
     )
     index.write(directory)
     return files.written
-
-
-def trained(models: list[nn.Module]) -> Iterator[Held]:
-    """Parameters that training changes, as this rank holds them."""
-    return (item for item in held(models) if item.parameter.requires_grad)
 
 
 def buffers(models: list[nn.Module]) -> Iterator[tuple[str, Tensor]]:

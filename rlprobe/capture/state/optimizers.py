@@ -1,34 +1,82 @@
 """State of an optimizer, parameter by parameter, laid out as the parameter is.
 
-Adam and its relatives keep tensors of the parameter's shape (moments) and numbers (steps made).
-Settings (learning rate, betas, epsilon, decay) are no state: a replay keeps its own, so that a
-wrong one is found.
+Adam and its relatives keep tensors of the parameter's shape (moments) and numbers (steps made;
+fused ones count them once for a group). Megatron's optimizers step main parameters, of which the
+model's own are copies in its format. Settings (learning rate, betas, epsilon, decay) are no state:
+a replay keeps its own, so that a wrong one is found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rlprobe.capture.parameters import Held
+from rlprobe.capture import megatron_grads
+from rlprobe.capture.light.statistics import has_values
+from rlprobe.capture.parameters import Held, held
 from rlprobe.errors import RunError
 
 Numbers = dict[str, float]
+#: How many steps were made; the one number that some optimizers keep for a group.
+_STEP = "step"
 
 
-def check(optimizer: Any) -> None:
-    """Refuse an optimizer whose state is not kept by parameter (Megatron's).
+def trained(models: list[nn.Module]) -> Iterator[Held]:
+    """Parameters that training changes, as the model on this rank holds them.
 
     Raises:
-        RunError: it is one.
+        RunError: the numbers of one are not there now.
     """
-    if optimizer is not None and not isinstance(getattr(optimizer, "state", None), Mapping):
+    for item in held(models):
+        if not item.parameter.requires_grad:
+            continue
+        if not has_values(item.local):
+            raise RunError(
+                f"controls.rejoin: the numbers of {item.name} are elsewhere when the stage begins; "
+                "leave parameters on the device (param_offload: false)"
+            )
+        yield item
+
+
+def stepped(models: list[nn.Module], optimizer: Any) -> Iterator[tuple[Held, Any]]:
+    """What an optimizer steps here, each with the torch optimizer that keeps its state.
+
+    Raises:
+        RunError: it does not keep state by parameter, or numbers are not there now.
+    """
+    if megatron_grads.is_megatron(optimizer):
+        for item, inner in megatron_grads.stepped(models, optimizer):
+            _require_state(inner)
+            yield item, inner
+        return
+    _require_state(optimizer)
+    for item in trained(models):
+        yield item, optimizer
+
+
+def copies(models: list[nn.Module], optimizer: Any) -> Iterator[Held]:
+    """Parameters of the model that are copies of what the optimizer steps (Megatron's)."""
+    if megatron_grads.is_megatron(optimizer):
+        yield from trained(models)
+
+
+def name(optimizer: Any) -> str:
+    """Class of an optimizer; of Megatron's also that of the one within."""
+    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    inner = getattr(parts[0], "optimizer", None) if parts else None
+    own = type(parts[0] if parts else optimizer).__name__
+    return own if inner is None else f"{own}({type(inner).__name__})"
+
+
+def _require_state(optimizer: Any) -> None:
+    if not isinstance(getattr(optimizer, "state", None), Mapping):
         raise RunError(
             f"controls.rejoin: {type(optimizer).__name__} does not keep its state by parameter, "
-            "so that it cannot be kept or taken over; accepted: torch's optimizers"
+            "so that it cannot be kept or taken over; accepted: torch's optimizers, and Megatron's "
+            "around one"
         )
 
 
@@ -40,7 +88,9 @@ def state_of(optimizer: Any, item: Held) -> tuple[dict[str, Tensor], Numbers]:
     """
     tensors: dict[str, Tensor] = {}
     numbers: Numbers = {}
-    found = {} if optimizer is None else optimizer.state.get(item.parameter, {})
+    found = optimizer.state.get(item.parameter, {})
+    if found and _STEP in (group := _group(optimizer, item)):
+        numbers[_STEP] = float(group[_STEP])
     for key, value in found.items():
         tensor = value if isinstance(value, Tensor) else None
         if isinstance(value, bool | int | float) or (tensor is not None and not tensor.dim()):
@@ -79,6 +129,11 @@ def take_over(
         optimizer.state.pop(item.parameter, None)  # the benchmark had made no step with it
         return []
     state = optimizer.state[item.parameter]
+    group = _group(optimizer, item)
+    if _STEP in group and _STEP in numbers:
+        group[_STEP] = type(group[_STEP])(numbers[_STEP])
+        numbers = {key: number for key, number in numbers.items() if key != _STEP}
+        wanted.discard(_STEP)
     if state and set(state) != wanted:
         raise RunError(
             f"controls.rejoin: of {item.name} the benchmark's optimizer keeps "
@@ -113,6 +168,15 @@ def copied(into: Tensor, value: Tensor) -> bool:
 
 def _counter(optimizer: Any, item: Held, number: float) -> Tensor:
     """A count of steps as torch's optimizers make it: fused and captured ones keep it aside."""
-    groups = [g for g in optimizer.param_groups if any(p is item.parameter for p in g["params"])]
-    beside = any(group.get("fused") or group.get("capturable") for group in groups)
+    group = _group(optimizer, item)
+    beside = group.get("fused") or group.get("capturable")
     return torch.tensor(number, dtype=torch.float32, device=item.local.device if beside else "cpu")
+
+
+def _group(optimizer: Any, item: Held) -> dict[str, Any]:
+    """The settings that a parameter is stepped with."""
+    for group in optimizer.param_groups:
+        if any(parameter is item.parameter for parameter in group["params"]):
+            found: dict[str, Any] = group
+            return found
+    return {}

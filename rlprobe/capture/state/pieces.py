@@ -52,8 +52,16 @@ class Kept:
         return found
 
 
-def part(kept: Sequence[Kept], key: str, item: Held) -> Tensor:
+def part(kept: Sequence[Kept], key: str, item: Held, rank: int) -> Tensor:
     """The numbers of ``{key}:{parameter}`` that lie where ``item.local`` does.
+
+    Args:
+        kept: what every process of the benchmark kept of the model.
+        key: ``weight``, or a key of the optimizer's state.
+        item: the parameter, or what this rank holds of it.
+        rank: of this process. A part whose place is not known is taken from the process of the same
+            rank, if it held one of the same shape: that it is the same part, the digests of the
+            weights say, which the gate compares.
 
     Raises:
         ReplayError: no process kept the parameter, it has another shape, or parts of it are
@@ -70,8 +78,9 @@ def part(kept: Sequence[Kept], key: str, item: Held) -> Tensor:
         )
     offset, local = item.offsets(), tuple(item.local.shape)
     for one, entry in having:
-        placed = entry.complete or entry.offset is not None
-        if placed and (entry.offset, entry.local_shape) == (offset, local):
+        placed = entry.complete or entry.offset is not None or one.index.rank == rank
+        here = (item.complete, offset, local)
+        if placed and (entry.complete, entry.offset, entry.local_shape) == here:
             return _shaped(one.tensor(name), entry, name)
     return _cut(_whole(having, name, shape), item)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlprobe import stages
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, opened, shut
@@ -36,8 +38,7 @@ def check(evidence: Evidence) -> GateItem | None:
             ),
             say("run the target again: what it computed there is not of the benchmark's state"),
         )
-    parameters = sum(int(line.get("parameters") or 0) for line in lines)
-    states = sum(int(line.get("states") or 0) for line in lines)
+    parameters, states = (_most(lines, what) for what in ("parameters", "states"))
     text = say(
         "weights of {parameters} parameters and the optimizer's state of {states} loaded from the "
         "benchmark",
@@ -61,3 +62,11 @@ def check(evidence: Evidence) -> GateItem | None:
             say("keep weights and optimizer state in one format on both sides"),
         )
     return opened(ITEM, text)
+
+
+def _most(lines: list[dict[str, Any]], what: str) -> int:
+    """A count over roles; of ranks the largest, as each holds a part of most."""
+    of_roles: dict[str, int] = {}
+    for line in lines:
+        of_roles[line["role"]] = max(of_roles.get(line["role"], 0), int(line.get(what) or 0))
+    return sum(of_roles.values())

@@ -57,8 +57,8 @@ class SlimeFramework:
         """
         if spec.rejoin:
             raise ConfigError(
-                f"controls.rejoin: {spec.role}: slime trains with Megatron, whose optimizer states "
-                "are not kept; accepted: verl with FSDP"
+                f"controls.rejoin: {spec.role}: slime's hooks neither keep nor load states; "
+                "accepted: verl"
             )
 
     def checkpoint_step(self, path: str) -> int:

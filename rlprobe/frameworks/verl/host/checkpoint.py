@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rlprobe.errors import ConfigError
 
@@ -28,13 +26,12 @@ def step(path: str) -> int:
     return int(match[1])
 
 
-def check(path: str, config: Mapping[str, Any], world_size: int, critic: bool, role: str) -> None:
+def check(path: str, ranks: int | None, critic: bool, role: str) -> None:
     """Refuse a checkpoint that verl would stop at once its job has its devices.
 
     Args:
         path: the directory.
-        config: verl's, as the run's overrides describe it.
-        world_size: processes of the run.
+        ranks: processes of the run, where each has saved a file of its own (FSDP); else None.
         critic: whether the run has one.
         role: of the run, for messages.
 
@@ -45,24 +42,10 @@ def check(path: str, config: Mapping[str, Any], world_size: int, critic: bool, r
         directory = Path(path).expanduser() / name
         if not directory.is_dir():
             raise ConfigError(f"resume_from: {path} holds no {name}/, which {role} runs")
-        if not sharded(config):
-            continue
-        missing = next(
-            (
-                shard
-                for rank in range(world_size)
-                if not (directory / (shard := _SHARD.format(world=world_size, rank=rank))).is_file()
-            ),
-            None,
-        )
+        wanted = [_SHARD.format(world=ranks, rank=rank) for rank in range(ranks or 0)]
+        missing = next((shard for shard in wanted if not (directory / shard).is_file()), None)
         if missing is not None:
             raise ConfigError(
                 f"resume_from: {directory} holds no {missing}: verl's FSDP loads what as many "
-                f"processes saved, and {role} has world_size {world_size}"
+                f"processes saved, and {role} has world_size {ranks}"
             )
-
-
-def sharded(config: Mapping[str, Any]) -> bool:
-    """Whether verl's FSDP trains, which keeps a file a rank."""
-    actor = (config.get("actor_rollout_ref") or {}).get("actor") or {}
-    return str(actor.get("strategy", "fsdp")) in ("fsdp", "fsdp2")

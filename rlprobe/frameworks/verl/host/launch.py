@@ -45,6 +45,9 @@ _FSDP_ON_CPU = (
 )
 #: Engines in processes of their own whose layers can be dumped.
 _OTHERS = (engines.VLLM, engines.SGLANG)
+_FSDP = ("fsdp", "fsdp2")
+#: Back ends whose states are kept and loaded.
+_KEPT = (*_FSDP, "megatron")
 _DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -62,17 +65,17 @@ class VerlFramework:
         Raises:
             ConfigError: names the key.
         """
-        config = plan.from_overrides([*_base(spec), *spec.overrides])
-        if spec.rejoin and not checkpoint.sharded(config):
-            actor = config["actor_rollout_ref"].get("actor") or {}
+        backend = self.layout(spec).backend
+        if spec.rejoin and backend not in _KEPT:
             raise ConfigError(
-                f"controls.rejoin: {spec.role} trains with {actor.get('strategy')}, of which the "
-                "optimizer's state is not kept; accepted: actor_rollout_ref.actor.strategy fsdp "
-                "or fsdp2"
+                f"controls.rejoin: {spec.role} trains with {backend}, of which the optimizer's "
+                f"state is not kept; accepted: {', '.join(_KEPT)}"
             )
         if spec.resume_from is not None and spec.identities.checkpoint is not None:
+            config = plan.from_overrides([*_base(spec), *spec.overrides])
             critic = stages.VALUES in plan.stages_of(config)
-            checkpoint.check(spec.resume_from, config, spec.world_size, critic, spec.role)
+            ranks = spec.world_size if backend in _FSDP else None
+            checkpoint.check(spec.resume_from, ranks, critic, spec.role)
 
     def checkpoint_step(self, path: str) -> int:
         """The step that a ``global_step_N`` directory was made after.
