@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 
 from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.runs.jobs import Jobs
+from rlprobe.runs.plan import pairs, plan
 from rlprobe.selftest.forkservers import ForkServers
 from tests.e2e.test_megatron import LAYOUTS, Megatron
 from tests.e2e.test_megatron import pytestmark as _of_megatron
@@ -57,14 +57,14 @@ def test_a_fault_of_the_second_step_is_found_there(verl: Megatron) -> None:
 
 
 def test_one_rank_takes_over_from_two(verl: Megatron) -> None:
-    jobs = verl.jobs("one", 2, LAYOUTS["data"], world_size=1, environment={})
-    found = verl.judge(jobs)
+    two = verl.jobs("one", 2, LAYOUTS["data"], environment={}).alignment
+    alone = two.target.model_copy(update={"world_size": 1})
+    alignment = two.model_copy(update={"target": alone})
+    runs = plan(alignment, {})
+    found = verl.judge(Jobs(alignment, runs, pairs(runs)))
     assert found.verdict == "aligned", found.sentence
     assert "Steps 0 and 1 were judged" in found.sentence
     assert "optimizer's state of" in state(found)
-    plan = json.loads((Path(jobs.results) / "alignment.json").read_text())["runs"]
-    runs = verl.directory / "store/runs"
-    kept = json.loads(
-        (runs / plan["benchmark"]["key"] / "states/step1/actor-rank1.json").read_text()
-    )
+    states = verl.directory / "store/runs" / runs["benchmark"].key / "states/step1"
+    kept = json.loads((states / "actor-rank1.json").read_text())
     assert kept["world_size"] == 2 and "DistributedOptimizer" in kept["optimizer"]

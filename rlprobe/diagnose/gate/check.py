@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rlprobe.diagnose.diagnosis import SHUT, GateItem
 from rlprobe.diagnose.gate import (
     batch,
+    checkpoint,
     differing,
     extent,
     judged,
@@ -43,6 +44,7 @@ def check(evidence: Evidence) -> Gate:
     """
     tokens, no_tokens = samples.check(evidence)
     weight, no_weights = weights.check(evidence)
+    resumed = checkpoint.check(evidence)
     began = rejoined.check(evidence)
     moved, stale = staleness.check(evidence)
     given, no_batch = batch.check(evidence)
@@ -56,6 +58,7 @@ def check(evidence: Evidence) -> Gate:
         items=[
             *tokens,
             weight,
+            *([resumed] if resumed is not None else []),
             *([began] if began is not None else []),
             *([moved] if moved is not None else []),
             *given,

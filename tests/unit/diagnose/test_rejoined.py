@@ -15,13 +15,17 @@ import pytest
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
 from rlprobe.diagnose.diagnosis import Diagnosis
+from rlprobe.diagnose.gate import checkpoint
+from rlprobe.diagnose.gate.evidence import Evidence
 from rlprobe.diagnose.run import diagnose
 from rlprobe.judge import curves, reasons, tables
-from rlprobe.judge.inputs import PlannedPair, PlannedRun, Results, write
+from rlprobe.judge.analysis import Step
+from rlprobe.judge.inputs import Plan, PlannedPair, PlannedRun, Results, write
 from rlprobe.refine import suspects
 from rlprobe.report.content import gather
 from rlprobe.store.commit import commit
 from rlprobe.store.keys import run_key
+from rlprobe.store.manifest import Manifest
 from rlprobe.store.read import Run
 from tests.unit.diagnose import transformer
 from tests.unit.diagnose.conftest import CAPTURE
@@ -280,3 +284,31 @@ def test_the_page_says_which_steps_were_judged(bench: Bench) -> None:
     page = gather(opened, found, tables.read(opened), *runs)  # type: ignore[arg-type]
     assert (page.step, page.judged_steps, page.joined) == (2, [0, 1, 2], True)
     assert page.card is not None and ("step", "2") in [pair[:2] for pair in page.card.pairs]
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "target", "state"),
+    [
+        (None, None, None),
+        ("300:ab", "300:ab", "open"),
+        ("300:ab", "300:cd", "shut"),
+        ("300:ab", None, "shut"),
+        (None, "200:ab", "shut"),
+    ],
+)
+def test_both_sides_begin_from_one_checkpoint(
+    benchmark: str | None, target: str | None, state: str | None
+) -> None:
+    one, other = (
+        Run(
+            Path(),
+            Path(),
+            Manifest.model_construct(key="", role="", files=[], declared={"resume_from": said}),
+        )
+        for said in (benchmark, target)
+    )
+    results = Results(Path(), Plan("a", "", {}, {}), Path())
+    found = checkpoint.check(Evidence(results, one, other, {}, Step(0)))
+    assert (None if found is None else found.state) == state
+    if state == "shut":
+        assert found is not None and "collect the benchmark with it" in found.action
