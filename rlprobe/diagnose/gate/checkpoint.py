@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, opened, shut
+from rlprobe.said import Said, say
 
 ITEM = "checkpoint"
 
@@ -18,16 +19,26 @@ def check(evidence: Evidence) -> GateItem | None:
         run.manifest.declared.get("resume_from") for run in (evidence.benchmark, evidence.target)
     )
     if benchmark == target:
-        return None if benchmark is None else opened(ITEM, f"both began from {_said(benchmark)}")
+        if benchmark is None:
+            return None
+        return opened(ITEM, say("both began from {checkpoint}", checkpoint=_spoken(benchmark)))
     return shut(
         ITEM,
-        f"the benchmark began from {_said(benchmark)}, the target from {_said(target)}",
-        "begin both sides from one checkpoint (resume_from), and collect the benchmark with it",
+        say(
+            "the benchmark began from {benchmark}, the target from {target}",
+            benchmark=_spoken(benchmark),
+            target=_spoken(target),
+        ),
+        say(
+            "begin both sides from one checkpoint (resume_from), and collect the benchmark with it"
+        ),
     )
 
 
-def _said(declared: object) -> str:
+def _spoken(declared: object) -> Said:
     if declared is None:
-        return "the models as they are"
+        return say("the models as they are")
     step, _, digest = str(declared).partition(":")
-    return f"the checkpoint of the trainer's step {step} ({digest[:12]})"
+    return say(
+        "the checkpoint of the trainer's step {step} ({digest})", step=step, digest=digest[:12]
+    )
