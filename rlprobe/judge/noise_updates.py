@@ -39,8 +39,6 @@ FLIP_TAIL = 1e-5
 ADAM_EPSILON = 1e-8
 #: Flips that a median over the 61 buckets of a sketch does not feel.
 _FEW = 15
-#: Elements of a tensor of which a part may be all that cancels.
-_SMALL = 128
 #: Spread of log(change / gradient) over parameters below which the optimizer is linear.
 _LINEAR_SPREAD = 0.05
 
@@ -179,7 +177,7 @@ def _changes(table: pl.DataFrame) -> pl.DataFrame:
         .agg(weight=pl.col("norm_benchmark").first())
     )
     joined = (
-        changes.select("_row", *key, "norm_benchmark", "size", "u")
+        changes.select("_row", *key, "norm_benchmark", "size", "u", vector=_is_vector())
         .join(used, on=key, how="left", maintain_order="left", nulls_equal=True)
         .join(weights, on=["module", "index"], how="left", maintain_order="left", nulls_equal=True)
     )
@@ -193,6 +191,10 @@ def _changes(table: pl.DataFrame) -> pl.DataFrame:
         )
         .drop("change_model", "change_norm", "change_dense")
     )
+
+
+def _is_vector() -> pl.Expr:
+    return pl.coalesce("shape_benchmark", "shape_target").list.len() <= 1
 
 
 def _is_linear(changes: pl.DataFrame) -> bool:
@@ -245,11 +247,12 @@ def _change_bounds(changes: pl.DataFrame, linear: bool) -> pl.DataFrame:
         chance = size * (error + near) * columns["updates"]
         flips = np.where(same, 0.0, poisson_quantile(chance, FLIP_TAIL))
         flips = np.minimum(flips, size)
-        # In a small tensor a part may cancel in full (keys' biases that rotation leaves alone): its
-        # signs are as uncertain as the bound says, whatever the whole was seen to differ by.
+        # Of a bias a part may cancel in full (a key's, which no probability depends on): its signs
+        # are as uncertain as the bound says, whatever the whole was seen to differ by.
         doubtful = np.where(same, 0.0, np.fmax(error, columns["gradient_noise"]))
         most = poisson_quantile(size * (doubtful + near) * columns["updates"], FLIP_TAIL)
-        most = np.where((size <= _SMALL) & ~same, np.minimum(most, size), flips)
+        vector = changes.get_column("vector").fill_null(False).to_numpy()
+        most = np.where(vector & ~same, np.minimum(most, size), flips)
         model = np.sqrt(4.0 * most / size + (4.0 * error) ** 2 + stored**2)
         norms = 4.0 * error + stored + flips / size
         # Few flips leave most of a sketch's buckets alone; many look dense.

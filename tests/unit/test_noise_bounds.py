@@ -334,17 +334,20 @@ def test_a_format_that_was_not_asked_for_widens_nothing() -> None:
     assert coarse > 1000 * fine
 
 
-def test_signs_of_a_small_tensor_are_as_uncertain_as_its_bound() -> None:
+def test_signs_of_a_bias_are_as_uncertain_as_its_bound() -> None:
     """Of a key's bias a part may cancel in full, which its norm and measured error do not show."""
     row = {
         "_row": 0, "norm_benchmark": 1e-3, "gradient_norm": 0.03, "gradient_error": 0.016,
         "gradient_noise": 0.31, "weight": 1.0, "gradient_u": 2.0**-24, "updates": 1,
         "gradient_kind": "sketch", "gradient_same": False,
     }  # fmt: skip
-    small, large = (
-        noise_updates._change_bounds(pl.DataFrame([{**row, "size": size}]), linear=False)
-        for size in (24.0, 4608.0)
+    small, fused, matrix = (
+        noise_updates._change_bounds(
+            pl.DataFrame([{**row, "size": size, "vector": vector}]), linear=False
+        )
+        for size, vector in ((24.0, True), (144.0, True), (4608.0, False))
     )
     assert small["change_model"].item() > 1.0, "six of 24 signs were seen to flip"
-    assert large["change_model"].item() < 0.5
+    assert fused["change_model"].item() > 0.8, "a third of them is the key's"
+    assert matrix["change_model"].item() < 0.5
     assert small["change_norm"].item() < 0.5, "a factor is seen all the same"

@@ -22,7 +22,7 @@ from rlprobe.judge.analysis import Step
 from rlprobe.judge.excuse import LOPSIDED
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.reasons import NO_PARTNER, UNREADABLE
-from rlprobe.judge.roundoff import UNIT
+from rlprobe.judge.roundoff import UNIT, unit
 from rlprobe.said import SEMICOLON, Said, joined, listed, say
 from rlprobe.store.read import Run
 
@@ -30,6 +30,8 @@ ITEM = "recorded alike"
 #: Statistics of one tensor, computed by two devices, differ by their summing: by a few roundings of
 #: fp32, however long the sums.
 _SUMMED = 1e-6
+#: Two numbers that are equal before they are rounded to a format differ by no more roundings.
+_ROUNDED = 2.0
 #: A gradient norm may differ by as much as the gradients' own floor, and by its summing.
 _NORM = 1e-4
 _MAX_BYTES = 1 << 20
@@ -109,11 +111,14 @@ def _contradictions(evidence: Evidence) -> list[Said]:
         norm = pl.max_horizontal(*(pl.col(f"norm_{side}").abs() for side in _SIDES))
         seen = pl.col("error") > sketch_floors.DEVICES
         apart = pl.when(seen).then(_ESTIMATED * pl.col("error") * norm).otherwise(0.0)
+        # Means and norms are recorded in the tensor's own format: rounded once on either side.
+        units = [unit(f"dtype_{side}").fill_null(0.0) for side in _SIDES]
+        rounded = _SUMMED + _ROUNDED * pl.max_horizontal(*units)
         more = pl.any_horizontal(
             *(
                 (
                     pl.col(f"{one}_diff").abs()
-                    > _SUMMED * (norm if one == "norm" else size) + apart
+                    > rounded * (norm if one == "norm" else size) + apart
                 ).fill_null(False)
                 for one in _STATISTICS
             )

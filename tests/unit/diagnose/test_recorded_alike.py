@@ -108,6 +108,14 @@ def test_sums_that_two_devices_round_otherwise_are_no_contradiction() -> None:
     assert found(rows(norm_target=10.000002, mean_target=0.1000001)) == ""
 
 
+@pytest.mark.parametrize(("norm", "said"), [(10.0625, False), (10.25, True)])
+def test_statistics_are_rounded_to_the_format_of_their_tensor(norm: float, said: bool) -> None:
+    """One step of bf16 at 10 is 1 / 16."""
+    dtypes = {f"dtype_{side}": "torch.bfloat16" for side in ("benchmark", "target")}
+    text = found(rows(error_kind="sketch", error=1e-4, norm_target=norm, **dtypes))
+    assert ("other statistics" in text) == said
+
+
 def test_a_sketch_that_saw_less_than_the_norms_is_contradicted() -> None:
     assert "other statistics" in found(rows(error_kind="sketch", error=1e-4, norm_target=10.1))
     assert found(rows(error_kind="sketch", error=1e-2, norm_target=10.1)) == ""
