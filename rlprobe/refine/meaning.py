@@ -35,6 +35,11 @@ _VIEWS = frozenset({
     "empty_like", "as_strided", "flatten", "unflatten", "empty", "_reshape_alias", "view_as",
     "arange", "lift_fresh", "sym_size",
 })  # fmt: skip
+#: Make constants, which have no effect but through what uses them.
+_MAKES = frozenset({
+    "ones", "zeros", "full", "scalar_tensor", "ones_like", "zeros_like", "full_like", "new_ones",
+    "new_zeros", "new_full", "lift_fresh_copy",
+})  # fmt: skip
 _CASTS = frozenset({"_to_copy", "to", "type_as", "prims_convert_element_type", "npu_dtype_cast"})
 _TIMES = frozenset({"mul", "div", "neg", "true_divide", "_foreach_mul", "_foreach_div"})
 _CUTS = frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh", "clip"})
@@ -80,7 +85,7 @@ def is_mask(value: Value) -> bool:
 
 def of_operators(operators: Sequence[Operator]) -> str:
     """The cause class of operators that only one side ran."""
-    working = [op for op in operators if plain(op) not in _VIEWS]
+    working = [op for op in operators if plain(op) not in _VIEWS | _MAKES]
     names = {plain(op) for op in working}
     if not names:
         return "implementation"

@@ -10,8 +10,8 @@ from rlprobe.selftest import Site, fault
 def causal_mask_dropped(site: Site) -> Iterator[None]:
     def everything(right, module, query, key, value, mask, **kwargs):
         masked, weights = right(module, query, key, value, mask, **kwargs)
-        unmasked, _ = right(module, query, key, value, None, **kwargs)
-        return blended(masked, unmasked, site.strength), weights
+        unmasked, seen = right(module, query, key, value, None, **kwargs)
+        return blended(masked, unmasked, site.strength), blended(weights, seen, site.strength)
 
     with attention_of(site.model.get_submodule("model.layers.0.self_attn"), everything):
         yield

@@ -10,7 +10,7 @@ from rlprobe.selftest import Site, fault
 PATH = "model.layers.0.mlp.act_fn"
 
 
-@fault(stage="critic_compute_values", module=PATH, cause=("hyperparameter", "unknown"))
+@fault(stage="critic_compute_values", module=PATH, cause="implementation")
 def gelu_for_silu(site: Site) -> Iterator[None]:
     module = site.model.get_submodule(PATH)
     right = module.forward

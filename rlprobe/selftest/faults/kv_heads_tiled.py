@@ -14,9 +14,10 @@ def kv_heads_tiled(site: Site) -> Iterator[None]:
         groups = module.num_key_value_groups
         heads = query.shape[1]
         order = [i for k in range(heads // groups) for i in range(k, heads, heads // groups)]
-        output, _ = right(module, query[:, order], key, value, mask, **kwargs)
-        wrong = output[:, :, [order.index(i) for i in range(heads)]]
-        return blended(grouped, wrong, site.strength), weights
+        output, seen = right(module, query[:, order], key, value, mask, **kwargs)
+        back = [order.index(i) for i in range(heads)]
+        own = blended(weights, seen[:, back], site.strength)
+        return blended(grouped, output[:, :, back], site.strength), own
 
     with attention_of(site.model.get_submodule("model.layers.1.self_attn"), tiled):
         yield

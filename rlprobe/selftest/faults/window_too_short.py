@@ -16,8 +16,8 @@ def window_too_short(site: Site) -> Iterator[None]:
         whole, weights = right(module, query, key, value, mask, **kwargs)
         far = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril(-WINDOW)
         shorter = mask.masked_fill(far, torch.finfo(mask.dtype).min)
-        partial, _ = right(module, query, key, value, shorter, **kwargs)
-        return blended(whole, partial, site.strength), weights
+        partial, seen = right(module, query, key, value, shorter, **kwargs)
+        return blended(whole, partial, site.strength), blended(weights, seen, site.strength)
 
     with attention_of(site.model.get_submodule("model.layers.1.self_attn"), windowed):
         yield
