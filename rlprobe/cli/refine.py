@@ -44,6 +44,19 @@ def add_parser(subparsers: Any) -> None:
         "benchmark's outputs in the suspect's place, or the verdict",
     )
     parser.add_argument(
+        "--suspects",
+        metavar="TEXT",
+        help="at the site of a benchmark that another site imported: make its half of the "
+        "refinement; TEXT is in the command that the other site's page gives",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=given_path,
+        metavar="FILE",
+        help="with --suspects: the bundle that is brought back and imported there",
+    )
+    parser.add_argument(
         "--log", type=given_path, help="the framework's output (default: in the store)"
     )
     parser.add_argument(
@@ -61,7 +74,11 @@ def run(args: argparse.Namespace) -> int:
 
     if args.budget_mib < 1:
         raise UsageError(f"--budget-mib is at least 1, found {args.budget_mib}")
+    if args.output is not None and args.suspects is None:
+        raise UsageError("-o is the bundle of --suspects, which is not given")
     jobs = Jobs.load(args.config)
+    if args.suspects is not None:
+        return _half(args, jobs)
     try:
         return _run(args, jobs)
     except RlprobeError as error:
@@ -99,7 +116,7 @@ def _run(args: argparse.Namespace, jobs: Jobs) -> int:
     from rlprobe.refine import refined, suspects
     from rlprobe.roles import REPEAT, TARGET
     from rlprobe.runs.launch import launch
-    from rlprobe.runs.suspects import refining
+    from rlprobe.runs.suspects import SIDES, refining
     from rlprobe.store.alignments import record_alignment
     from rlprobe.store.read import Run
 
@@ -109,7 +126,9 @@ def _run(args: argparse.Namespace, jobs: Jobs) -> int:
         for path in (directory / "refine").glob("failed-*.txt"):
             path.unlink()
         found_out = suspects.find(directory, args.budget_mib)
-        suspects.write(directory, suspects.here(found_out, jobs.alignment.benchmark.run))
+        if jobs.alignment.benchmark.run is not None:
+            found_out = suspects.shared(found_out, args.config, directory, store)
+        suspects.write(directory, found_out)
     plan = suspects.read(directory)
     if plan.suspects is None:
         _log.info("%s", plan.reason)
@@ -117,12 +136,15 @@ def _run(args: argparse.Namespace, jobs: Jobs) -> int:
             write_json(args.json, {"refined": None, "reason": plan.reason})
         return 0
     runs = refining(jobs.alignment, plan.suspects)
+    away = None if REPEAT in runs else suspects.kept_elsewhere(store, plan)
     # before the runs are made, so that no clean-up takes them for garbage
-    keys = [spec.key for spec in runs.values()]
+    keys = [*([] if away is None else [away.key]), *(spec.key for spec in runs.values())]
     record_alignment(store, f"{jobs.alignment.name}.refine", keys)
     for part, role in (("benchmark", REPEAT), ("target", TARGET)):
-        if part in parts:
+        if part in parts and role in runs:
             launch(runs[role], store, args.log)
+    if len(keys) < len(SIDES):
+        return _await(args, directory, plan)
     if "substituted" in parts:
         _substitute(args, jobs, plan, keys)
     if "verdict" not in parts:
@@ -138,6 +160,50 @@ def _run(args: argparse.Namespace, jobs: Jobs) -> int:
         write_json(args.json, {"refined": cause, "reason": ""})
     _log.info("%s", sharper.sentence)
     print(json.dumps(cause, indent=1))
+    return 0
+
+
+def _await(args: argparse.Namespace, directory: Path, plan: Plan) -> int:
+    """The benchmark's half is not here: the diagnosis stands, with what is to be done."""
+    from rlprobe.diagnose import diagnosis
+    from rlprobe.refine.refined import awaited
+
+    assert plan.suspects is not None
+    where = plan.suspects.trace_module or f"the {plan.suspects.trace}"
+    _log.info(
+        "%s parts at %s. The target's half of the refinement is here; at the site of the benchmark "
+        "run\n%s\nand then here\n%s",
+        plan.suspects.stage, where, plan.elsewhere, plan.afterwards,
+    )  # fmt: skip
+    if args.part in (None, "verdict"):
+        found = awaited(diagnosis.read(directory / diagnosis.NAME), plan)
+        write_json(directory / diagnosis.REFINED / diagnosis.NAME, found.as_dict())
+    if args.json:
+        write_json(args.json, {"refined": None, "reason": f"at the other site: {plan.elsewhere}"})
+    return 0
+
+
+def _half(args: argparse.Namespace, jobs: Jobs) -> int:
+    """The benchmark's half of another site's refinement, in a bundle."""
+    from rlprobe.errors import UsageError
+    from rlprobe.refine import suspects
+    from rlprobe.runs.launch import launch
+    from rlprobe.runs.suspects import half
+    from rlprobe.store.alignments import record_alignment
+    from rlprobe.store.exporting import export
+
+    if args.output is None or args.part is not None:
+        raise UsageError("--suspects wants -o FILE, the bundle to bring back, and no --part")
+    wanted = suspects.half(args.suspects)
+    store = Path(jobs.alignment.store)
+    spec = half(jobs.alignment, wanted.suspects, wanted.benchmark)
+    record_alignment(store, f"{jobs.alignment.name}.half", [spec.key])
+    launch(spec, store, args.log)
+    made = export(store, [spec.key], args.output)
+    _log.info(
+        "%s (%d MiB, sha256 %s): bring it back and import it there",
+        made.path, made.size >> 20, made.sha256,
+    )  # fmt: skip
     return 0
 
 

@@ -369,6 +369,20 @@ def unrefined(diagnosis: Diagnosis, failed: list[str]) -> Diagnosis:
     )
 
 
+def awaited(diagnosis: Diagnosis, plan: Plan) -> Diagnosis:
+    """A diagnosis whose refinement waits for the benchmark's half from its own site."""
+    cause = diagnosis.cause
+    if cause is None:
+        return diagnosis
+    said = (
+        "the cause can be looked at further: the target's operators and tensors are here, the "
+        f"benchmark's are to be made at its own site with `{plan.elsewhere}`; then here "
+        f"`{plan.afterwards}`"
+    )
+    told = msgspec.structs.replace(cause, evidence=[*cause.evidence, said])
+    return msgspec.structs.replace(diagnosis, cause=told)
+
+
 #: Observed, but no more than that operators differ: a law that the numbers obey says more.
 _VAGUE = "implementation"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import msgspec
@@ -10,16 +11,16 @@ import polars as pl
 from rlprobe.diagnose import diagnosis
 from rlprobe.documents import structfile
 from rlprobe.documents.limits import DocumentError
-from rlprobe.errors import DumpError
+from rlprobe.errors import DumpError, UsageError
 from rlprobe.files import replace_bytes
 from rlprobe.judge import analysis, execution, keydata, tables
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.analysis import OUTCOME, Finding
 from rlprobe.judge.inputs import Results, require
 from rlprobe.judge.row import Row, first
-from rlprobe.roles import BENCHMARK, TARGET
+from rlprobe.roles import BENCHMARK, REPEAT, TARGET
 from rlprobe.spec import Suspects
-from rlprobe.store.read import Run
+from rlprobe.store.read import Run, runs
 
 NAME = "suspects.json"
 FORMAT = 1
@@ -35,6 +36,9 @@ class Plan(msgspec.Struct, frozen=True):
     benchmark: str
     target: str
     reason: str = ""
+    #: Where the benchmark was imported: the command for its site, and the one for here afterwards.
+    elsewhere: str = ""
+    afterwards: str = ""
     format: int = FORMAT
 
 
@@ -85,24 +89,73 @@ def find(directory: Path, budget_mib: int) -> Plan:
     )
 
 
-def here(plan: Plan, imported: str | None) -> Plan:
-    """The plan as far as it can be carried out on this site.
+def shared(plan: Plan, config: Path, directory: Path, store: Path) -> Plan:
+    """The plan with what is to be done where the benchmark's run was imported from another site.
+
+    Its device is there, so its half of the refinement is made there: one command, which has in it
+    what to look at, and a bundle that comes back.
 
     Args:
         plan: what is to be looked at.
-        imported: key of the benchmark's run, where that comes from another site.
+        config: the alignment's file here.
+        directory: RESULTS_DIR.
+        store: the store here.
     """
-    if imported is None or plan.suspects is None:
+    if plan.suspects is None:
         return plan
-    where = plan.suspects.trace_module or f"the {plan.suspects.trace}"
-    return Plan(
-        None,
-        plan.benchmark,
-        plan.target,
-        f"{plan.suspects.stage} parts at {where}, and the benchmark {imported[:12]} was collected "
-        "at another site, whose device is not here: export the target's run from this store, "
-        "import it there, and run `rlprobe refine` there with the same alignment",
+    wanted = msgspec.json.encode(Half(plan.benchmark, plan.suspects)).decode()
+    quoted = [shlex.quote(str(path.resolve())) for path in (store, config, directory)]
+    return msgspec.structs.replace(
+        plan,
+        elsewhere=f"rlprobe refine --config CONFIG --suspects {shlex.quote(wanted)} -o {BUNDLE}",
+        afterwards=f"rlprobe store import --store {quoted[0]} {BUNDLE} && rlprobe refine --config "
+        f"{quoted[1]} && rlprobe report {quoted[2]}",
     )
+
+
+#: What the benchmark's half is carried in.
+BUNDLE = "benchmark-half.rlprobe"
+#: Suspects of a diagnosis have some kilobytes.
+_MAX_HALF = 1 << 20
+
+
+class Half(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What another site is to look at: the run that is its benchmark, and the suspects."""
+
+    benchmark: str
+    suspects: Suspects
+
+
+def half(text: str) -> Half:
+    """What ``--suspects`` was given.
+
+    Raises:
+        UsageError: it is no such text.
+    """
+    try:
+        if len(text) > _MAX_HALF:
+            raise ValueError(f"{len(text):,} characters")
+        found = msgspec.json.decode(text, type=Half)
+        if found.suspects.budget_mib < 1 or found.suspects.step < 0 or found.suspects.rank < 0:
+            raise ValueError("a number is out of range")
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise UsageError(
+            f"--suspects is not what another site's refinement asks for: {error}; copy the whole "
+            "command from its page"
+        ) from error
+    return found
+
+
+def kept_elsewhere(store: Path, plan: Plan) -> Run | None:
+    """The benchmark's half of a refinement, where it was imported; None where it is not here."""
+    assert plan.suspects is not None
+    wanted = plan.suspects.declared()
+    for run in runs(store):
+        declared = run.manifest.declared
+        is_half = declared.get("role") == REPEAT and declared.get("replay_of") == plan.benchmark
+        if is_half and declared.get("suspects") == wanted:
+            return run
+    return None
 
 
 def write(directory: Path, plan: Plan) -> Path:

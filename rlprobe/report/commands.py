@@ -11,6 +11,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from rlprobe.diagnose.diagnosis import ALIGNED, DIVERGED, Diagnosis
+from rlprobe.documents import jsonfile
 from rlprobe.dumps import results as tables
 from rlprobe.judge.inputs import Results
 from rlprobe.report.words import pair
@@ -59,6 +60,9 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) 
             ),
             again,
         ]
+    waits = _waits(results) if found.verdict == DIVERGED else []
+    if waits:
+        return [*waits, again]
     if found.verdict == DIVERGED and not (results.directory / "refine/refined.json").is_file():
         # nothing was refined: there is nothing yet that a reproducer could be made of
         return [_with_stacks(found, benchmark, target), again]
@@ -93,6 +97,32 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) 
             ),
             _again(directory),
         )
+    ]
+
+
+def _waits(results: Results) -> list[Command]:
+    """What is to be done where the benchmark's half of a refinement is made at another site."""
+    refine = results.directory / "refine"
+    if not (refine / "suspects.json").is_file() or (refine / "refined.json").is_file():
+        return []
+    plan = jsonfile.mapping(jsonfile.load(refine / "suspects.json"))
+    elsewhere, afterwards = (str(plan.get(name) or "") for name in ("elsewhere", "afterwards"))
+    if not elsewhere or not afterwards:
+        return []
+    return [
+        Command(
+            pair(
+                "At the site of the benchmark, with its own CONFIG, to find the cause:",
+                "在基准所在站点（CONFIG 为其配置文件）运行，以查明原因：",
+            ),
+            elsewhere,
+        ),
+        Command(
+            pair(
+                "Then here, with the file that it writes:", "然后在本站点（使用其生成的文件）运行："
+            ),
+            afterwards,
+        ),
     ]
 
 

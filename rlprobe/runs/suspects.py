@@ -22,19 +22,35 @@ SIDES: tuple[str, str] = (REPEAT, TARGET)
 def refining(alignment: Alignment, suspects: Suspects) -> dict[str, RunSpec]:
     """The two runs: the benchmark device's replay and the target's.
 
+    Where the benchmark was imported its device is elsewhere, and the target's alone is here.
+    """
+    away = alignment.benchmark.run is not None
+    # a replay on the benchmark's device, whether or not the alignment asked for one
+    controls = alignment.controls.model_copy(update={} if away else {"repeat": True})
+    runs = plan(alignment.model_copy(update={"controls": controls}))
+    origin = runs[BENCHMARK].key
+    sides = SIDES[1:] if away else SIDES
+    return {role: _narrowed(runs[role], suspects, origin) for role in sides}
+
+
+def half(alignment: Alignment, suspects: Suspects, benchmark: str) -> RunSpec:
+    """The benchmark's half of a refinement at another site.
+
     Raises:
-        ConfigError: the benchmark was imported, so that its device is not here.
+        ConfigError: the alignment's benchmark is not the run in question, or is from elsewhere too.
     """
     if alignment.benchmark.run is not None:
         raise ConfigError(
-            f"the benchmark is run {alignment.benchmark.run[:12]}, imported from another site: its "
-            "device is not here to capture tensors. Run `rlprobe refine` where it was collected"
+            f"benchmark.run is {alignment.benchmark.run[:12]}, imported here too: its half is made "
+            "where it was collected"
         )
-    # a replay on the benchmark's device, whether or not the alignment asked for one
-    controls = alignment.controls.model_copy(update={"repeat": True})
-    runs = plan(alignment.model_copy(update={"controls": controls}))
-    origin = runs[BENCHMARK].key
-    return {role: _narrowed(runs[role], suspects, origin) for role in SIDES}
+    key = plan(alignment)[BENCHMARK].key
+    if key != benchmark:
+        raise ConfigError(
+            f"this alignment's benchmark is run {key[:12]}, and the refinement is of "
+            f"{benchmark[:12]}: give the file that it was collected with"
+        )
+    return refining(alignment, suspects)[REPEAT]
 
 
 def substituted(alignment: Alignment, suspects: Suspects, kept: str) -> RunSpec | None:

@@ -5,7 +5,9 @@ Through the self-test's pipeline: real replays in one process (see test_inproces
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -17,7 +19,7 @@ from rlprobe.errors import ConfigError, DumpError
 from rlprobe.refine import refined, substitution, suspects
 from rlprobe.runs.launch import launch
 from rlprobe.runs.plan import plan
-from rlprobe.runs.suspects import refining
+from rlprobe.runs.suspects import half, refining
 from rlprobe.selftest import catalogue
 from rlprobe.selftest.forkservers import ForkServers
 from rlprobe.selftest.pipeline import Judged, Pipeline, Trial
@@ -149,12 +151,28 @@ def test_a_refinement_of_other_runs_changes_nothing(sharper: Any) -> None:
     assert refined.sharpen(judged.diagnosis, found, ("a", "b")) is judged.diagnosis
 
 
-def test_an_imported_benchmark_cannot_be_refined_here(sharper: Any) -> None:
-    _, wanted, _, _, pipeline, trial = sharper
-    alignment = pipeline._jobs(trial).alignment
-    benchmark = alignment.benchmark.model_copy(update={"run": "ab" * 32})
-    with pytest.raises(ConfigError, match="where it was collected"):
-        refining(alignment.model_copy(update={"benchmark": benchmark}), wanted)
+def test_of_an_imported_benchmark_the_other_site_makes_its_half(sharper: Any) -> None:
+    judged, wanted, _, sides, pipeline, trial = sharper
+    there = pipeline._jobs(trial).alignment
+    origin = plan(there)["benchmark"].key
+    benchmark = there.benchmark.model_copy(update={"run": origin})
+    controls = there.controls.model_copy(update={"repeat": False})
+    here = there.model_copy(update={"benchmark": benchmark, "controls": controls})
+    assert list(refining(here, wanted)) == ["target"]
+    # the command that goes there asks for the run that is made anyway, and that is found back here
+    asked = suspects.shared(
+        suspects.read(judged.directory), Path("a.yaml"), judged.directory, Path("store")
+    )
+    words = shlex.split(asked.elsewhere)
+    told = suspects.half(words[words.index("--suspects") + 1])
+    assert told.suspects == wanted and told.benchmark == origin
+    assert half(there, told.suspects, told.benchmark).key == sides[0].key
+    kept = suspects.kept_elsewhere(pipeline._store.absolute(), asked)
+    assert kept is not None and kept.key == sides[0].key
+    with pytest.raises(ConfigError, match="imported here too"):
+        half(here, wanted, origin)
+    with pytest.raises(ConfigError, match="and the refinement is of abababababab"):
+        half(there, wanted, "ab" * 32)
 
 
 def test_the_control_of_an_fp32_benchmark_computes_in_fp64(
