@@ -69,7 +69,13 @@ def require_results(directory: Path) -> None:
         UsageError: it is not.
     """
     if directory.is_dir():
-        return
+        if _has_results(directory):
+            return
+        raise UsageError(
+            f"{directory} holds no results: neither the plan of an alignment (alignment.json) nor "
+            "a comparison (STAGE/summary.json); `make align` makes the first, "
+            "`rlprobe compare A B -o DIR` the second"
+        )
     if directory.exists():
         raise UsageError(
             f"{directory} is a file; give the directory of the results, {directory.parent}"
@@ -77,6 +83,13 @@ def require_results(directory: Path) -> None:
     raise UsageError(
         f"{directory} does not exist; give the directory of an alignment's results, or of what "
         "`rlprobe compare -o` wrote"
+    )
+
+
+def _has_results(directory: Path) -> bool:
+    names = ("alignment.json", "diagnosis.json", "sides.json")
+    return any((directory / name).exists() for name in names) or any(
+        directory.glob("*/summary.json")
     )
 
 

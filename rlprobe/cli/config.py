@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlprobe.cli.common import given_path, write_json
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.terminal import counted
+
+if TYPE_CHECKING:
+    from rlprobe.spec import RunSpec
 
 
 def add_parser(subparsers: Any) -> None:
@@ -171,6 +175,8 @@ def _check(path: Path, output: Path | None) -> int:
         unrecorded = frameworks.get(jobs.alignment.framework).inference_not_recorded(benchmark)
         if unrecorded is not None:
             print(f"note: {unrecorded}")
+    for sentence in _overruled(jobs.runs):
+        print(f"note: {sentence}")
     for sentence in comparable(jobs.layout(BENCHMARK), jobs.layout(TARGET)):
         print(f"note: {sentence}")
     versions = [jobs.runs[role].framework_version for role in (BENCHMARK, TARGET)]
@@ -180,3 +186,21 @@ def _check(path: Path, output: Path | None) -> int:
             "framework changed in between is found as if the device had done it"
         )
     return 0
+
+
+def _overruled(runs: Mapping[str, RunSpec]) -> list[str]:
+    """Overrides that a run does not take, because it sets the key itself."""
+    from rlprobe import frameworks
+
+    places = frameworks.RunDirectories(scratch=Path("SCRATCH"), assets=Path("ASSETS"))
+    found: dict[str, None] = {}
+    for spec in runs.values():
+        if spec.imported is not None:
+            continue
+        framework = frameworks.get(spec.framework)
+        used = framework.options(framework.command(spec, places))
+        for option, value in framework.options(spec.overrides).items():
+            own = used.get(option, value)
+            if own != value and spec.replay_of is None:
+                found[f"overrides: {option}={value} is overruled: rlprobe sets it to {own}"] = None
+    return list(found)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rlprobe import files, frameworks
 from rlprobe.config import (
     BUILTIN,
+    Alignment,
     ContainerSection,
     DataSection,
     EntryPointSection,
@@ -20,6 +21,54 @@ from rlprobe.store import keys
 #: The head of an image file that is hashed: it holds the identifier and the table of contents that
 #: every build of a SIF writes anew, so that images of many GB need not be read whole.
 _IMAGE_HEAD = 1 << 20
+
+
+def require(alignment: Alignment, fault: str | None) -> None:
+    """Make sure that everything an alignment names is on this machine.
+
+    Args:
+        alignment: the validated file.
+        fault: what is planted in the target.
+
+    Raises:
+        ConfigError: names everything that is not there, at once.
+    """
+    framework, lost = alignment.framework, []
+    for key, path in _named(alignment, fault):
+        try:
+            if path.startswith(BUILTIN):
+                _builtin(path, key, framework)
+            else:
+                _existing(path, key)
+        except ConfigError as error:
+            lost.append(str(error))
+    if len(lost) == 1:
+        raise ConfigError(lost[0])
+    if lost:
+        raise ConfigError("\n".join([f"{len(lost)} problems", *(f"  {line}" for line in lost)]))
+
+
+def _named(alignment: Alignment, fault: str | None) -> Iterator[tuple[str, str]]:
+    """Keys of an alignment that name files and directories, with what they name."""
+    for role, path in alignment.model.paths().items():
+        yield f"model.{'path' if role == 'actor' else role + '_path'}", path
+    yield from (("data.train_files", path) for path in alignment.data.train_files)
+    yield from (("data.val_files", path) for path in alignment.data.val_files or ())
+    for key, reference in (
+        ("data.reward_function", alignment.data.reward_function), ("target.fault", fault)
+    ):  # fmt: skip
+        if reference is not None and ":" in reference:
+            yield key, reference.rpartition(":")[0]
+    if alignment.resume_from is not None:
+        yield "resume_from", alignment.resume_from
+    for where, side in (("benchmark", alignment.benchmark), ("target", alignment.target)):
+        if where == "benchmark" and alignment.benchmark.run is not None:
+            continue  # made at another site
+        if side.container.image is None and side.lock is not None:
+            yield f"{where}.lock", side.lock
+        image = side.container.image
+        if image is not None and side.container.runtime == "apptainer" and "://" not in image:
+            yield f"{where}.container.image", image
 
 
 def model(section: ModelSection, framework: str) -> dict[str, str]:

@@ -32,6 +32,9 @@ def plan(
         ConfigError: a model, data, lock, image or fault file does not exist, or the framework
             would refuse a run once its job has its devices.
     """
+    fault = environ.get(FAULT_ENV) or alignment.target.fault
+    if located:
+        identity.require(alignment, fault)
     models = identity.model(alignment.model, alignment.framework) if located else {}
     data = identity.data(alignment.data, alignment.framework) if located else {}
     checkpoint = (
@@ -39,7 +42,6 @@ def plan(
         if located and alignment.resume_from is not None
         else None
     )
-    fault = environ.get(FAULT_ENV) or alignment.target.fault
     start = identity.entry_point(alignment.entry_point) if located else None
 
     def spec(

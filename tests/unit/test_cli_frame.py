@@ -253,3 +253,48 @@ def test_an_overview_is_not_written_without_what_was_asked_for(
     assert main(["report", "--index", str(good), str(later), "-o", str(out)]) == 0
     assert f"{later} has no page and is left out" in capsys.readouterr().err
     assert 'href="good/report.html"' in out.read_text(encoding="utf-8")
+
+
+def test_everything_that_is_not_there_is_named_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").write_text(
+        "name: a\nframework: verl\nframework_version: '0.9.1'\n"
+        "model: {path: /no/model, critic_path: 'builtin:nothing'}\n"
+        "data: {train_files: /no/train.parquet}\n"
+        "benchmark: {device: cpu, precision: fp32, lock: no/lock.txt}\n"
+        "target: {device: cpu, precision: fp32, fault: 'no/fault.py:x'}\n",
+        encoding="utf-8",
+    )
+    assert main(["config", "check", "a.yaml"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].endswith("5 problems")
+    keys = [line.split(":")[0].strip() for line in said[1:]]
+    assert keys == ["model.path", "model.critic_path", "data.train_files", "target.fault",
+                    "benchmark.lock"]  # fmt: skip
+
+
+def test_an_override_that_a_run_does_not_take_is_said(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(root)
+    text = (root / "config/config.yaml").read_text(encoding="utf-8")
+    config = tmp_path / "a.yaml"
+    config.write_text(
+        text.replace("overrides:\n", "overrides:\n  - trainer.n_gpus_per_node=8\n", 1), "utf-8"
+    )
+    assert main(["config", "check", str(config)]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
+    assert said == ["note: overrides: trainer.n_gpus_per_node=8 is overruled: rlprobe sets it to 1"]
+    assert main(["config", "check", "config/config.yaml"]) == 0
+    assert "overruled" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["report", "diagnose"])
+def test_a_directory_without_results_says_how_there_come_to_be_some(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "holds no results" in said and "make align" in said and said.count("\n") == 1

@@ -21,7 +21,8 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
 
 
 def begin(lines: Lines, number: int, rule: str, message: str, **facts: Any) -> list[str]:
-    info = {"event": "job_info", "jobid": number, "rule_name": rule, "rule_msg": message, **facts}
+    info = {"event": "job_info", "jobid": number, "rule_name": rule, "rule_msg": message,
+            "output": ["made"], **facts}  # fmt: skip
     return lines.told(logging.INFO, "", info)
 
 
@@ -47,6 +48,11 @@ def test_jobs_that_end_together_are_numbered_in_turn(lines: Lines) -> None:
     begin(lines, 2, "compare", "two")
     lines.told(logging.INFO, "", {"event": "job_finished", "job_id": 1})
     assert [line.split("]")[0] for line in finish(lines, 2, 5, 9)] == ["[4/9", "[5/9"]
+
+
+def test_a_target_that_makes_nothing_is_no_line(lines: Lines) -> None:
+    begin(lines, 1, "all", "all", output=[])
+    assert finish(lines, 1, 9, 9) == []
 
 
 def test_the_verdict_is_told_unless_somebody_else_tells_it(

@@ -115,7 +115,7 @@ def test_the_page_is_made_without_an_alignment(tmp_path: Path, wrong: float) -> 
 def test_a_directory_that_is_neither_says_what_was_sought(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["diagnose", str(tmp_path)]) == 1
+    assert main(["diagnose", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "alignment.json" in said and "summary.json" in said
 

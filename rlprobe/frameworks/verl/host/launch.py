@@ -18,6 +18,7 @@ from rlprobe.frameworks.verl.host import (
     assets,
     checkpoint,
     entrypoint,
+    keys,
     megatron,
     plan,
     vllm,
@@ -60,11 +61,14 @@ class VerlFramework:
     builtins: Collection[str] = assets.NAMES
 
     def check(self, spec: RunSpec) -> None:
-        """Refuse back ends whose state is not kept, and checkpoints that verl would stop at.
+        """Refuse keys that verl lacks, back ends whose state is not kept, and checkpoints that verl
+        would stop at.
 
         Raises:
             ConfigError: names the key.
         """
+        if spec.entry_point is None:  # one's own has a configuration of its own
+            keys.require(spec.overrides, spec.framework_version)
         backend = self.layout(spec).backend
         if spec.rejoin and backend not in _KEPT:
             raise ConfigError(
