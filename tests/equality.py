@@ -28,7 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Keys that one of the two checkouts may lack; the number of the format.
-NEW = ("format", "extent", "judged", "curves", "cause.known", "cause.statement")
+NEW = ("format", "extent", "judged", "of", "digest", "curves", "cause.known", "cause.statement")
 #: What follows the verdict in a sentence since the extent is said.
 _EXTENT = re.compile(r" Judged: [\d,]+ of [\d,]+ recorded quantities\.$")
 

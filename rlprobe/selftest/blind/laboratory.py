@@ -16,6 +16,7 @@ from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
 from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.diagnose.run import diagnose
+from rlprobe.dumps import results as tables
 from rlprobe.errors import NotComparableError, RlprobeError
 from rlprobe.judge.inputs import NAME as PLAN
 from rlprobe.judge.inputs import Results, save
@@ -67,6 +68,14 @@ class Laboratory:
             self._store / "runs" / keys[role].key for role in (BENCHMARK, TARGET)
         )
         self._manifest = Manifest.load(self.target)
+        self._of_no_run()
+
+    def _of_no_run(self) -> None:
+        """Comparisons that do not say whose they are: only the stage that is touched is compared
+        anew, and the others are of the run as it was."""
+        for path in self.results.glob(f"compare/*/*/{tables.SUMMARY}"):
+            said = tables.summary(path.parent) or {}
+            self._replace(path, tables.sealed(said | {"of": {}}).encode())
 
     def judged(self) -> Diagnosis:
         """The copy as it stands."""

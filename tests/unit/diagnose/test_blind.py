@@ -41,6 +41,11 @@ def test_nothing_that_was_recorded_can_be_wrong_in_silence(found: score.Sensitiv
     assert shares[score.NOTICED] > 0.7, "most is judged, and not only declared unjudged"
 
 
+def test_it_is_noticed_by_what_it_says_and_not_as_another_run(found: score.Sensitivity) -> None:
+    """A run that was made again since it was compared is refused, which would hide everything."""
+    assert [trial.why for trial in found.trials if "made again" in trial.why] == []
+
+
 def test_the_alignment_itself_is_as_it_was(aligned: Alignment, found: score.Sensitivity) -> None:
     """A disturbance is made in a copy; hard links lead nowhere back."""
     assert len(found.trials) == SAMPLE
