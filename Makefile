@@ -17,7 +17,7 @@ STAMP  := $(VENV)/installed-$(shell cat $(LOCK) pyproject.toml hatch_build.py rl
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: align test test-fast contract lint install
+.PHONY: align test test-fast contract contract-core lint install
 .DEFAULT_GOAL := align
 
 align: $(STAMP)
@@ -34,6 +34,12 @@ test-fast: $(STAMP)
 contract: $(STAMP)
 	pytest -q --contract-table tests/contract tests/unit/test_verl_megatron.py \
 	  tests/unit/test_slime_megatron_names.py $(PYTEST_ARGS)
+
+# Mock modes, V1, LoRA, two ranks, a user's own script, Ray's job server: what CI runs of it.
+contract-core: $(STAMP)
+	pytest -q --contract-table tests/contract/test_modes.py tests/contract/test_own_script.py \
+	  tests/contract/test_job_server.py tests/contract/test_versions.py \
+	  tests/contract/test_trainers.py -k "not test_trainers or lora or two_ranks or v1" $(PYTEST_ARGS)
 
 # Types twice: as developed here, and as the oldest Python of a vendor's image sees them.
 lint: $(STAMP)
