@@ -67,7 +67,7 @@ def test_workflows_call_what_is_there(root: Path, name: str) -> None:
         "lint", "fast", "oldest-python", "full", "contract", "wheel"
     }  # fmt: skip
     targets = set(re.findall(r"run: make ([\w-]+)", text))
-    assert targets == {"lint", "test-fast", "test"}
+    assert targets == {"lint", "test-fast", "test", "contract-core"}
     for target in targets:
         assert re.search(rf"^{target}:", _makefile(root), re.MULTILINE)
     for pattern in re.findall(r"\btests/unit/[\w*./]+", text):
