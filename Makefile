@@ -2,6 +2,7 @@
 # make test     the whole test suite, fast tests first
 # make test-fast  the quick part of tests/unit
 # make contract the collector's contract on real verl, as a table
+# make contract-core  its cells that CI runs
 # make lint     formatting, types, workflow, what is generated
 # make cluster, soak, selftest, engines, wheelhouse, images: see the .mk files
 #
