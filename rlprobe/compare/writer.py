@@ -16,6 +16,7 @@ from rlprobe.compare.match.rules import RECOMPUTE
 from rlprobe.compare.tensors.figures import FIGURES
 from rlprobe.dumps import results
 from rlprobe.dumps.results import FORMAT, RECORDS, SUMMARY
+from rlprobe.dumps.schema import SLOTS
 from rlprobe.files import replace_text, written
 from rlprobe.formats import mark
 
@@ -112,6 +113,8 @@ class Summary:
     #: Whether records of unlike dtypes count as compared: one side runs in another precision.
     across_dtypes: bool = False
     max_error: float | None = None
+    #: Records of slots of no known name.
+    slots: Counter[str] = field(default_factory=Counter)
     steps: set[int] = field(default_factory=set)
     ranks: dict[str, set[int]] = field(
         default_factory=lambda: {"benchmark": set(), "target": set()}
@@ -170,6 +173,16 @@ class Summary:
         if numbers["max_error"] is not None:
             self.max_error = max(self.max_error or 0.0, numbers["max_error"])
         self.steps.update(table.get_column("step").unique())
+        odd = table.get_column("slot").filter(~table.get_column("slot").is_in(SLOTS))
+        self.slots.update(dict(odd.value_counts().iter_rows()))
+
+    def finish(self) -> None:
+        """Note what only the whole says."""
+        if self.slots:
+            known = ", ".join(f"{lacking.short(s)} ({n:,})" for s, n in self.slots.most_common(6))
+            self.notes.append(
+                f"records of slots that msprobe knows nothing of, compared like any other: {known}"
+            )
 
     def _count_checksums(self, table: pl.DataFrame) -> None:
         b, t = (table.get_column(f"digest_{side}") for side in ("benchmark", "target"))
@@ -265,6 +278,7 @@ def write_stage(directory: Path, tables: Iterable[pl.DataFrame], summary: Summar
         # the counts of the statuses are those of the rows
         described = results.describe(records, sum(summary.counts.values()))
         summary.tables[RECORDS] = described
+    summary.finish()
     # last: where the summary stands, the tables that it vouches for stand too
     replace_text(directory / SUMMARY, results.sealed(summary.as_dict()))
     for name in results.TABLES.keys() - summary.tables.keys():

@@ -11,6 +11,12 @@ UNREADABLE_DTYPE = "unreadable"
 #: ``op`` of a record that is a field of a sample of a rollout (:mod:`rlprobe.dumps.rollouts`).
 ROLLOUT = "Rollout"
 
+#: Slots that dumps, what is saved by hand and rollouts have.
+SLOTS = (
+    *("input", "output", "parameters", "grad", "grad_reduced", "grad_clipped", "change", "loss"),
+    *("debug", "entry", "prompt", "response", "field"),
+)
+
 #: Columns of one dump file, a row per leaf in msprobe's row order.
 LEAF_SCHEMA: dict[str, Any] = {
     "name": pl.String,

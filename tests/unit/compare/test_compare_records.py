@@ -95,6 +95,7 @@ def test_a_slot_nobody_knows_is_compared_and_said(
     assert found.row("Torch.f.0.forward.router.0")["error"] > 0
     assert found.row("Torch.f.0.forward.router.1")["identical"]
     assert "no slot 'router'" in caplog.text
+    assert any("slots that" in n and "router (2)" in n for n in found.summary["notes"])
 
 
 def test_nothing_is_compared_where_every_shape_differs(
