@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,13 @@ def test_it_is_planted_around_its_stage_and_taken_out(faults: Path) -> None:
     with planted(f"{faults}:heavier", site):
         assert site.model["weight"] == 2.0
     assert site.model["weight"] == 1.0
+
+
+def test_it_is_planted_from_a_step_on(faults: Path) -> None:
+    for step, weight in ((0, 1.0), (1, 1.0), (2, 2.0), (3, 2.0)):
+        site = dataclasses.replace(_site("actor_update"), step=step)
+        with planted(f"{faults}:heavier", site, from_step=2):
+            assert site.model["weight"] == weight, step
 
 
 def test_it_is_taken_out_when_the_stage_fails(faults: Path) -> None:

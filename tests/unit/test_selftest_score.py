@@ -200,3 +200,16 @@ def test_a_benign_change_that_failed_is_told_with_its_reason() -> None:
 def test_a_benign_change_that_is_aligned_is_not_among_what_is_not_as_declared() -> None:
     results = [_benign("aligned", "aligned", tensors=Found("aligned"))]
     assert "not as declared" not in render(results, Scores.of(results), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("step", "right"), [(0, False), (1, False), (2, True), (3, True), (None, False)]
+)
+def test_a_stage_before_the_one_planted_in_is_no_find(step: int | None, right: bool) -> None:
+    """What parts before the fault is there is something else, whatever it is called."""
+    found = Right.of(_declared(), _found(step=step), planted=2)
+    assert (found.verdict, found.stage, found.module) == (True, right, right)
+    assert Right.of(_declared(), _found(step=step)).module, "nothing is asked of the first step"
+    result = _result(_found(step=step), step=2)
+    assert result.right(result.full).stage == right
+    assert result.as_dict()["step"] == 2
