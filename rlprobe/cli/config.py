@@ -156,6 +156,7 @@ def _from_command(args: argparse.Namespace) -> int:
 def _check(path: Path, output: Path | None) -> int:
     from rlprobe import frameworks
     from rlprobe.frameworks.layout import comparable
+    from rlprobe.runs import states
     from rlprobe.runs.jobs import Jobs
 
     jobs = Jobs.load(path)
@@ -171,6 +172,9 @@ def _check(path: Path, output: Path | None) -> int:
             f"{role:<15} {spec.key[:12]}  {spec.device} {spec.precision}  {', '.join(spec.stages)}"
         )
     benchmark = jobs.runs[BENCHMARK]
+    store = Path(jobs.alignment.store)
+    if benchmark.imported is not None and Path(jobs.manifest(BENCHMARK)).is_file():
+        states.require(jobs.runs[TARGET], store, whole=False)
     if benchmark.imported is None:
         unrecorded = frameworks.get(jobs.alignment.framework).inference_not_recorded(benchmark)
         if unrecorded is not None:

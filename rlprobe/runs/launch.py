@@ -23,11 +23,10 @@ from rlprobe.errors import RlprobeError, RunError, StoreError
 from rlprobe.files import replace_text
 from rlprobe.frameworks import forward, proof
 from rlprobe.roles import BENCHMARK, REPEAT
-from rlprobe.runs import containers, entry, patience, process, script
+from rlprobe.runs import containers, entry, patience, process, script, states
 from rlprobe.runs.follow import Progress
 from rlprobe.runs.plan import FAULT_ENV
 from rlprobe.spec import RunSpec
-from rlprobe.store import listing
 from rlprobe.store.commit import commit
 from rlprobe.store.read import STATES, Run
 
@@ -178,10 +177,10 @@ def _fresh(store: Path, spec: RunSpec) -> Path:
 def session_of(spec: RunSpec, store: Path, scratch: Path) -> Session:
     """What every process of the run is told."""
     replay = None
-    states = None
+    kept = None
     if spec.replay_of is not None:
         if spec.rejoin:
-            states = str(store / "runs" / spec.replay_of / STATES)
+            kept = str(store / "runs" / spec.replay_of / STATES)
         replay = ReplayOptions(path=str(store / "runs" / spec.replay_of / "rollouts"))
     return Session(
         role=spec.role,
@@ -193,7 +192,7 @@ def session_of(spec: RunSpec, store: Path, scratch: Path) -> Session:
         replay=replay,
         collect_rollouts=spec.role == BENCHMARK,
         keep_states=spec.rejoin and spec.replay_of is None,
-        join_states=states,
+        join_states=kept,
         recompute_rewards=spec.recompute_rewards,
         deterministic=spec.deterministic,
         seed=spec.seed,
@@ -274,7 +273,7 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
             f"{spec.role} replays run {spec.replay_of}, which is not in {store}; run the "
             "benchmark first (`rlprobe run --role benchmark`) or import it"
         )
-    _require_states(spec, store)
+    states.require(spec, store)
     replace_text(scratch / "session.json", session.to_json())
     environment = {
         **(determinism.environment(spec.device) if spec.deterministic else {}),
@@ -332,25 +331,6 @@ def _patiently(run: Started, start: Start) -> tuple[int, Mapping[str, str]]:
         )  # fmt: skip
         time.sleep(wait)
     return status, exported
-
-
-def _require_states(spec: RunSpec, store: Path) -> None:
-    """The benchmark kept a whole state of every step that a replay is to be joined at."""
-    if spec.replay_of is None or not spec.joined_steps:
-        return
-    run = Run.open(store, spec.replay_of)
-    kept = run.states
-    missing = [str(step) for step in spec.joined_steps if step not in kept]
-    if missing:
-        raise StoreError(
-            f"controls.rejoin: {spec.role} is to begin step {', '.join(missing)} from the state of "
-            f"the benchmark's run {spec.replay_of[:12]}, which was collected without: collect it "
-            "again with controls.rejoin: true (where it was imported: at its own site, with "
-            "`rlprobe run --role benchmark`, then export and import it), or leave rejoin off"
-        )
-    for step in spec.joined_steps:
-        # what is wrong in an optimizer's state would show as a divergence of the update
-        listing.checked_below(run.path, f"{STATES}/step{step}")
 
 
 def own_ray(spec: RunSpec) -> dict[str, str]:

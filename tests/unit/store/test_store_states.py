@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
+from rlprobe.cli import main
 from rlprobe.errors import StoreError
 from rlprobe.store import listing
 from rlprobe.store.commit import commit
@@ -87,3 +89,35 @@ def test_what_was_loaded_is_read_back_by_process_and_step(
     assert run.is_joined
     found = [(line["role"], line["rank"], line["step"]) for line in run.joined()]
     assert found == [("actor", 0, 1), ("actor", 1, 1), ("actor", 1, 2)]
+
+
+@pytest.mark.parametrize(("kept", "code"), [((), 1), ((1,), 1), ((1, 2), 0)])
+def test_an_imported_benchmark_without_states_is_told_before_anything_runs(
+    scratch: Callable[..., Path],
+    committed: Callable[..., Run],
+    store: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kept: tuple[int, ...],
+    code: int,
+) -> None:
+    run = committed(scratch_at=keep(scratch(steps=3), *kept))
+    path = tmp_path / "a.yaml"
+    raw = {
+        "name": "a",
+        "framework": "verl",
+        "framework_version": "0.9.1",
+        "model": {"path": "builtin:tiny-qwen2"},
+        "data": {"train_files": "builtin:arithmetic"},
+        "overrides": ["algorithm.adv_estimator=grpo"],
+        "steps": {"total": 3, "start": 0, "end": 2},
+        "benchmark": {"run": run.key},
+        "controls": {"rejoin": True},
+        "store": str(store),
+    }
+    path.write_text(yaml.safe_dump(raw))
+    assert main(["config", "check", str(path)]) == code
+    said = capsys.readouterr().err
+    assert ("which was collected without: collect it again" in said) == bool(code)
+    path.write_text(yaml.safe_dump({**raw, "controls": {}}))
+    assert main(["config", "check", str(path)]) == 0
