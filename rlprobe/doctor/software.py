@@ -110,6 +110,12 @@ def _docker(name: str, image: str) -> _Seen:
     if not shutil.which("docker"):
         return skip(name, "docker is not on this machine's PATH", "use --on-cluster"), None
     shown = _ask("docker", "image", "inspect", "--format", "{{json .Config.Labels}}", image)
+    if shown is None and _ask("docker", "version", "--format", "{{.Server.Version}}") is None:
+        return fail(
+            name,
+            "docker's daemon does not answer on this machine",
+            "start it (systemctl start docker), or have your user join the group that may use it",
+        ), None
     if shown is None:
         return fail(name, f"docker has no {image} here", f"docker pull {image}"), None
     return ok(name, f"{image} is here"), _versions(json.loads(shown) or {})

@@ -26,7 +26,10 @@ _EMPTY = (
     "At least one job did not complete successfully",
     "WorkflowError:\nAt least one job did not complete successfully",
     "Removing output files of failed job",
+    "RuleException",
 )
+#: Said when somebody presses Ctrl-C: what fails after it is no failure.
+_INTERRUPTED = ("Terminating processes on user request", "Cancelling snakemake on user request")
 _NOTHING = "Nothing to be done"
 #: Lines of a failed job's log that are shown.
 _TAIL = 8
@@ -113,6 +116,7 @@ class Lines:
         self._paint = terminal.Paint(sys.stderr, off=nocolor)
         self._running: dict[int, _Job] = {}
         self._finished: list[tuple[_Job, float]] = []
+        self._interrupted = False
 
     def told(self, level: int, text: str, facts: Mapping[str, Any]) -> list[str]:
         """What a log record says to somebody who waits.
@@ -123,6 +127,9 @@ class Lines:
             facts: its attributes, with ``event`` and what belongs to it.
         """
         event = facts.get("event")
+        self._interrupted |= text.strip().startswith(_INTERRUPTED)
+        if self._interrupted and level >= logging.WARNING:
+            return []
         if event == LogEvent.JOB_INFO:
             job = _Job.of(facts)
             self._running[int(facts["jobid"])] = job

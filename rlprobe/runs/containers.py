@@ -13,6 +13,7 @@ that the two ends of a run are never of different versions.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
@@ -163,8 +164,14 @@ def image_id(container: ContainerSection) -> str | None:
 
 def _docker_client(*arguments: str) -> str:
     done = subprocess.run(["docker", *arguments], capture_output=True, text=True, check=False)
+    said = done.stderr.strip()
+    if done.returncode and re.search("(?i)docker daemon|docker.sock", said):
+        raise RunError(
+            f"docker's daemon does not answer on this machine ({said}); start it (systemctl start "
+            "docker), or have your user join the group that may use it"
+        )
     if done.returncode:
-        raise RunError(f"docker {' '.join(arguments)} failed: {done.stderr.strip()}")
+        raise RunError(f"docker {' '.join(arguments)} failed: {said}")
     return done.stdout
 
 

@@ -83,6 +83,16 @@ def test_a_failure_says_why_and_where_its_log_is(lines: Lines, tmp_path: Path) -
     ]
 
 
+def test_what_ends_after_ctrl_c_has_not_failed(lines: Lines) -> None:
+    begin(lines, 7, "compare", "compare target")
+    assert (
+        lines.told(logging.WARNING, "Terminating processes on user request, this might", {}) == []
+    )
+    told = {"event": "job_error", "jobid": 7, "rule_name": "compare", "log": []}
+    assert lines.told(logging.ERROR, "Error in rule compare", told) == []
+    assert lines.told(logging.ERROR, "RuleException:\nCalledProcessError", {}) == []
+
+
 def test_a_training_that_failed_has_said_why_itself(lines: Lines, tmp_path: Path) -> None:
     log = tmp_path / "target.log"
     log.write_text("a thousand lines of a framework\n")

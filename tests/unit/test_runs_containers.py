@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlprobe.config import ContainerSection
+from rlprobe.doctor import software
 from rlprobe.errors import ConfigError, RunError
 from rlprobe.runs import containers, devices, nodelocal
 
@@ -268,3 +269,20 @@ def test_only_this_job_s_docker_containers_are_stopped(
     assert not log.exists()
     containers.stop(DOCKER, JOB)
     assert log.read_text() == f"ps --quiet --filter label=rlprobe.job={JOB}\nrm --force abc\n"
+
+
+def test_a_docker_daemon_that_is_down_is_said_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = tmp_path / "docker"
+    client.write_text(
+        "#!/bin/sh\necho 'Cannot connect to the Docker daemon at unix:///x.sock. Is the docker "
+        "daemon running?' >&2\nexit 1\n"
+    )
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    container = ContainerSection(runtime="docker", image="some/image:1")
+    with pytest.raises(RunError, match=r"daemon does not answer.*systemctl start docker"):
+        containers.stop(container, "1")
+    item, _ = software._docker("target.container.image", "some/image:1")
+    assert item.state == "fail" and "does not answer" in item.found
