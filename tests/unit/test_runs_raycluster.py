@@ -1,0 +1,96 @@
+"""Does a run's Ray start on every node, and is a node that does not join, or is gone, said?
+
+The programs are stand-ins: tests/cluster starts real nodes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlprobe.config import ContainerSection
+from rlprobe.errors import RunError
+from rlprobe.runs.raycluster import Cluster, Node, Plan
+
+NODES = [
+    Node("a", "10.0.0.1", {"head": 6379, "client": 10001, "agent": 52365}),
+    Node("b", "10.0.0.2", {"head": 6380, "client": 10002, "agent": 52366}),
+]
+RAY, JOINED = "ray.scripts.scripts", "rlprobe.frameworks.raynodes"
+
+
+class Started:
+    """What was to be started, in order; what runs instead is a line of Python for each module."""
+
+    def __init__(self) -> None:
+        self.commands: list[list[str]] = []
+        self.environments: list[dict[str, str]] = []
+        self.where: list[dict[str, Any]] = []
+        self.instead = {RAY: "import time; time.sleep(60)", JOINED: ""}
+
+    def wrap(self, argv: list[str], env: dict[str, str], *_: Any, **where: Any) -> list[str]:
+        assert argv[:2] == [sys.executable, "-m"]
+        self.commands.append(argv[2:])
+        self.environments.append(dict(env))
+        self.where.append(where)
+        return [sys.executable, "-c", self.instead[argv[2]]]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    found = Started()
+    monkeypatch.setattr("rlprobe.runs.raycluster.containers.wrap", found.wrap)
+    monkeypatch.setattr("rlprobe.runs.raycluster.slurm.cancel_steps", lambda *_: None)
+    return found
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, started: Started) -> Iterator[Cluster]:
+    plan = Plan(
+        container=ContainerSection(runtime="none"), device="cpu", env={"OWN": "1"}, declared={},
+        binds=(), job_id="7", scratch=tmp_path, resources={"GPU": 2, "CPU": 12}, timeout_s=9,
+    )  # fmt: skip
+    found = Cluster(plan, NODES)
+    for node in NODES:
+        found.start(node)
+    yield found
+    found.stop()
+
+
+def test_the_first_node_is_the_head_and_the_others_join_it(
+    cluster: Cluster, started: Started
+) -> None:
+    cluster.wait()
+    head, other, joined = started.commands
+    assert head[:2] == other[:2] == [RAY, "start"] and joined == [JOINED, "2", "--timeout=9"]
+    assert "--head" in head and "--port=6379" in head and "--num-gpus=2" in head
+    assert "--head" not in other and "--address=10.0.0.1:6379" in other
+    assert [where.get("node") for where in started.where] == ["a", "b", None]
+    # "ray start" would take it for where to join; what asks who has joined needs it
+    assert ["RAY_ADDRESS" in env for env in started.environments] == [False, False, True]
+    assert all(env["OWN"] == "1" for env in started.environments)
+
+
+def test_nodes_that_do_not_join_in_time_are_said_with_the_log(
+    cluster: Cluster, started: Started
+) -> None:
+    started.instead[JOINED] = "import sys; print('only one came'); sys.exit(1)"
+    with pytest.raises(RunError, match="fewer than 2 nodes joined Ray within 9 s") as error:
+        cluster.wait()
+    assert "only one came" in str(error.value)
+
+
+def test_a_node_that_ends_is_said_with_its_log(tmp_path: Path, started: Started) -> None:
+    started.instead |= {RAY: "print('no such device')", JOINED: "import time; time.sleep(60)"}
+    plan = Plan(
+        container=ContainerSection(runtime="none"), device="cpu", env={}, declared={}, binds=(),
+        job_id="7", scratch=tmp_path, resources={},
+    )  # fmt: skip
+    found = Cluster(plan, NODES[:1])
+    found.start(NODES[0])
+    with pytest.raises(RunError, match=r"Ray on node a ended with exit status 0(?s:.*)no such"):
+        found.wait()
