@@ -17,14 +17,13 @@ _LAYER = "layers.1."
 
 def rope(module: ModuleType) -> None:
     """Positions are turned by other angles than in training."""
-    original = module.get_rope
+    original = module.RotaryEmbeddingBase._compute_inv_freq
 
     @functools.wraps(original)
-    def get_rope(*args: Any, rope_parameters: dict[str, Any], **kwargs: Any) -> Any:
-        theta = rope_parameters["rope_theta"] * 2
-        return original(*args, rope_parameters={**rope_parameters, "rope_theta": theta}, **kwargs)
+    def _compute_inv_freq(self: Any, base: float) -> Any:
+        return original(self, base * 2)
 
-    module.get_rope = get_rope  # type: ignore[attr-defined]
+    module.RotaryEmbeddingBase._compute_inv_freq = _compute_inv_freq
 
 
 def cache(module: ModuleType) -> None:
@@ -69,7 +68,7 @@ def temperature(module: ModuleType) -> None:
 
 
 _PLANTED = {
-    "rope": ("vllm.model_executor.layers.rotary_embedding", rope),
+    "rope": ("vllm.model_executor.layers.rotary_embedding.base", rope),
     "cache": ("vllm.v1.attention.backends.cpu_attn", cache),
     "stale": ("vllm.model_executor.models.qwen2", stale),
     "temperature": ("vllm.v1.sample.sampler", temperature),
