@@ -95,3 +95,11 @@ def test_a_changed_output_is_the_modules_own_to_every_hook() -> None:
     assert torch.equal(seen[0], changed)
     assert torch.equal(changed, 2 * layer(x))
     assert "forward" not in vars(layer)
+
+
+def test_fault_files_of_earlier_versions_find_what_they_import() -> None:
+    from rlprobe.faults import patching
+    from rlprobe.selftest import patching as earlier
+
+    for name in earlier.__all__:
+        assert getattr(earlier, name) is getattr(patching, name)
