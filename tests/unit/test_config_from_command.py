@@ -144,7 +144,9 @@ def test_every_option_of_a_run_is_the_commands_or_listed(
 def test_a_recipes_entry_point_and_configuration(
     site: Path, made: Callable[..., tuple[Path, dict[str, Any]]]
 ) -> None:
-    hydra = "--config-path=conf --config-name='dapo_trainer.yaml'"
+    hydra = "--config-path=../../conf --config-name='dapo_trainer.yaml'"
+    (site / "recipe/dapo").mkdir()
+    (site / "recipe/dapo/main_dapo.py").touch()
     (site / "conf").mkdir()
     (site / "conf/dapo_trainer.yaml").write_text(
         "defaults: [ppo_trainer, _self_]\nalgorithm: {rollout_correction: {bypass_mode: true}}\n"
@@ -168,6 +170,32 @@ def test_a_recipes_entry_point_and_configuration(
     before = specs["target"].key
     (site / "conf/dapo_trainer.yaml").write_text("defaults: [ppo_trainer, _self_]\n")
     assert plan(alignment, {})["target"].key != before
+
+
+@pytest.mark.parametrize(
+    ("hydra", "entry"),
+    [
+        ("--config-path=./config --config-name=ppo_trainer", None),
+        ("--config-path=config --config-name='ppo_megatron_trainer.yaml'",
+         {"config_name": "ppo_megatron_trainer"}),
+        ("--config-name ppo_trainer", None),
+    ],
+)  # fmt: skip
+def test_verls_own_configurations_are_not_looked_for_here(
+    site: Path, made: Callable[..., tuple[Path, dict[str, Any]]], hydra: str, entry: Any
+) -> None:
+    """As verl's own examples write them: relative to its module."""
+    file, said = made(str(_script(site, hydra=hydra)))
+    assert said["alignment"].get("entry_point") == entry
+    assert main(["config", "check", str(file)]) == 0
+
+
+def test_a_configuration_beside_a_module_that_is_not_here_is_noted(
+    site: Path, made: Callable[..., tuple[Path, dict[str, Any]]]
+) -> None:
+    file, said = made(str(_script(site, "recipe.far.main", "--config-path=conf")))
+    assert any("--config-path=conf is relative to recipe.far.main" in n for n in said["notes"])
+    assert load(file).entry_point is not None
 
 
 def test_a_script_of_ones_own_is_read_for_its_hydra_configuration(

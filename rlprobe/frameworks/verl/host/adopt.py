@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,11 @@ def _entry(training: Training, found: Adopted) -> list[str]:
             value = value.strip("'\"")
             if options[option] == "config_name":
                 value = value.removesuffix(".yaml")
-            elif not Path(value).is_absolute():
-                # Hydra's own rule: relative to the file that is run
-                beside = Path(entry.get("script", "")).parent if "script" in entry else None
-                value = str((beside or training.cwd) / value)
+            else:
+                place = _configuration(value, entry, found)
+                if place is None:
+                    continue
+                value = place
             entry[options[option]] = value
         elif word.startswith("-"):
             raise UsageError(
@@ -112,9 +114,34 @@ def _entry(training: Training, found: Adopted) -> list[str]:
             raise UsageError(f"{word!r} is no override of verl's (KEY=VALUE); is a quote missing?")
         else:
             overrides.append(word)
+    if entry == {"config_name": "ppo_trainer"}:
+        entry.clear()  # what verl's own entry point takes without a word
     if entry:
         found.keys["entry_point"] = entry
     return overrides
+
+
+def _configuration(value: str, entry: dict[str, str], found: Adopted) -> str | None:
+    """Where Hydra looks for a ``--config-path``: relative to the file that is run.
+
+    Returns:
+        The whole path; None where it is the entry point's own, or lies in a module that this
+        machine does not have (then there is a note).
+    """
+    if Path(value).is_absolute():
+        return value
+    module = entry.get("module", entrypoint.MODULE)
+    source = Path(entry["script"]) if "script" in entry else entrypoint.source(module)
+    own = os.path.normpath(value) == "config"
+    if module == entrypoint.MODULE and "script" not in entry and own:
+        return None
+    if source is not None:
+        return os.path.normpath(source.parent / value)
+    found.notes.append(
+        f"--config-path={value} is relative to {module}, which is not on this machine: Hydra takes "
+        "the entry point's own unless entry_point.config_path names the directory"
+    )
+    return None
 
 
 def _key(word: str) -> str:

@@ -94,15 +94,15 @@ def _flat(section: Mapping[str, Any], above: str = "") -> Iterator[str]:
 def _hydra(spec: RunSpec) -> _Hydra:
     entry = spec.entry_point
     assert entry is not None
-    source = Path(entry.script).expanduser() if entry.script else _source(entry.module)
-    declared = _declared(source) if source is not None else _Hydra(None, None)
+    file = Path(entry.script).expanduser() if entry.script else source(entry.module)
+    declared = _declared(file) if file is not None else _Hydra(None, None)
     directory = declared.directory
     if entry.config_path is not None:
         directory = Path(entry.config_path).expanduser().absolute()
     return _Hydra(directory, entry.config_name or declared.name)
 
 
-def _source(module: str | None) -> Path | None:
+def source(module: str | None) -> Path | None:
     """A module's file, looked for without importing anything."""
     if module is None:
         return None
