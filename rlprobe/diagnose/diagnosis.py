@@ -166,7 +166,7 @@ def read(path: Path) -> Diagnosis:
     try:
         return structfile.parse(data, Diagnosis, FORMATS, str(path), renew=_renew, again=_AGAIN)
     except DocumentError as error:
-        raise DumpError(f"{path} is not a diagnosis: {error}") from error
+        raise DumpError(f"{path} is not a diagnosis: {error}; {_AGAIN}") from error
 
 
 def current(directory: Path, name: str = NAME) -> Diagnosis:

@@ -113,7 +113,7 @@ class Results:
         try:
             plan = structfile.parse(data, Plan, (FORMAT,), str(path), unmarked=FORMAT, again=_AGAIN)
         except DocumentError as error:
-            raise DumpError(f"{path} is not an alignment's plan: {error}") from error
+            raise DumpError(f"{path} is not an alignment's plan: {error}; {_AGAIN}") from error
         unknown = [s for p in plan.pairs.values() for s in p.stages if s not in stages.STAGES]
         if unknown:
             raise DumpError(f"{path}: stage {unknown[0]!r} is none")

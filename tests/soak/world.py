@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tarfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from rlprobe.store.alignments import record_alignment
 from rlprobe.store.commit import commit
 from rlprobe.store.exporting import export
 from rlprobe.store.keys import run_key
-from rlprobe.store.read import Run, keys
+from rlprobe.store.read import keys
 from rlprobe.store.repair import repair
 from tests.unit.store.conftest import declare, write_scratch
 
@@ -103,10 +104,25 @@ class World:
             "declared": self.declared,
         }
 
-    def sides(self) -> tuple[str, str]:
-        """The benchmark and the target of the results, from a place."""
-        roles = {Run.open(self.root / "store", key).manifest.role: key for key in self.kept[:-1]}
-        return f"store/runs/{roles['benchmark']}", f"store/runs/{roles['target']}"
+    @property
+    def plan(self) -> dict[str, Any]:
+        """``alignment.json`` of the results."""
+        return dict(json.loads((self.root / "results/a/alignment.json").read_text()))
+
+    def stages(self, pair: str = "target") -> list[str]:
+        """Words for the stages that the alignment compares."""
+        return _chosen(self.plan["pairs"][pair]["stages"])
+
+    def sides(self, pair: str = "target") -> tuple[str, str]:
+        """The two runs of a comparison, from a place."""
+        plan = self.plan
+        keys = [plan["runs"][plan["pairs"][pair][side]]["key"] for side in _SIDES]
+        return f"store/runs/{keys[0]}", f"store/runs/{keys[1]}"
+
+
+def _chosen(stages: Iterable[str]) -> list[str]:
+    """Words for only these stages, as the workflow asks for each."""
+    return [word for stage in stages for word in ("--stage", stage)]
 
 
 def _compare(place: Path, kept: list[str]) -> None:
@@ -125,7 +141,8 @@ def _compare(place: Path, kept: list[str]) -> None:
         for pair, sides in said["pairs"].items():
             runs = [f"store/runs/{said['runs'][sides[s]]['key']}" for s in _SIDES]
             out = f"results/a/compare/{pair}"
-            assert main(["compare", *runs, "-o", out, "--pair", pair, "--no-fail", "-q"]) == 0
+            more = ["--pair", pair, *_chosen(sides["stages"]), "--no-fail", "-q"]
+            assert main(["compare", *runs, "-o", out, *more]) == 0
         roles = said["pairs"]["target"]
         dumps = [f"store/runs/{said['runs'][roles[s]]['key']}/dump" for s in _SIDES]
         assert main(["compare", *dumps, "-o", "results/dumps", "--no-fail", "-q"]) == 0
