@@ -172,6 +172,7 @@ FAILURES = {
     "a quota": (errno.EDQUOT, "your quota there is used up"),
     "a lost file server": (errno.ESTALE, "mounted anew"),
     "a forbidden place": (errno.EACCES, "permissions changed"),
+    "no more open files": (errno.EMFILE, "ulimit -n"),
 }
 #: Cheap ones that end in one whole file, and a bundle and a store.
 SOME = ("compare", "diagnose", "report", "config check", "store export", "store import")
