@@ -244,6 +244,15 @@ def test_nobody_is_left_out(show: Open, results: Path, viewport: Any, scheme: st
     assert view.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
 
 
+def test_long_names_break_on_a_phone(show: Open, results: Path) -> None:
+    """Names of records are as long as a model is deep, and a cause is said with them."""
+    view = show(results / "report.html", viewport=PHONE).view
+    long = "Module.model.layers.1.input_layernorm." * 4 + "output.0"
+    for place in ("#first li", "#first h3", "#verdict p", "#extent p", "#stages p", "#records p"):
+        view.locator(place).first.evaluate("(one, text) => { one.textContent = text; }", long)
+        assert view.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], place
+
+
 def test_a_phone_without_scripts_still_reads_the_verdict(show: Open, results: Path) -> None:
     view = show(results / "report.html", viewport=PHONE, java_script_enabled=False).view
     assert view.inner_text("#h-verdict").startswith("Diverged")
