@@ -321,12 +321,12 @@ def _and_after(diagnosis: Diagnosis, after: Substituted) -> Diagnosis:
     """The diagnosis with what is left when the suspect's outputs are the benchmark's."""
     cause = diagnosis.cause
     assert cause is not None
-    told = msgspec.structs.replace(cause, evidence=[*cause.evidence, after.said])
+    fuller = msgspec.structs.replace(cause, evidence=[*cause.evidence, after.said])
     text = diagnosis.sentence
     if after.agrees is False:
         where = after.next_module or after.next_record
         text += f" There is a second difference in {after.stage}, at {where}."
-    return msgspec.structs.replace(diagnosis, cause=told, sentence=text)
+    return msgspec.structs.replace(diagnosis, cause=fuller, sentence=text)
 
 
 def sharpen(diagnosis: Diagnosis, refined: Refined, keys: tuple[str, str]) -> Diagnosis:
@@ -379,8 +379,8 @@ def awaited(diagnosis: Diagnosis, plan: Plan) -> Diagnosis:
         f"benchmark's are to be made at its own site with `{plan.elsewhere}`; then here "
         f"`{plan.afterwards}`"
     )
-    told = msgspec.structs.replace(cause, evidence=[*cause.evidence, said])
-    return msgspec.structs.replace(diagnosis, cause=told)
+    fuller = msgspec.structs.replace(cause, evidence=[*cause.evidence, said])
+    return msgspec.structs.replace(diagnosis, cause=fuller)
 
 
 #: Observed, but no more than that operators differ: a law that the numbers obey says more.

@@ -55,7 +55,7 @@ class LogHandler(LogHandlerBase):
                 self._plain.emit(record)
             return
         try:
-            for line in self._lines.told(record.levelno, record.getMessage(), record.__dict__):
+            for line in self._lines.of(record.levelno, record.getMessage(), record.__dict__):
                 sys.stderr.write(f"{line}\n")
             sys.stderr.flush()
         except Exception:  # noqa: BLE001 - as logging has it: said, and no end of what is told
@@ -118,7 +118,7 @@ class Lines:
         self._finished: list[tuple[_Job, float]] = []
         self._interrupted = False
 
-    def told(self, level: int, text: str, facts: Mapping[str, Any]) -> list[str]:
+    def of(self, level: int, text: str, facts: Mapping[str, Any]) -> list[str]:
         """What a log record says to somebody who waits.
 
         Args:

@@ -23,12 +23,12 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
 def begin(lines: Lines, number: int, rule: str, message: str, **facts: Any) -> list[str]:
     info = {"event": "job_info", "jobid": number, "rule_name": rule, "rule_msg": message,
             "output": ["made"], **facts}  # fmt: skip
-    return lines.told(logging.INFO, "", info)
+    return lines.of(logging.INFO, "", info)
 
 
 def finish(lines: Lines, number: int, done: int, total: int) -> list[str]:
-    assert lines.told(logging.INFO, "", {"event": "job_finished", "job_id": number}) == []
-    return lines.told(logging.INFO, "", {"event": "progress", "done": done, "total": total})
+    assert lines.of(logging.INFO, "", {"event": "job_finished", "job_id": number}) == []
+    return lines.of(logging.INFO, "", {"event": "progress", "done": done, "total": total})
 
 
 def test_a_job_is_one_line_when_it_is_done(lines: Lines) -> None:
@@ -46,7 +46,7 @@ def test_a_training_says_that_it_begins(lines: Lines) -> None:
 def test_jobs_that_end_together_are_numbered_in_turn(lines: Lines) -> None:
     begin(lines, 1, "compare", "one")
     begin(lines, 2, "compare", "two")
-    lines.told(logging.INFO, "", {"event": "job_finished", "job_id": 1})
+    lines.of(logging.INFO, "", {"event": "job_finished", "job_id": 1})
     assert [line.split("]")[0] for line in finish(lines, 2, 5, 9)] == ["[4/9", "[5/9"]
 
 
@@ -71,7 +71,7 @@ def test_a_failure_says_why_and_where_its_log_is(lines: Lines, tmp_path: Path) -
     log = tmp_path / "compare.log"
     log.write_text("reading\nrlprobe: error: store/runs/x is damaged\nrun `rlprobe store verify`\n")
     begin(lines, 7, "compare", "compare target: actor_update")
-    failed = lines.told(
+    failed = lines.of(
         logging.ERROR, "Error in rule compare",
         {"event": "job_error", "jobid": 7, "rule_name": "compare",
          "log": [f"{log} (check log file(s) for error details)"]},
@@ -85,19 +85,17 @@ def test_a_failure_says_why_and_where_its_log_is(lines: Lines, tmp_path: Path) -
 
 def test_what_ends_after_ctrl_c_has_not_failed(lines: Lines) -> None:
     begin(lines, 7, "compare", "compare target")
-    assert (
-        lines.told(logging.WARNING, "Terminating processes on user request, this might", {}) == []
-    )
+    assert lines.of(logging.WARNING, "Terminating processes on user request, this might", {}) == []
     told = {"event": "job_error", "jobid": 7, "rule_name": "compare", "log": []}
-    assert lines.told(logging.ERROR, "Error in rule compare", told) == []
-    assert lines.told(logging.ERROR, "RuleException:\nCalledProcessError", {}) == []
+    assert lines.of(logging.ERROR, "Error in rule compare", told) == []
+    assert lines.of(logging.ERROR, "RuleException:\nCalledProcessError", {}) == []
 
 
 def test_a_training_that_failed_has_said_why_itself(lines: Lines, tmp_path: Path) -> None:
     log = tmp_path / "target.log"
     log.write_text("a thousand lines of a framework\n")
     begin(lines, 7, "run_target", "target: verl on cpu")
-    failed = lines.told(
+    failed = lines.of(
         logging.ERROR, "", {"event": "job_error", "jobid": 7, "rule_name": "run_target",
                             "log": [str(log)]},
     )  # fmt: skip
@@ -119,7 +117,7 @@ def test_a_training_that_failed_has_said_why_itself(lines: Lines, tmp_path: Path
 def test_of_snakemakes_own_words_those_that_matter_are_kept(
     lines: Lines, level: int, text: str, shown: list[str]
 ) -> None:
-    assert lines.told(level, text, {}) == shown
+    assert lines.of(level, text, {}) == shown
 
 
 @pytest.mark.parametrize(
