@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
 from rlprobe.cli import main
@@ -180,3 +183,43 @@ def test_what_is_no_file_of_metrics_is_refused_in_a_sentence(
     assert main(["curves", good[0], str(tmp_path / "none"), "--perturbed", *good[1:]]) == 1
     assert main(["curves", good[0], good[1], "--perturbed", good[2]]) == 2
     assert main(["curves", good[0], good[1], "--perturbed", good[2], good[2]]) == 2
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, Table]:
+    """Twenty real steps (tests/unit/curves)."""
+    rows = pl.read_parquet(Path(__file__).parent / "curves" / "twenty_steps.parquet")
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for run, metric, step, value in rows.iter_rows():
+        found.setdefault(run, {}).setdefault(metric, {})[step] = value
+    return dict(found)
+
+
+CONTROLS = ("perturbed1", "perturbed2", "perturbed3")
+
+
+def of_real_runs(
+    recorded: dict[str, Table], target: str, controls: Sequence[str] = CONTROLS
+) -> list[Curve]:
+    further = [recorded[name] for name in controls]
+    return curves.judge(
+        recorded["benchmark"], recorded[target], further, Rounding(1e-5, 128), curves.FINE
+    )
+
+
+@pytest.mark.parametrize("controls", [CONTROLS, *itertools.combinations(CONTROLS, 2)])
+def test_real_curves_of_a_correct_device_stay_and_of_a_fault_leave(
+    recorded: dict[str, Table], controls: tuple[str, ...]
+) -> None:
+    clean = of_real_runs(recorded, "other_kernels", controls)
+    assert {curve.verdict for curve in clean} == {WITHIN} and len(clean) > 50
+    late = [c for c in of_real_runs(recorded, "late_decay", controls) if c.verdict == LEFT]
+    assert min(curve.step or 0 for curve in late) == 6, "the update of step 5 shows in step 6"
+    assert {"actor/entropy", "actor/grad_norm"} <= {c.metric for c in late if c.step == 6}
+
+
+def test_a_real_control_stays_within_what_the_others_show(recorded: dict[str, Table]) -> None:
+    for left_out in CONTROLS:
+        others = [name for name in CONTROLS if name != left_out]
+        found = of_real_runs(recorded, left_out, others)
+        assert [c.metric for c in found if c.verdict == LEFT] == []
