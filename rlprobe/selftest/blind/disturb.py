@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from rlprobe.judge.roundoff import UNIT
 from rlprobe.selftest.blind.quantities import (
     CONTRADICTION,
     DTYPE,
@@ -46,7 +47,7 @@ def content(run: Path, quantity: Quantity, way: str) -> bytes | None:
     if quantity.kind == RECORD:
         return _record(data, quantity, way)
     if quantity.kind == KEY_DATA:
-        return None if way == MISSING else _array(data, way)
+        return None if way == MISSING else _array(data, way, quantity.floor or 0.0)
     if quantity.kind == METRIC:
         return _metric(data, quantity, way)
     if quantity.kind == PROOF:
@@ -82,7 +83,10 @@ def _record(data: bytes, quantity: Quantity, way: str) -> bytes:
 
 
 def _moved(row: dict[str, Any], quantity: Quantity, way: str) -> dict[str, Any]:
-    factor = {NAN: float("nan"), ZERO: 0.0}.get(way, 1.0 + _size(quantity))
+    size = _size(quantity)
+    if way == CONTRADICTION:  # a statistic cannot say less than its own format resolves
+        size = max(size, TIMES * UNIT.get(str(row["dtype"]), 0.0))
+    factor = {NAN: float("nan"), ZERO: 0.0}.get(way, 1.0 + size)
     found: dict[str, Any] = {
         name: row[name] * factor for name in _STATISTICS if row[name] is not None
     }
@@ -110,7 +114,7 @@ def _size(quantity: Quantity) -> float:
     return TIMES * floor if floor is not None and floor > 0 else MOVED
 
 
-def _array(data: bytes, way: str) -> bytes:
+def _array(data: bytes, way: str, floor: float) -> bytes:
     values = np.load(io.BytesIO(data), allow_pickle=False)
     if not values.size:
         raise UnchangedError
@@ -118,8 +122,11 @@ def _array(data: bytes, way: str) -> bytes:
         return _saved(values.astype(_OTHER.get(values.dtype.name, "float64")))
     if way == SINGLE:
         new = values.copy().reshape(-1)
-        at = int(np.argmax(np.abs(new.astype(np.float64))))
-        new[at : at + 1] = _changed(new[at : at + 1])
+        wide = np.nan_to_num(new.astype(np.float64))
+        at = int(np.argmax(np.abs(wide)))
+        # relative to all values of the name, of which these may be a quarter
+        whole = 2.0 * TIMES * floor * float(np.linalg.norm(wide))
+        new[at : at + 1] = _changed(new[at : at + 1], whole / (abs(wide[at]) or 1.0))
         new = new.reshape(values.shape)
     elif way == ZERO:
         new = np.zeros_like(values)
@@ -128,7 +135,7 @@ def _array(data: bytes, way: str) -> bytes:
             raise UnchangedError
         new = np.full_like(values, np.nan)
     else:
-        new = _changed(values)
+        new = _changed(values, 2.0 * TIMES * floor)
     if np.array_equal(new, values, equal_nan=np.issubdtype(values.dtype, np.floating)):
         raise UnchangedError
     return _saved(new)
@@ -138,9 +145,9 @@ def _array(data: bytes, way: str) -> bytes:
 _OTHER = {"float64": "float32"}
 
 
-def _changed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _changed(values: npt.NDArray[Any], by: float) -> npt.NDArray[Any]:
     if np.issubdtype(values.dtype, np.floating):
-        return np.asarray((values * (1.0 + MOVED)).astype(values.dtype))
+        return np.asarray((values * (1.0 + max(MOVED, by))).astype(values.dtype))
     return np.asarray(values ^ True if values.dtype == bool else values + 1)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import polars as pl
 from msgspec import structs
 
 from rlprobe.compare import sides
@@ -18,6 +19,7 @@ from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.diagnose.run import diagnose
 from rlprobe.dumps import results as tables
 from rlprobe.errors import NotComparableError, RlprobeError
+from rlprobe.judge import tables
 from rlprobe.judge.inputs import NAME as PLAN
 from rlprobe.judge.inputs import Results, save
 from rlprobe.roles import BENCHMARK, TARGET
@@ -95,6 +97,22 @@ class Laboratory:
                 return self.judged()
             except RlprobeError as error:
                 return str(error)
+
+    def floor(self, quantity: Quantity) -> float | None:
+        """A record's floor in what was judged last; None where it has none.
+
+        What was equal on both sides is held against more once it differs.
+        """
+        if quantity.record is None or quantity.stage is None:
+            return None
+        step, rank, name = quantity.record
+        table = tables.read_table(Results.open(self.results), quantity.stage).filter(
+            (pl.col("step") == step)
+            & (pl.coalesce("rank_target", "rank") == rank)
+            & (pl.coalesce("name_target", "name") == name)
+        )
+        found = table.get_column("floor").max()
+        return float(found) if isinstance(found, float) else None
 
     @contextmanager
     def _changed(self, quantity: Quantity, way: str, data: bytes | None) -> Iterator[None]:

@@ -59,6 +59,8 @@ class Quantity:
     floor: float | None
     #: Why the baseline says that it is not judged; None where it is.
     declared: str | None
+    #: Step, rank and name of a record.
+    record: tuple[int, int, str] | None = None
 
 
 def of(
@@ -114,22 +116,24 @@ def _records(results: Results, target: Run, stage: str) -> Iterator[Quantity]:
         yield Quantity(
             RECORD, stage, f"records/{stage}.parquet", row["_row"], group,
             f"{row['name']} (step {row['step']}, rank {row['rank']})", row["floor"],
-            row["declared"],
+            row["declared"], (row["step"], row["rank"], row["name"]),
         )  # fmt: skip
 
 
 def _key_data(results: Results, target: Run) -> Iterator[Quantity]:
     declared: dict[tuple[str, int], str | None] = {}
     held: set[tuple[str, int]] = set()
+    floors: dict[tuple[str, int], float | None] = {}
     passes: dict[str, int | None] = {}
     for stage in results.stages():
         table = tables.read_table(results, stage).filter(pl.col("slot") == tables.KEY_DATA)
-        for name, step, judged, why in table.select(
-            "name", "step", "judged", "unjudged_because"
+        for name, step, judged, why, floor in table.select(
+            "name", "step", "judged", "unjudged_because", "floor"
         ).iter_rows():
             declared[name, step] = None if judged else why
             if judged:
                 held.add((name, step))
+                floors[name, step] = floor
         passes[stage] = tables.before_update(results, stage)
     for file in target.manifest.files:
         parts = Path(file.path).parts
@@ -144,7 +148,8 @@ def _key_data(results: Results, target: Run) -> Iterator[Quantity]:
         if (name, step) in held and early is not None and micro < early:
             why = None  # judged, though later micro-batches of the name are not
         group = (KEY_DATA, stage or "", name, str(micro), str(step), "")
-        yield Quantity(KEY_DATA, stage, file.path, None, group, file.path, None, why)
+        floor = floors.get((name, step))
+        yield Quantity(KEY_DATA, stage, file.path, None, group, file.path, floor, why)
 
 
 def _metrics(target: Run, extents: Extents, curves: Sequence[Curve]) -> Iterator[Quantity]:
