@@ -302,13 +302,18 @@ def _gradient_norms(evidence: Evidence) -> list[Said]:
 
 
 def _gradients_floor(evidence: Evidence) -> float:
-    """The widest floor of any gradient of the step: a norm is as far apart as what it is of."""
-    slots = ["grad", "grad_reduced", "grad_clipped"]
-    floors = [
-        finding.stage.rows.filter(pl.col("slot").is_in(slots)).get_column("floor").max()
-        for finding in evidence.step.findings.values()
-    ]
-    return max([_NORM, *(float(floor) for floor in floors if isinstance(floor, float))])
+    """The floor of a norm of all gradients: of each as much as it carries of the whole."""
+    found = [_NORM]
+    for finding in evidence.step.findings.values():
+        rows = finding.stage.rows.filter(
+            pl.col("slot").is_in(["grad", "grad_reduced"]) & pl.col("floor").is_finite()
+        )
+        for slot in rows.partition_by("slot", "update" if "update" in rows.columns else "slot"):
+            norms, floors = (slot.get_column(c).to_numpy() for c in ("norm_benchmark", "floor"))
+            whole = float(np.sqrt(np.nansum(norms**2)))
+            if whole > 0:
+                found.append(float(np.sqrt(np.nansum((norms * floors) ** 2))) / whole)
+    return max(found)
 
 
 def _norms(run: Run, step: int) -> dict[str, np.floating[Any]]:

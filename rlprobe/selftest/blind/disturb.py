@@ -31,6 +31,9 @@ from rlprobe.selftest.blind.quantities import (
 #: Times its floor that a number is moved by; and relative, where it has no floor.
 TIMES, MOVED = 10.0, 0.1
 _STATISTICS = ("max", "min", "mean", "norm")
+_ENDS = ("max", "min")
+#: Of fp32 and bf16.
+_LARGEST = 3.4028234663852886e38
 
 
 class UnchangedError(Exception):
@@ -87,6 +90,8 @@ def _moved(row: dict[str, Any], quantity: Quantity, way: str) -> dict[str, Any]:
     if way == CONTRADICTION:  # a statistic cannot say less than its own format resolves
         size = max(size, TIMES * UNIT.get(str(row["dtype"]), 0.0))
     factor = {NAN: float("nan"), ZERO: 0.0}.get(way, 1.0 + size)
+    if any(abs(row[name] or 0.0) * factor > _LARGEST >= abs(row[name] or 0.0) for name in _ENDS):
+        factor = 1.0 / factor  # no format that is recorded holds more: a mask that says never
     found: dict[str, Any] = {
         name: row[name] * factor for name in _STATISTICS if row[name] is not None
     }

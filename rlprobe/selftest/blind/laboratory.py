@@ -19,7 +19,7 @@ from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.diagnose.run import diagnose
 from rlprobe.dumps import results as tables
 from rlprobe.errors import NotComparableError, RlprobeError
-from rlprobe.judge import tables
+from rlprobe.judge import tables as judged_tables
 from rlprobe.judge.inputs import NAME as PLAN
 from rlprobe.judge.inputs import Results, save
 from rlprobe.roles import BENCHMARK, TARGET
@@ -106,7 +106,7 @@ class Laboratory:
         if quantity.record is None or quantity.stage is None:
             return None
         step, rank, name = quantity.record
-        table = tables.read_table(Results.open(self.results), quantity.stage).filter(
+        table = judged_tables.read_table(Results.open(self.results), quantity.stage).filter(
             (pl.col("step") == step)
             & (pl.coalesce("rank_target", "rank") == rank)
             & (pl.coalesce("name_target", "name") == name)
