@@ -15,7 +15,7 @@ from rlprobe.judge import extent, tables
 from rlprobe.judge.curves import Curve
 from rlprobe.judge.extent import Extents
 from rlprobe.judge.inputs import Results
-from rlprobe.judge.reasons import LATER_STEP
+from rlprobe.judge.reasons import LATER_STEP, MASKED_VALUE
 from rlprobe.store.read import Run
 
 RECORD, KEY_DATA, METRIC, WEIGHT, PROOF = "record", "key_data", "metric", "weight", "proof"
@@ -32,6 +32,8 @@ TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION, SINGLE = (
     "contradiction",
     "single",
 )
+#: The largest number that an additive mask says "never" with.
+_NEVER = -1e4
 WAYS: dict[str, tuple[str, ...]] = {
     RECORD: (TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION),
     KEY_DATA: (TEN_FLOORS, NAN, ZERO, DTYPE, MISSING, SINGLE),
@@ -107,7 +109,7 @@ def _records(results: Results, target: Run, stage: str) -> Iterator[Quantity]:
         ),
     ).unique(keys, keep="first")
     rows = pl.read_parquet(target.records(stage)).with_row_index("_row")
-    joined = rows.select("_row", *keys, "slot", "direction", "call").join(
+    joined = rows.select("_row", *keys, "slot", "direction", "call", says_never=_says_never()).join(
         known, on=keys, how="left", maintain_order="left"
     )
     for row in joined.iter_rows(named=True):
@@ -116,8 +118,15 @@ def _records(results: Results, target: Run, stage: str) -> Iterator[Quantity]:
         yield Quantity(
             RECORD, stage, f"records/{stage}.parquet", row["_row"], group,
             f"{row['name']} (step {row['step']}, rank {row['rank']})", row["floor"],
-            row["declared"], (row["step"], row["rank"], row["name"]),
+            row["declared"] or (MASKED_VALUE if row["says_never"] else None),
+            (row["step"], row["rank"], row["name"]),
         )  # fmt: skip
+
+
+def _says_never() -> pl.Expr:
+    """Of an additive mask: what it says "never" with may be any such number."""
+    mask = pl.col("index").str.contains("mask").fill_null(False)
+    return mask & (pl.col("min") <= _NEVER).fill_null(False)
 
 
 def _key_data(results: Results, target: Run) -> Iterator[Quantity]:
