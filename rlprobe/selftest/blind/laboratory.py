@@ -18,7 +18,7 @@ from rlprobe.compare.compare import Options, compare
 from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.diagnose.run import diagnose
 from rlprobe.dumps import results as tables
-from rlprobe.errors import NotComparableError, RlprobeError
+from rlprobe.errors import NotComparableError, RlprobeError, UsageError
 from rlprobe.judge import tables as judged_tables
 from rlprobe.judge.inputs import NAME as PLAN
 from rlprobe.judge.inputs import Results, save
@@ -82,6 +82,30 @@ class Laboratory:
     def judged(self) -> Diagnosis:
         """The copy as it stands."""
         return diagnose(self.results)
+
+    def require_neutral(self, before: Diagnosis) -> None:
+        """Make sure that it is the disturbance that is noticed, and not that the copy was touched.
+
+        Args:
+            before: of the copy as it stands.
+
+        Raises:
+            UsageError: it is judged otherwise once nothing but a note in its manifest has changed.
+        """
+        noted = {**self._manifest.volatile, "blind": True}
+        touched = self._manifest.model_copy(update={"volatile": noted})
+        self._replace(self.target / MANIFEST, touched.to_bytes())
+        try:
+            after = self.judged()
+        except RlprobeError as error:
+            raise UsageError(f"a copy of {self._found.directory} is not judged: {error}") from error
+        finally:
+            self._replace(self.target / MANIFEST, self._manifest.to_bytes())
+        if (after.verdict, after.gate) != (before.verdict, before.gate):
+            raise UsageError(
+                f"a copy of {self._found.directory} is judged otherwise where nothing that was "
+                "recorded has changed: no disturbance would tell"
+            )
 
     def with_disturbed(self, quantity: Quantity, way: str) -> Diagnosis | str:
         """The diagnosis with one quantity disturbed, or the error that it ended in.

@@ -54,6 +54,7 @@ def disturbed(results: Path, directory: Path, count: int | None, seed: int = 1) 
             f"{results}: the verdict is {before.verdict}; only an alignment that is aligned can be "
             "disturbed, since the verdict must change"
         )
+    laboratory.require_neutral(before)
     copy = Results.open(laboratory.results)
     found = quantities.of(copy, require(copy, TARGET), before.extent, before.curves)
     chosen = quantities.sample(found, count, seed)

@@ -12,6 +12,7 @@ import pytest
 from rlprobe.cli import main
 from rlprobe.errors import UsageError
 from rlprobe.selftest.blind import quantities, run, score
+from rlprobe.selftest.blind.laboratory import Laboratory
 from tests.unit.diagnose.conftest import Alignment, aligner
 from tests.unit.diagnose.planted import FORWARD
 from tests.unit.diagnose.transformer import Device
@@ -94,3 +95,12 @@ def test_only_a_zero_for_what_is_no_more_than_round_off_is_below_its_floor() -> 
     assert not quantities.is_below(some, quantities.NAN)
     for floor in (None, 0.5):
         assert not quantities.is_below(dataclasses.replace(some, floor=floor), quantities.ZERO)
+
+
+def test_a_laboratory_that_would_notice_nothing_but_itself_is_refused(
+    aligned: Alignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every disturbance would seem noticed where comparisons are bound to the run as it was."""
+    monkeypatch.setattr(Laboratory, "_of_no_run", lambda _: None)
+    with pytest.raises(UsageError, match="compare again"):
+        run.disturbed(aligned.results, tmp_path / "laboratory", 1)
