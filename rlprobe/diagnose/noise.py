@@ -31,7 +31,6 @@ def of(results: Results, steps: Sequence[Step], diverged: Finding | None) -> Val
         "floor": "max(repeats' difference, round-off bound of dtype, depth and reduction length)",
         "safety": noise.SAFETY,
         "repeat_factor": REPEAT_FACTOR,
-        "false_alarm_rate": noise.FALSE_ALARM_RATE,
         "controls": controls,
         "stages": {name: _of_stage(found) for name, found in findings.items()},
     }
