@@ -282,6 +282,17 @@ def test_what_makes_no_alignment_is_said(
     assert said in capsys.readouterr().err
 
 
+def test_a_script_that_asks_for_something_says_so(site: Path, capsys: Any) -> None:
+    script = site / "run.sh"
+    script.write_text(
+        '[ -n "$BASE_FOLDER" ] || { echo "BASE_FOLDER is not set"; exit 3; }\n'
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=models/qwen\n"
+    )
+    assert main(["config", "from-command", "--framework-version", "0.9.1", str(script)]) == 2
+    said = capsys.readouterr().err
+    assert "ended with status 3, and wrote last: BASE_FOLDER is not set" in said
+
+
 def test_a_model_on_a_hub_is_pointed_out(
     site: Path, made: Callable[..., tuple[Path, dict[str, Any]]]
 ) -> None:

@@ -114,6 +114,28 @@ for lr in 1e-5 1e-6; do python3 sweep.py lr=$lr; done
     assert kept.read_text() == "an older run's\n"
 
 
+def test_what_a_script_asks_decides(tmp_path: Path) -> None:
+    """Tests of every form, true and false: of files, of variables, of what is not set."""
+    found = _traced(
+        tmp_path,
+        """
+[ -d /etc ] && python3 yes.py 1
+[ -d /no/such/place ] && python3 no.py 1
+[ -z "$UNSET" ] || python3 no.py 2
+test -n "$UNSET" && python3 no.py 3
+[[ -n $HOME && -d /etc ]] && python3 yes.py 2
+if [ "${1:-}" = fast ]; then python3 yes.py 3; else python3 no.py 4; fi
+case $1 in f*) python3 yes.py 4 ;; *) python3 no.py 5 ;; esac
+(( 3 > 2 )) && python3 yes.py 5
+while [ ${n:-0} -lt 2 ]; do n=$((${n:-0} + 1)); python3 yes.py loop $n; done
+""",
+        "fast",
+    )
+    argv = [" ".join(command.argv[1:]) for command in found]
+    assert argv == ["yes.py 1", "yes.py 2", "yes.py 3", "yes.py 4", "yes.py 5",
+                    "yes.py loop 1", "yes.py loop 2"]  # fmt: skip
+
+
 def test_a_scripts_arguments_are_its_own(tmp_path: Path) -> None:
     found = _traced(tmp_path, 'python3 train.py "$@" n=$#\n', "a b", "c")
     assert found[0].argv == ("python3", "train.py", "a b", "c", "n=2")

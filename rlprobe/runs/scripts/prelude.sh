@@ -12,6 +12,8 @@ __rlp_at() {
   if [[ $__rlp_text =~ ^[A-Za-z_][A-Za-z0-9_]*\+?=[^[:space:]]*$ ]]; then return 0; fi
   eval "$("$RLPROBE_TRACE_PYTHON" -I -S "$RLPROBE_TRACE_WORDS" "$__rlp_text")"
   if [[ -z $__rlp_w ]]; then return 0; fi
+  # a test, which in an array's brackets would be read as a subscript
+  if [[ $__rlp_f == "[" ]]; then return "$__rlp_r"; fi
   eval "__rlp_first=( $__rlp_f )" 2>/dev/null || return 1
   case $(type -t -- "${__rlp_first[0]}") in
   function | keyword)

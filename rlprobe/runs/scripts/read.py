@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlprobe.runs.scripts import trace, training
 from rlprobe.runs.scripts.draft import Draft, draft
-from rlprobe.runs.scripts.trace import Command
+from rlprobe.runs.scripts.trace import Command, Script
 
 
 def draft_of(
@@ -29,16 +29,28 @@ def draft_of(
     """
     script = _script(words)
     if script is None:
-        commands = [Command(tuple(words), str(Path.cwd()), {})]
+        found = training.find([Command(tuple(words), str(Path.cwd()), {})])
     else:
-        commands = trace.commands(script)
-    found = training.find(commands)
+        traced = trace.read(script)
+        found = training.find(traced.commands, _ended(traced))
     if name is None:
         source = script[0] if script is not None else found.entry[-1].rpartition(".")[2]
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-._") or "alignment"
     if version is None:
         version = _installed(found.framework)
     return draft(found, name=name, version=version, benchmark=benchmark, target=target)
+
+
+def _ended(traced: Script) -> str:
+    """Why a script may have come to no training, as far as it says."""
+    if traced.status == 0:
+        return ""
+    last = f", and wrote last: {traced.last}" if traced.last else ""
+    how = "did not end" if traced.status is None else f"ended with status {traced.status}"
+    return (
+        f". The script {how}{last}. Give it the variables and arguments that it asks for, as when "
+        "it trains"
+    )
 
 
 def _script(words: Sequence[str]) -> list[str] | None:

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rlprobe.errors import UsageError
 from rlprobe.runs.scripts import note
@@ -41,12 +42,28 @@ class Command:
     environment: Mapping[str, str]
 
 
-def commands(
+@dataclass(frozen=True)
+class Script:
+    """What a script would have run, and how it ended."""
+
+    commands: list[Command]
+    #: None where it was still going when its time was up.
+    status: int | None
+    #: The last line that it wrote itself.
+    last: str
+
+
+def commands(script: Sequence[str], **options: Any) -> list[Command]:
+    """The commands of :func:`read`."""
+    return read(script, **options).commands
+
+
+def read(
     script: Sequence[str],
     environ: Mapping[str, str] = os.environ,
     *,
     timeout_s: float = _TIMEOUT_S,
-) -> list[Command]:
+) -> Script:
     """What a script would run, in order.
 
     Args:
@@ -68,7 +85,7 @@ def commands(
             found = shutil.which(name)
             if found is not None:
                 (programs / name).symlink_to(found)
-        out = Path(temporary, "commands.jsonl")
+        out, said = Path(temporary, "commands.jsonl"), Path(temporary, "said")
         out.touch()
         ours = {
             "BASH_ENV": str(_HERE / "prelude.sh"),
@@ -80,21 +97,26 @@ def commands(
             f"{note.OWN}HARMLESS": " ".join(HARMLESS),
             f"{note.OWN}OUT": str(out),
         }
-        child = subprocess.Popen(
-            [bash, *script],
-            env={**environ, **ours},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            child.wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, 9)
-            child.wait()
+        with said.open("wb") as output:
+            child = subprocess.Popen(
+                [bash, *script],
+                env={**environ, **ours},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            status: int | None
+            try:
+                status = child.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, 9)
+                child.wait()
+                status = None
         lines = out.read_text(encoding="utf-8").splitlines()
-    return [_command(json.loads(line), environ) for line in lines]
+        words = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    noted = [_command(json.loads(line), environ) for line in lines]
+    return Script(noted, status, words[-1][:200] if words else "")
 
 
 def _require_shell(script: Path) -> None:

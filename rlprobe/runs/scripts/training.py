@@ -20,8 +20,12 @@ _VERL = "verl.trainer.main_ppo"
 _WITH_VALUE = ("-W", "-X")
 
 
-def find(commands: Sequence[Command]) -> Training:
+def find(commands: Sequence[Command], ended: str = "") -> Training:
     """The one command that starts verl or slime.
+
+    Args:
+        commands: as they would be run.
+        ended: how the script that runs them ended, for the message where there is none.
 
     Raises:
         UsageError: there is none, or several; they are listed.
@@ -34,6 +38,7 @@ def find(commands: Sequence[Command]) -> Training:
             "no training of verl or slime was found: neither a module verl.trainer…, nor options "
             "actor_rollout_ref.…, nor slime's train.py with --hf-checkpoint. Commands seen: "
             + (seen or "none")
+            + ended
         )
     if len(distinct) > 1:
         listed = "; ".join(shlex.join([*t.entry, *t.arguments[:2]]) + " …" for t in distinct)
