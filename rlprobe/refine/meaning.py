@@ -28,12 +28,13 @@ _WORDS: tuple[tuple[str, str], ...] = (
 _MOVES = frozenset({
     "roll", "flip", "fliplr", "flipud", "index_select", "index", "gather", "permute", "transpose",
     "t", "cat", "stack", "slice", "select", "split", "split_with_sizes", "chunk", "unbind",
-    "take_along_dim", "rot90", "narrow", "repeat", "expand", "repeat_interleave",
+    "take_along_dim", "rot90", "narrow", "repeat", "repeat_interleave",
 })  # fmt: skip
 _VIEWS = frozenset({
     "view", "_unsafe_view", "reshape", "clone", "contiguous", "unsqueeze", "squeeze", "copy",
     "empty_like", "as_strided", "flatten", "unflatten", "empty", "_reshape_alias", "view_as",
-    "arange", "lift_fresh", "sym_size",
+    "arange", "lift_fresh", "sym_size", "expand", "values", "_nested_get_values",
+    "_nested_view_from_jagged", "_nested_view_from_buffer",
 })  # fmt: skip
 #: Make constants, which have no effect but through what uses them.
 _MAKES = frozenset({
@@ -69,7 +70,7 @@ def of_scalar(op: Operator, argument: str) -> str:
         return "mask"
     if argument in ("dtype", "other_dtype"):
         return "rounding_order"
-    if plain(op) in _MOVES and argument in ("shifts", "dims", "dim", "start", "end", "index"):
+    if plain(op) in _MOVES | {"expand"}:
         return "layout"
     return of_name(argument) or "hyperparameter"
 
@@ -83,14 +84,21 @@ def is_mask(value: Value) -> bool:
     return low <= _MASKED and high <= 0.0
 
 
-def of_operators(operators: Sequence[Operator]) -> str:
-    """The cause class of operators that only one side ran."""
+def of_operators(operators: Sequence[Operator], around: bool = False) -> str:
+    """The cause class of operators that only one side ran.
+
+    Args:
+        operators: a stretch of them.
+        around: they surround the model, where whole numbers are labels and truth values masks.
+    """
     working = [op for op in operators if plain(op) not in _VIEWS | _MAKES]
     names = {plain(op) for op in working}
     if not names:
         return "implementation"
     if names & _RANDOM:
         return "nondeterministic"
+    if around and all(_is_whole(value) for op in working for value in op.outputs):
+        return "label_or_mask_shift"
     if names <= _CASTS:
         shorter = any(_unit(v) > min(map(_unit, op.inputs), default=1.0)
                       for op in working for v in op.outputs)  # fmt: skip
@@ -103,10 +111,13 @@ def of_operators(operators: Sequence[Operator]) -> str:
         return "mask"
     if names == {"add"} and any(is_mask(v) for op in working for v in op.inputs):
         return "mask"
-    if names <= _MOVES and not any(v.dtype.startswith("torch.int") for op in working
-                                   for v in op.outputs):  # fmt: skip
+    if names <= _MOVES and not any(_is_whole(v) for op in working for v in op.outputs):
         return "layout"
     return "implementation"
+
+
+def _is_whole(value: Value) -> bool:
+    return value.dtype.startswith(("torch.int", "torch.uint", "torch.bool"))
 
 
 def _by_number(op: Operator) -> bool:

@@ -66,7 +66,7 @@ def observe(benchmark: Trace, target: Trace) -> Observed:
         if len(found.differences) >= _MOST:
             break
         if isinstance(step, Apart):
-            found.differences.append(_apart(step))
+            found.differences.append(_apart(step, target.kind == "outputs"))
         else:
             found.differences += _both(step, sides[1])
     return found
@@ -107,7 +107,7 @@ def _way(operators: list[Operator], forward: bool) -> list[Operator]:
     return [op for op in operators if (op.direction == "forward") is forward]
 
 
-def _apart(step: Apart) -> Difference:
+def _apart(step: Apart, around: bool) -> Difference:
     lone = [side for side in (step.benchmark, step.target) if _working(side)]
     if len(lone) == 1:
         who = "target" if step.target and lone[0] is step.target else "benchmark"
@@ -118,7 +118,7 @@ def _apart(step: Apart) -> Difference:
             operators=_listed(lone[0]),
             other=of_side(other),
         )
-        cause = meaning.of_operators(lone[0])
+        cause = meaning.of_operators(lone[0], around)
     elif not lone:
         cause = "implementation"
         said = say(
@@ -175,7 +175,8 @@ def _both(step: Both, after: list[Operator]) -> list[Difference]:
     found = _formats(b, t, changed)
     found += _scalars(b, t, changed, after)
     found += _given(b, t, changed)
-    if not found and _changed(b, t, given, given):
+    views = meaning.plain(t) in meaning._VIEWS
+    if not found and not views and _changed(b, t, given, given):
         found.append(
             Difference(
                 "implementation",
@@ -193,9 +194,9 @@ def _both(step: Both, after: list[Operator]) -> list[Difference]:
 
 
 def _inputs_differ(b: Operator, t: Operator) -> float:
-    """Largest difference of their inputs; infinite where it is not known."""
+    """Largest difference of their inputs; infinite where it is not known, or there are none."""
     sizes = [error(one, other) for one, other in zip(b.inputs, t.inputs, strict=False)]
-    return max((float("inf") if size is None else size for size in sizes), default=0.0)
+    return max((float("inf") if size is None else size for size in sizes), default=float("inf"))
 
 
 def _changed(b: Operator, t: Operator, explained: float, given: float) -> bool:

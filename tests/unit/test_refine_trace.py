@@ -191,6 +191,11 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
     "bf16": (lambda y: y.bfloat16().float(), "rounding_order", "_to_copy(dtype=torch.bfloat16)"),
     "clamp": (lambda y: y.clamp(max=0.5), "saturation", "clamp(max=0.5)"),
     "rolled": (lambda y: y.roll(3, -1), "layout", "roll"),
+    "window": (
+        lambda y: y.masked_fill(torch.ones(y.shape[1], 24, dtype=torch.bool).tril(-2), -3e38),
+        "mask",
+        "tril(diagonal=-2)",
+    ),
     "halves": (lambda y: torch.cat([y[..., 12:], y[..., :12]], -1), "layout", "cat"),
     "dropout": (lambda y: nn.functional.dropout(y, 0.1), "nondeterministic", "bernoulli_"),
     "cap": (lambda y: 5 * torch.tanh(y / 5), "implementation", "tanh"),
@@ -229,6 +234,49 @@ def test_another_temperature_of_the_loss_is_observed(tmp_path: Path) -> None:
     found = first(observe(benchmark, target))
     assert found.cause == "hyperparameter"
     assert "divisor 0.7 on the target instead of 1 in aten::div.Tensor" in found.said
+
+
+def of_labels(make: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def loss(logits: Tensor) -> Tensor:
+        chosen = torch.log_softmax(logits, -1).gather(-1, make(tokens())[..., None])
+        return -chosen.mean()
+
+    return loss
+
+
+def of_masked(make: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def loss(logits: Tensor) -> Tensor:
+        picked = tokens()
+        chosen = torch.log_softmax(logits, -1).gather(-1, picked[..., None])[..., 0]
+        mask = make(picked > 3)
+        return -(chosen * mask).sum() / 10
+
+    return loss
+
+
+def filled(mask: Tensor) -> Tensor:
+    moved = mask.roll(1, -1)
+    moved[:, 0] = False
+    return moved
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [(of_labels(lambda x: x), of_labels(lambda x: x.roll(-1, -1))),
+     (of_labels(lambda x: x), of_labels(lambda x: x.flip(-1))),
+     (of_masked(lambda m: m), of_masked(filled)),
+     (of_masked(lambda m: m), of_masked(lambda m: m.logical_not()))],
+)  # fmt: skip
+def test_labels_and_masks_around_the_model_that_are_changed_are_observed(
+    tmp_path: Path, right: Any, wrong: Any
+) -> None:
+    sides = [run(tmp_path / name, kind="outputs", module=None, loss=loss)[0]
+             for name, loss in (("b", right), ("t", wrong))]  # fmt: skip
+    found = first(observe(*sides))
+    assert found.cause == "label_or_mask_shift", found
+    # of numbers it is none
+    scaled = run(tmp_path / "s", kind="outputs", module=None, loss=lambda x: right(x * 1.5))[0]
+    assert first(observe(sides[0], scaled)).cause == "constant_factor"
 
 
 def test_another_clip_norm_is_observed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
