@@ -85,6 +85,12 @@ def look(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Substi
             "else is wrong in this stage"
         )
         return Substituted(module, suspects.stage, calls, failed, True, said)
+    if origin.module == module:
+        said = (
+            f"{begins}what {module} makes in its own backward pass still differs, so that nothing is "
+            "known of what comes after"
+        )
+        return Substituted(module, suspects.stage, calls, failed, None, said)
     where = (
         f"at {origin.module} ({origin.operator})" if origin.module else f"in the {origin.operator}"
     )

@@ -94,11 +94,14 @@ WRONG = "wrong class asserted"
 
 
 def _known(found: Iterable[tuple[Result, Found]]) -> dict[str, int]:
-    """How causes are known, and the wrong ones among them."""
+    """How causes are known, the wrong ones among them, and how those are said to be known."""
     counts = Counter({WRONG: 0})
     for result, each in found:
-        counts[each.known or "none"] += 1
-        counts[WRONG] += result.right(each).asserted_wrongly
+        known = each.known or "none"
+        counts[known] += 1
+        if result.right(each).asserted_wrongly:
+            counts[WRONG] += 1
+            counts[f"{WRONG}, {known}"] += 1
     return dict(counts)
 
 
@@ -137,6 +140,7 @@ class Scores:
             known={
                 "full strength": _known((r, r.full) for r in faults),
                 "refined": _known((r, r.refined) for r in faults if r.refined),
+                "tensors": _known((r, r.tensors) for r in faults if r.tensors),
                 "twice the floor": _known(
                     (r, r.weakened.found) for r in faults if r.weakened and r.weakened.found
                 ),

@@ -17,7 +17,10 @@ from rlprobe.selftest.score import (
     upper_bound,
 )
 
-_HEAD = ("fault", "verdict", "stage", "module", "cause", "ratio", "twice the floor", "tensors", "s")
+_HEAD = (
+    "fault", "verdict", "stage", "module", "cause", "refined", "ratio", "twice the floor",
+    "tensors", "s",
+)  # fmt: skip
 _BENIGN = ("benign change", "verdict", "nearest", "further runs", "tensors", "s")
 
 
@@ -48,7 +51,7 @@ def line(result: Result) -> str:
     if result.weakened is not None:
         said.append(f"twice the floor {_weakened(result)}")
     if result.refined is not None:
-        said.append(f"refined {_short(result.right(result.refined))} ({result.refined.known})")
+        said.append(f"refined {_refined(result.right(result.refined), result.refined)}")
     if result.tensors is not None:
         said.append(f"tensors {_short(result.right(result.tensors))}")
     return ", ".join(said)
@@ -61,12 +64,29 @@ def _fault(result: Result) -> tuple[str, ...]:
         _mark(right.verdict, result.full.verdict),
         _mark(right.stage),
         _mark(right.module),
-        _mark(right.cause, result.full.cause or "-"),
+        _cause(right, result.full),
+        "-" if result.refined is None else _refined(result.right(result.refined), result.refined),
         _number(result.full.ratio),
         _weakened(result),
         "-" if result.tensors is None else _short(result.right(result.tensors)),
         f"{result.seconds:.1f}",
     )
+
+
+def _cause(right: Right, found: Found) -> str:
+    """A right class, an unknown one, which costs nobody a day, or a wrong one."""
+    if right.asserted_wrongly:
+        return f"WRONG ({found.cause})"
+    if right.cause and found.cause != "unknown":
+        return "ok"
+    return "unknown" if found.cause == "unknown" else "MISS (-)"
+
+
+def _refined(right: Right, found: Found) -> str:
+    if not (right.verdict and right.stage and right.module):
+        return _short(right)
+    said = _cause(right, found)
+    return said if found.known in (None, "unknown") else f"{said}, {found.known}"
 
 
 def _weakened(result: Result) -> str:

@@ -174,6 +174,24 @@ def test_round_off_before_a_mask_is_no_difference_of_the_mask(tmp_path: Path, la
     assert any("roll" in words for words in said) == last
 
 
+def test_what_was_given_other_numbers_is_not_said_to_be_given_the_same(tmp_path: Path) -> None:
+    """A sine of large angles makes far more of their difference than it is."""
+
+    def turned(size: float) -> Callable[[nn.Module], None]:
+        def change(made: Any) -> None:
+            made.layers[1].norm.weight.data.mul_(size)
+            norm = made.layers[1].norm
+            right = norm.forward
+            norm.forward = lambda x: torch.sin(1e4 * right(x))
+
+        return change
+
+    sides = [run(tmp_path / str(size), turned(size))[0] for size in (1.0, 1.05)]
+    found = observe(*sides)
+    assert first(found).cause == "weights", found
+    assert not [d for d in found.differences if d.kind == "kernel"], found.differences
+
+
 def wrapped(make: Callable[[Tensor], Tensor]) -> Callable[[Any], None]:
     """Let the norm return something made of what it returns."""
 

@@ -213,3 +213,24 @@ def test_a_stage_before_the_one_planted_in_is_no_find(step: int | None, right: b
     result = _result(_found(step=step), step=2)
     assert result.right(result.full).stage == right
     assert result.as_dict()["step"] == 2
+
+
+def test_a_wrong_class_is_told_apart_from_an_unknown_one_by_how_it_is_known() -> None:
+    """A wrong class sends somebody to the wrong place; unknown sends nobody anywhere."""
+    unknown = _found(cause="unknown", known="unknown")
+    wrong = _found(cause="routing", known="observed")
+    right = _found(cause="mask", known="observed")
+    results = [
+        _result(unknown, refined=right), _result(unknown, refined=wrong), _result(wrong),
+    ]  # fmt: skip
+    scores = Scores.of(results)
+    assert scores.known["full strength"] == {
+        "unknown": 2, "observed": 1, "wrong class asserted": 1, "wrong class asserted, observed": 1,
+    }  # fmt: skip
+    assert scores.known["refined"]["wrong class asserted"] == 1
+    text = render(results, scores, 1.0)
+    rows = [line.split() for line in text.splitlines()[1:4]]
+    assert [row[4:6] for row in rows[:2]] == [["unknown", "ok,"], ["unknown", "WRONG"]]
+    assert "WRONG (routing), observed" in text and rows[2][4:6] == ["WRONG", "(routing)"]
+    assert "refined: observed 2, wrong class asserted 1, wrong class asserted, observed 1" in text
+    assert sum("a wrong class was asserted of 1 faults" in s for s in scores.shortfalls()) == 2

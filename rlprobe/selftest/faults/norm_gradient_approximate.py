@@ -10,7 +10,7 @@ from rlprobe.selftest import Site, fault
 PATH = "model.layers.1.post_attention_layernorm"
 
 
-@fault(stage="critic_update", module=PATH, cause="unknown")
+@fault(stage="critic_update", module=PATH, cause="implementation")
 def norm_gradient_approximate(site: Site) -> Iterator[None]:
     norm = site.model.get_submodule(PATH)
     right = norm.forward
