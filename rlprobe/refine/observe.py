@@ -200,9 +200,9 @@ def _inputs_differ(b: Operator, t: Operator) -> float:
 
 
 def _is_own(b: Operator, t: Operator, given: float) -> bool:
-    """Whether an operator was given the same, within round-off: no bound holds what it makes else."""
+    """Whether an operator was given the same, within round-off: else nothing bounds its results."""
     units = [UNIT.get(value.dtype, 0.0) for op in (b, t) for value in op.inputs]
-    return given <= _KERNEL * max(*units, UNIT["torch.float32"])
+    return given <= _KERNEL * max([*units, UNIT["torch.float32"]])
 
 
 def _changed(b: Operator, t: Operator, explained: float, given: float) -> bool:

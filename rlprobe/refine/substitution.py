@@ -87,8 +87,8 @@ def look(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Substi
         return Substituted(module, suspects.stage, calls, failed, True, said)
     if origin.module == module:
         said = (
-            f"{begins}what {module} makes in its own backward pass still differs, so that nothing is "
-            "known of what comes after"
+            f"{begins}what {module} makes in its own backward pass still differs, so that nothing "
+            "is known of what comes after"
         )
         return Substituted(module, suspects.stage, calls, failed, None, said)
     where = (
