@@ -103,6 +103,11 @@ def of_operators(operators: Sequence[Operator], around: bool = False) -> str:
         shorter = any(_unit(v) > min(map(_unit, op.inputs), default=1.0)
                       for op in working for v in op.outputs)  # fmt: skip
         return "rounding_order" if shorter else "implementation"
+    return _of_numbers(working, names)
+
+
+def _of_numbers(working: Sequence[Operator], names: set[str]) -> str:
+    """The class of operators that work on numbers, whichever format they have."""
     if names <= _TIMES and all(_by_number(op) for op in working):
         return "constant_factor"
     if names <= _CUTS:
