@@ -65,19 +65,22 @@ def test_it_is_recorded_as_it_is(made: Runs, script: Path) -> None:
     assert json.loads((dump / "configurations.json").read_text())["algorithm"]
 
 
-@pytest.mark.cell("way in", "own script: an alignment of it, run", RUN)
-def test_its_alignment_trains(made: Runs, script: Path) -> None:
+@pytest.mark.cell("way in", "own script: an alignment of it, composed by verl's Hydra", RUN)
+def test_its_alignment_is_a_configuration_of_verls(made: Runs, script: Path) -> None:
+    import hydra
+
     file = script.parent / "own.yaml"
     done = subprocess.run(
         [sys.executable, "-m", "rlprobe", "config", "from-command", "-o", str(file), str(script)],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
-    run = subprocess.run(
-        [sys.executable, "-m", "rlprobe", "run", "--config", str(file), "--role", "benchmark",
-         "--store", str(made.work / "store")],
-        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stdout[-3000:]
-    key = plan(load(file), {})["benchmark"].key
-    assert (made.work / "store/runs" / key / "manifest.json").is_file()
+    specs = plan(load(file), {})
+    directories = RunDirectories(script.parent / "run", made.work / "store/assets")
+    for role, engine in (("benchmark", "rlprobe_cpu"), ("target", "rlprobe_replay")):
+        words = made.framework.command(specs[role], directories)
+        with hydra.initialize_config_module("verl.trainer.config", version_base=None):
+            composed = hydra.compose("ppo_trainer", words[3:])
+        assert composed.actor_rollout_ref.rollout.name == engine
+        assert composed.trainer.total_training_steps == 1
+        assert composed.actor_rollout_ref.actor.use_kl_loss
