@@ -62,7 +62,14 @@ def keep_only(store: Path, key: str, manifest: bytes) -> None:
 
 
 def drop(store: Path, key: str) -> None:
-    """Forget a run that is about to be deleted."""
+    """Forget a run that is about to be deleted.
+
+    Raises:
+        OSError: a copy cannot be removed; left behind, it would be missed as a run.
+    """
+    for path in digests(store, key).values():
+        path.unlink(missing_ok=True)
+    # what NFS keeps for others who have it open goes later
     shutil.rmtree(_root(store) / key, ignore_errors=True)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from rlprobe.errors import StoreError
 from rlprobe.store.alignments import alignments, forget_alignment, record_alignment
-from rlprobe.store.gc import collect
+from rlprobe.store.gc import collect, remove
 from rlprobe.store.keys import run_key
 from rlprobe.store.objects import Objects
 from rlprobe.store.read import keys
@@ -123,6 +125,29 @@ def test_nothing_goes_while_a_record_cannot_be_read(committed, store, content, m
     with pytest.raises(StoreError, match=message):
         collect(store)
     assert keys(store) == [run.key]
+
+
+@pytest.mark.parametrize("number", [errno.EDQUOT, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("how", ["gc", "rm", "rm --force"])
+def test_a_run_whose_copy_cannot_be_removed_stays(committed, store, monkeypatch, how, number):
+    """Left behind by a run that went, it would be missed as one that was lost."""
+    run = committed()
+    record_alignment(store, "other", [])
+    real = os.unlink
+
+    def refused(path, **more):
+        if "manifests" in Path(path).parts:
+            raise OSError(number, os.strerror(number), str(path))
+        real(path, **more)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "unlink", refused)
+        with pytest.raises(OSError, match=os.strerror(number)):
+            collect(store) if how == "gc" else remove(store, run.key, force=how != "rm")
+    assert keys(store) == [run.key]
+    assert verify(store).problems == []
+    remove(store, run.key)
+    assert keys(store) == [] and verify(store).problems == []
 
 
 def test_nothing_goes_while_a_kept_run_s_manifest_is_damaged(committed, store):
