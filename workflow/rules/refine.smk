@@ -75,7 +75,10 @@ rule refine_substituted:
 rule refined:
     input:
         suspects=f"{RESULTS}/refine/suspects.json",
-        sides=[f"{RESULTS}/refine/.{side}" for side in ("benchmark", "target", "substituted")],
+        sides=[
+            f"{RESULTS}/refine/.{side}"
+            for side in ("benchmark", "target", "substituted")
+        ],
     output:
         f"{RESULTS}/refine/diagnosis.json",
     log:
