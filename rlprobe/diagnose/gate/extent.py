@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlprobe.compare import measures
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, opened, shut
 from rlprobe.dumps.results import of_key_data_alone
@@ -119,12 +120,25 @@ def coverage(results: Results) -> dict[str, float]:
         if summary is None:
             continue
         for side, (measured, records) in totals.items():
-            share = float(summary["coverage"][side])
-            compared = float(summary["compared"])
+            share = _share(summary, side)
+            compared = float(summary["compared"]) + summary["counts"].get(measures.DTYPE, 0)
             totals[side] = [measured + compared, records + (compared / share if share else 0.0)]
             if not share:
                 totals[side][1] += _count(summary)
     return {side: (m / n if n else 0.0) for side, (m, n) in totals.items()}
+
+
+def _share(summary: dict[str, Any], side: str) -> float:
+    """Share of a side's records that were measured, those of another format included.
+
+    A comparison does not count these; an alignment judges them, and that they are there is its
+    finding, not a lack of anything to compare.
+    """
+    share = float(summary["coverage"][side])
+    compared = float(summary["compared"])
+    if not (share and compared):
+        return share
+    return min(1.0, share * (compared + summary["counts"].get(measures.DTYPE, 0)) / compared)
 
 
 def _count(summary: dict[str, Any]) -> float:
@@ -147,7 +161,7 @@ def coverage_item(results: Results, step: Step) -> GateItem:
             split.setdefault(finding.stage.misplaced, []).append(stage)
             continue
         for side in ("benchmark", "target"):
-            share = summary["coverage"][side]
+            share = _share(summary, side)
             if summary["compared"] and share < results.plan.coverage:
                 poor.append(
                     say(

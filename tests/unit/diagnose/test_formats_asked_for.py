@@ -50,6 +50,19 @@ def test_it_is_found_at_the_first_module_that_has_it(
     assert item.state == "caveat" and f"outputs of {stage} are of another format" in item.evidence
 
 
+@pytest.mark.parametrize("stage", [stages.REFERENCE, stages.LOG_PROB, stages.ACTOR_UPDATE])
+def test_a_stage_that_has_it_nearly_everywhere_was_compared(align: Align, stage: str) -> None:
+    """An autocast reaches every projection: that they are of another format is what is found."""
+    inside = ("input_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+              "self_attn.o_proj", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj",
+              "mlp.down_proj")  # fmt: skip
+    paths = [f"model.layers.{layer}.{name}" for layer in (0, 1) for name in inside]
+    device = Device(split=True, faults=autocast(*paths), stage=stage)
+    found = align(device, repeat=False).diagnose()
+    assert found.verdict == "diverged" and found.first is not None, found.sentence
+    assert (found.first.stage, found.first.module) == (stage, paths[0])
+
+
 def test_another_format_with_the_same_numbers_is_one_all_the_same(align: Align) -> None:
     device = Device(faults=autocast("lm_head", rounds=False), stage=stages.LOG_PROB)
     found = align(device, repeat=False).diagnose()
