@@ -138,7 +138,8 @@ def _share(summary: dict[str, Any], side: str) -> float:
     compared = float(summary["compared"])
     if not (share and compared):
         return share
-    return min(1.0, share * (compared + summary["counts"].get(measures.DTYPE, 0)) / compared)
+    others = float(summary["counts"].get(measures.DTYPE, 0))
+    return min(1.0, share * (compared + others) / compared)
 
 
 def _count(summary: dict[str, Any]) -> float:
