@@ -10,6 +10,7 @@ from typing import Protocol
 
 import polars as pl
 
+from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.errors import StoreError
 
 
@@ -83,5 +84,5 @@ class Stored:
     def _read(self, columns: Sequence[str], start: int, length: int) -> pl.DataFrame:
         try:
             return self.lazy.slice(self.first + start, length).select(columns).collect()
-        except (OSError, pl.exceptions.PolarsError) as error:
+        except UNREADABLE as error:
             raise StoreError(f"{self.path} is not a readable record table: {error}") from error

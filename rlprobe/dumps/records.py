@@ -15,6 +15,7 @@ from typing import Any
 import polars as pl
 
 from rlprobe import formats
+from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.dumps.schema import SCHEMA as SCHEMA
 from rlprobe.errors import DumpError, StoreError
 
@@ -200,7 +201,7 @@ def scan(path: Path) -> pl.LazyFrame:
         )
         lazy = pl.scan_parquet(path)
         schema = lazy.collect_schema()
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except UNREADABLE as error:
         raise StoreError(f"{path} is not a readable record table: {error}") from error
     _checked(schema, path)
     return lazy
@@ -215,7 +216,7 @@ def read(path: Path, columns: list[str] | None = None) -> pl.DataFrame:
     lazy = scan(path)
     try:
         return lazy.select(columns or list(SCHEMA)).collect()
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except UNREADABLE as error:
         raise StoreError(f"{path} is not a readable record table: {error}") from error
 
 

@@ -22,6 +22,7 @@ import polars as pl
 from rlprobe import files, formats
 from rlprobe.documents import seal, structfile
 from rlprobe.documents.limits import DocumentError, read_bytes
+from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.errors import DumpError
 
 FORMAT = 2
@@ -193,7 +194,7 @@ def vouched(
         formats.check_mark(pl.read_parquet_metadata(path), kind, known, str(path))
         lazy = pl.scan_parquet(path)
         rows = int(lazy.select(pl.len()).collect().item())
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except UNREADABLE as error:
         raise DumpError(f"{path} is not readable: {error}; {again}") from error
     if rows != wanted.rows:
         raise DumpError(f"{path} has {rows} rows, {by} says {wanted.rows}; {again}")
@@ -219,7 +220,7 @@ def _counted(path: Path, said: dict[str, Any]) -> pl.LazyFrame | None:
     try:
         found = lazy.select(pl.len(), measured.sum(), largest).collect().row(0)
         wanted = (sum(said["counts"].values()), said["compared"], said["max_error"])
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except UNREADABLE as error:
         raise DumpError(f"{path} is not readable: {error}; {_AGAIN}") from error
     except (KeyError, TypeError, AttributeError) as error:
         raise DumpError(f"{path.parent / SUMMARY} lacks its counts; {_AGAIN}") from error

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
+from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.dumps.results import RECORDS
 from rlprobe.errors import DumpError
 from rlprobe.judge.inputs import Results
@@ -47,7 +48,7 @@ def collect(lazy: pl.LazyFrame, path: Path) -> pl.DataFrame:
     """
     try:
         return lazy.collect()
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except UNREADABLE as error:
         raise DumpError(f"{path} is not readable: {error}; compare again") from error
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import polars as pl
 
 from rlprobe.dumps import records
+from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.errors import StoreError
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import BENCHMARK, TARGET
@@ -108,6 +109,6 @@ def of(run: Run, stage: str, step: int, slots: list[str]) -> pl.DataFrame | None
     )
     try:
         table = found.collect()
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except UNREADABLE as error:
         raise StoreError(f"{path} is not a readable record table: {error}") from error
     return table if table.height else None

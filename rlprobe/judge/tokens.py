@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from rlprobe.compare.samples.sketches import SCHEMA
+from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.dumps.results import TOKEN_SKETCHES
 from rlprobe.errors import DumpError
 from rlprobe.judge.inputs import Results
@@ -157,7 +158,7 @@ def _tokens(results: Results, stage: str, step: int, rank: int | None) -> pl.Dat
         return None
     try:
         table = lazy.select(list(SCHEMA)).collect()
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except UNREADABLE as error:
         raise DumpError(f"{path} is not readable: {error}; compare again") from error
     table = table.filter(pl.col("step") == step)
     return table if rank is None else table.filter(pl.col("rank_benchmark") == rank)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import polars as pl
 from markupsafe import Markup, escape
 
+from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.dumps.results import TOKEN_SKETCHES
 from rlprobe.errors import DumpError, ReplayError
 from rlprobe.judge.analysis import Finding
@@ -71,7 +72,7 @@ def build(
             times=pl.col("error") / pl.col("floor")
         )
         table = table.filter(pl.col("times").is_not_null())
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except UNREADABLE as error:
         raise DumpError(f"{path} is not readable: {error}; compare again") from error
     if table.is_empty():
         return None

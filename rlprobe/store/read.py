@@ -17,6 +17,7 @@ from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.dumps import described, proof, token_sketches
 from rlprobe.dumps.key_data import KeyData
+from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.errors import StoreError
 from rlprobe.store import copies, listing
 from rlprobe.store.manifest import MAX_BYTES, NAME, Manifest
@@ -205,7 +206,7 @@ class Run:
             kind = name.partition("/")[0].removesuffix(".parquet")
             formats.check_mark(pl.read_parquet_metadata(path), kind, (1,), str(path), StoreError)
             table = pl.read_parquet(path)
-        except (OSError, pl.exceptions.PolarsError) as error:
+        except UNREADABLE as error:
             raise StoreError(f"{path} is not a readable table: {error}") from error
         wrong = [key for key, kind in schema.items() if table.schema.get(key) != kind]
         if wrong:

@@ -16,6 +16,7 @@ from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import read_bytes
 from rlprobe.dumps import proof
 from rlprobe.dumps.key_data import BatchKey, KeyData, MicroBatch, stage_of
+from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.dumps.results import KEY_DATA, TOKEN_SKETCHES
 from rlprobe.errors import DumpError, StoreError
 from rlprobe.store import listing
@@ -209,7 +210,7 @@ def _stage_batches(
 def _read(path: Path) -> pl.DataFrame:
     try:
         return pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except UNREADABLE as error:
         raise StoreError(f"{path} is not a readable table: {error}") from error
 
 

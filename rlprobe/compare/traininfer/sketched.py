@@ -19,6 +19,7 @@ from rlprobe.compare.samples import sketches
 from rlprobe.compare.traininfer.passes import renamed
 from rlprobe.dumps import apinames
 from rlprobe.dumps.key_data import KeyData
+from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.errors import StoreError
 from rlprobe.store import listing
 
@@ -78,7 +79,7 @@ def _read(run: Path, stage: str) -> pl.DataFrame | None:
         return None
     try:
         return pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except UNREADABLE as error:
         raise StoreError(f"{path} is not a readable table: {error}") from error
 
 
