@@ -72,6 +72,8 @@ class Tokens:
     logits_agree: bool = True
     #: Whether entropies of this very computation are measured.
     measured: bool = False
+    #: Ids of the tokens that the values may be of, by sample, in each way of lining them up.
+    ids: Sequence[Sequence[Array]] = ()
 
     @property
     def values(self) -> list[Pair]:

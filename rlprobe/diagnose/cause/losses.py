@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from rlprobe.diagnose.cause import measure
 from rlprobe.diagnose.cause.around import Scene, Symptoms
-from rlprobe.diagnose.cause.differences import Fact, Record, Tokens
+from rlprobe.diagnose.cause.differences import Array, Fact, Record, Tokens
 from rlprobe.diagnose.cause.hypotheses import subset, temperature
+from rlprobe.dumps.key_data import INPUT_IDS, RESPONSES
 from rlprobe.judge import execution, fits, given
 from rlprobe.judge.row import Row
 from rlprobe.judge.row import first as first_row
@@ -17,6 +20,8 @@ from rlprobe.said import COMMA, NOTHING_SAID, Said, joined, of_side, say
 
 #: A mean log-prob ratio on the policy's own data is round-off; this is no round-off.
 _OFF_POLICY = 1e-3
+#: The id of no token: what would follow the last.
+_NO_TOKEN = -1
 #: Log-probs, and the entropies of the same tokens.
 _ENTROPY_OF = {"old_log_probs": "entropys", "update_log_probs": "update_entropys"}
 #: Log-probs that an update of the policy computes, and those that it is given.
@@ -61,7 +66,24 @@ def _tokens(scene: Scene, name: str) -> Tokens | None:
         () if near is None else [values[sample] for sample in near],
         not scene.finding.stage.misplaced,
         _ENTROPY_OF.get(name) in {o.name for o in scene.finding.outcomes},
+        _ids(scene, own.pairs),
     )  # fmt: skip
+
+
+def _ids(scene: Scene, pairs: Sequence[tuple[str, Array, Array]]) -> list[list[Array]]:
+    """The token that each value may be of: at its own position, or the one that follows."""
+    found = []
+    for name in (RESPONSES, INPUT_IDS):
+        tokens = scene.step.key_data.get(name)
+        known = {} if tokens is None else {sample: ids for sample, ids, _ in tokens.pairs}
+        own = [known.get(sample) for sample, _, _ in pairs]
+        ids = [row for row in own if row is not None]
+        alike = (
+            i is not None and i.shape == b.shape for i, (_, b, _) in zip(own, pairs, strict=True)
+        )
+        if all(alike):
+            found += [ids, [np.append(row[1:], _NO_TOKEN) for row in ids]]
+    return found
 
 
 def _entropies(scene: Scene, name: str) -> tuple[list[str] | None, dict[str, Any]]:

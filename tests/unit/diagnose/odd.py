@@ -335,7 +335,10 @@ def family() -> list[Odd]:
         Odd("stale values", last_values, LOG_PROB, Stale(), "unknown"),
         Odd("every second call", out(f"{LAST}.self_attn.o_proj"), LOG_PROB, EverySecondCall(),
             "unknown"),
-        Odd("log-probs of one id are zero", "answers", LOG_PROB, OneIdIsZero(), "unknown"),
+        Odd(
+            "log-probs of one id are zero", "answers", LOG_PROB, OneIdIsZero(),
+            "label_or_mask_shift",
+        ),
         Odd("one logit scaled", out("lm_head"), LOG_PROB, one_channel, "unknown"),
         Odd("part of a head scaled", last_values, LOG_PROB, part_of_a_head, "unknown"),
         Odd("part of a head scaled early", out(f"{FIRST}.self_attn.v_proj"), LOG_PROB,

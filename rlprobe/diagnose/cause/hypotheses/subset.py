@@ -1,5 +1,8 @@
 """Some tokens that all have one value on the target, and all others as they were.
 
+Where they stand says why: every occurrence of one token id, or the beginnings and ends of rows, are
+what a mask or an index to ignore leaves out.
+
 A law of the tokens that differ needs every one of them: a value that most of them share is a
 coincidence of numbers, one that all of them share is what they were set to.
 """
@@ -87,11 +90,27 @@ class OfTokens:
         if found is None:
             return None
         said = say("{name}: {what}", name=difference.name, what=found.said)
+        token = _of_one_id(difference, found.value)
+        if token is not None:
+            said += say("; they are every token of id {token}, and no other: left out", token=token)
+            return Fit("label_or_mask_shift", (said,), 0.0, {"value": found.value}, choices=1)
         if not _ends(difference.values, found.value):
             # which tokens was chosen to fit, one by one
             return Fit(UNKNOWN, (said,), 0.0, {"value": found.value}, choices=found.differ)
         said += say("; they are the first or the last of their rows: they are left out")
         return Fit("label_or_mask_shift", (said,), 0.0, {"value": found.value}, choices=1)
+
+
+def _of_one_id(difference: Tokens, value: float) -> int | None:
+    """The id that all tokens that differ have, if every token of that id has the value."""
+    b, t = _joined(difference.values)
+    wrong = _apart(b, t)
+    for rows in difference.ids:
+        ids = np.concatenate(list(rows))
+        mine = np.unique(ids[wrong])
+        if len(mine) == 1 and bool((t[ids == mine[0]] == value).all()):
+            return int(mine[0])
+    return None
 
 
 def _ends(pairs: Sequence[Pair], value: float) -> bool:
