@@ -58,10 +58,10 @@ def test_options_and_variables_are_looked_through(root: Path) -> None:
     spec = _spec(
         root,
         overrides=[
-            f"actor_rollout_ref.actor.load={root}/ckpt",
+            f"+actor_rollout_ref.actor.load={root}/ckpt",
             f"+lora.adapters=[{root}/adapter,/usr/lib]",
             f"trainer.rollout_data_dir={root}/out/not-made-yet",
-            "x.y=/no/such/place/here",
+            "+x.y=/no/such/place/here",
         ],
         target={"environment": {"PYTHONPATH": f"{root}/recipe:/usr/lib/python3"}},
     )
@@ -78,5 +78,5 @@ def test_an_entry_point_of_ones_own_is_bound(root: Path) -> None:
 
 
 def test_what_an_image_has_itself_is_left_to_it() -> None:
-    spec = _spec(Path("/"), overrides=["a.b=/usr/bin", "c.d=/", "e.f=/etc/hosts"])
+    spec = _spec(Path("/"), overrides=["+a.b=/usr/bin", "+c.d=/", "+e.f=/etc/hosts"])
     assert list(bindings.paths(spec)) == []

@@ -148,7 +148,8 @@ def test_mindspeeds_patches_are_inside_ours(
     def begins(number: int, data: Any) -> None:
         mindspeed.append("begins")
 
-    monkeypatch.setattr("rlprobe.frameworks.verl.workers.control.session", object)
+    session = types.SimpleNamespace(perturbed=0)
+    monkeypatch.setattr("rlprobe.frameworks.verl.workers.control.session", lambda: session)
     monkeypatch.setattr("rlprobe.frameworks.verl.workers.determinism.apply", lambda session: None)
     monkeypatch.setattr(workers, "_megatron_begins", begins)
     monkeypatch.setattr(workers, "_megatron_ends", lambda *found: mindspeed.append("ends"))

@@ -67,6 +67,7 @@ def test_a_token_beyond_its_floor_stands_out(
     alignment: Alignment, times: float, shade: str
 ) -> None:
     sketched(alignment, times)
+    assert main(["diagnose", str(alignment.results)]) == 0
     assert main(["report", str(alignment.results)]) == 0
     page = (alignment.results / "report.html").read_text(encoding="utf-8")
     assert cells(page) == ["0"] * (2 * TOKENS - 1) + [shade]
