@@ -137,7 +137,7 @@ def test_all_secrets_of_an_alignment_are_named_at_once(tmp_path: Path, told: Tol
 def test_a_reference_to_the_environment_is_accepted(aligned: Aligned) -> None:
     text = Path("a.yaml").read_text()
     assert "overrides:" in text
-    text = text.replace("overrides:", "overrides:\n- trainer.api_key=${oc.env:WANDB_API_KEY}", 1)
+    text = text.replace("overrides:", "overrides:\n- +trainer.api_key=${oc.env:WANDB_API_KEY}", 1)
     Path("c.yaml").write_text(text)
     assert main(["config", "check", "c.yaml"]) == 0
 

@@ -135,7 +135,7 @@ def write_scratch(
         )
         for kind, value in (
             ("layout", {"role": "actor", "rank": rank, "world_size": ranks, "dp": ranks}),
-            ("environment", {"torch": "2.13.0", "threads": 2}),
+            ("environment", {"torch": "2.13.0", "threads": {"intra_op": 2}}),
         ):
             append(side / "parts" / kind / f"{process}.json", value)
     (side / "parts" / "first_step.json").write_text('{"first_step": 1}')

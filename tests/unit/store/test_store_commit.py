@@ -261,7 +261,7 @@ def test_token_sketches_that_do_not_fit_are_refused(scratch, store, other, messa
 
 def test_environment_and_metrics_come_back(committed):
     run = committed()
-    assert run.environment() == {"actor-rank0": {"torch": "2.13.0", "threads": 2}}
+    assert run.environment() == {"actor-rank0": {"torch": "2.13.0", "threads": {"intra_op": 2}}}
     assert run.metrics()[0]["metrics"] == {"loss": 0.5}
     assert run.mock_proof()[0]["role"] == "actor"
     assert list(run.rollouts) == [0]

@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -342,22 +343,23 @@ def test_one_run_that_cannot_be_read_does_not_hide_the_others(committed, store, 
 def test_what_is_read_of_a_run_is_what_its_manifest_lists(committed, what):
     run = committed(**SMALL)
     path, read = {
-        "metrics": ("metrics.jsonl", run.metrics),
-        "mock_proof": ("mock_proof.json", run.mock_proof),
-        "weights": ("weights.parquet", run.weights),
-        "records": ("records/actor_update.parquet", lambda: run.records("actor_update")),
+        "metrics": ("metrics.jsonl", Run.metrics),
+        "mock_proof": ("mock_proof.json", Run.mock_proof),
+        "weights": ("weights.parquet", Run.weights),
+        "records": ("records/actor_update.parquet", lambda r: r.records("actor_update")),
         "key_data": (
             "dump/data/responses/step0/rank0/micro_step0/responses.npy",
-            run.key_data,
+            Run.key_data,
         ),
     }[what]
-    assert read() is not None
+    assert read(run) is not None
     flip(run.path / path)
+    # key data are checked once an opened run
     with pytest.raises(StoreError, match="is not what was committed"):
-        read()
+        read(replace(run))
     (run.path / path).unlink()
     with pytest.raises(StoreError, match="its manifest lists it"):
-        read()
+        read(replace(run))
 
 
 def test_key_data_that_no_manifest_lists_is_refused(committed):
