@@ -208,7 +208,7 @@ def test_rays_runtime_environment_belongs_to_the_training() -> None:
     )
     assert found.framework == "slime"
     assert found.environment == {"BEFORE": "2", "MASTER": "x", "N": "1"}
-    assert found.cwd == Path("/work/code")
+    assert found.cwd == Path("/srv/code")
 
 
 def test_none_and_several_are_said_with_what_there_was() -> None:
