@@ -178,7 +178,7 @@ def _found(*commands: str, **environment: str) -> Training:
     import shlex
 
     return training.find(
-        [trace.Command(tuple(shlex.split(command)), "/work", environment) for command in commands]
+        [trace.Command(tuple(shlex.split(command)), "/srv", environment) for command in commands]
     )
 
 
