@@ -70,7 +70,9 @@ def test_from_the_nodes_it_sees_the_store_and_starts_the_environment(
     nodes = {item["node"] for item in found["shared storage"]}
     assert nodes == {"gpu01", "npu01", "npu02"}
     assert {item["state"] for item in found["store hard links"]} == {"ok"}
-    assert all("verl 0.9.1" in item["found"] for item in found["target container"])
+    assert {item["found"] for item in found["target import verl"]} == {"0.9.1"}
+    for question in ("import ray", "import msprobe", "product", "collective"):
+        assert {item["state"] for item in found[f"target {question}"]} == {"ok"}, found
     assert not list(Path(site.directory).glob(".rlprobe-doctor-*"))
 
 
