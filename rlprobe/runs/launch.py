@@ -311,7 +311,7 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
 
 
 def _patiently(run: Started, start: Start) -> tuple[int, Mapping[str, str]]:
-    """Start a run, and again where its Ray did not come up before anything else had begun."""
+    """Start a run, and again where it did not come up for a reason that passes."""
     for attempt in range(len(patience.WAITS) + 1):
         begun = run.log.stat().st_size if run.log.exists() else 0
         given = {**patience.longer(attempt), **run.environment} if attempt else run.environment
@@ -320,16 +320,14 @@ def _patiently(run: Started, start: Start) -> tuple[int, Mapping[str, str]]:
             break
         with run.log.open("rb") as file:
             file.seek(begun)
-            said = patience.ray_was_late(file.read().decode("utf-8", "replace"))
-        if said is None:
+            why = patience.reason(file.read().decode("utf-8", "replace"), attempt)
+        if why is None:
             break
-        wait = patience.WAITS[attempt]
         _log.warning(
-            "%s: Ray did not come up (%s); the machine may be busy. Again in %.0f s, with longer "
-            "limits (attempt %d of %d)",
-            run.spec.role, said, wait, attempt + 2, len(patience.WAITS) + 1,
+            "%s: %s (%s). Again in %.0f s, with longer limits (attempt %d of %d)",
+            run.spec.role, why.what, why.said, why.wait, attempt + 2, len(patience.WAITS) + 1,
         )  # fmt: skip
-        time.sleep(wait)
+        time.sleep(why.wait)
     return status, exported
 
 

@@ -26,11 +26,20 @@ LATE = (
         ("TimeoutError: Timed out after 30 seconds while waiting for node to startup. Did\n", True),
         ("torch.OutOfMemoryError: CUDA out of memory\n", False),
         ("ConnectionError: ray:// refused\n", False),
+        ("DistNetworkError: port: 41401, code: -98, name: EADDRINUSE, message: taken\n", True),
+        ("OSError: [Errno 98] Address already in use\n", True),
+        ("E0000 chttp2_server.cc: No address added out of total 1: address already in use\n", True),
         ("", False),
     ],
 )
-def test_what_ray_says_of_a_late_start_is_known(text: str, late: bool) -> None:
-    assert (patience.ray_was_late(text) is not None) is late
+def test_what_a_start_that_failed_says_is_known(text: str, late: bool) -> None:
+    assert (patience.reason(text, 0) is not None) is late
+
+
+def test_a_lost_port_is_no_reason_for_a_long_wait() -> None:
+    port, ray = (patience.reason(text, 1) for text in ("name: EADDRINUSE", LATE))
+    assert port is not None and ray is not None
+    assert port.wait < 5 < ray.wait == patience.WAITS[1]
 
 
 class Attempts:
