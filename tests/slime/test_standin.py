@@ -142,8 +142,8 @@ def test_a_planted_fault_is_found_in_its_stage_and_module(align: Callable[..., A
     assert found["verdict"] == "diverged", found["sentence"]
     assert found["first"]["stage"] == "actor_compute_log_prob"
     assert found["first"]["module"] == "model.layers.1.input_layernorm"
-    assert "(Rule: run_target)" in done.output
-    assert "run_benchmark" not in done.output, "it was collected before"
+    assert "target: slime on cpu" in done.output
+    assert "benchmark: slime on cpu" not in done.output, "it was collected before"
 
 
 def run(
