@@ -132,6 +132,7 @@ def test_megatrons_modules_have_hugging_face_names(aligned: Aligned) -> None:
     assert not any(".decoder.layers." in name for name in recorded)
 
 
+@pytest.mark.usefixtures("aligned")
 def test_a_planted_fault_is_found_in_its_stage_and_module(align: Callable[..., Aligned]) -> None:
     def plant(raw: dict[str, Any]) -> None:
         raw["target"]["fault"] = "tests/slime/faults.py:rms_eps"
