@@ -30,7 +30,8 @@ def test_prompt_tokens_are_equal_in_training_and_in_the_engine(
     out = variant.scratch.with_name(f"{variant.scratch.name}-out")
     assert main(["compare", "--train-infer", str(variant.scratch), "-o", str(out)]) == 0
     summary = json.loads((out / "train_infer/summary.json").read_text())
-    assert "8 of 16 forward passes" in summary["notes"][0], "the prompt's pass and one token each"
+    assert "16 of 16 forward passes" in summary["notes"][0], "the prompt's pass and one token each"
+    assert "8 generated ones" in summary["notes"][0]
     table = pl.read_parquet(out / "train_infer/records.parquet").filter(
         (pl.col("slot") == "output") & (pl.col("error_kind") == "tensor")
     )
