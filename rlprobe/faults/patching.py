@@ -111,3 +111,19 @@ def attention_of(module: Any, wrong: Callable[..., Any]) -> Iterator[None]:
 def blended(right: Any, wrong: Any, strength: float) -> Any:
     """``wrong`` at strength 1, ``right`` at 0; exactly so at both ends."""
     return wrong if strength == 1 else right + strength * (wrong - right)
+
+
+@contextlib.contextmanager
+def linear_in_halves() -> Iterator[None]:
+    """Linear layers sum two halves of their width apart, as tensor parallelism does."""
+    import torch
+
+    right = torch.nn.functional.linear
+
+    def halves(x: Any, weight: Any, bias: Any = None) -> Any:
+        half = x.shape[-1] // 2
+        summed = right(x[..., :half], weight[:, :half]) + right(x[..., half:], weight[:, half:])
+        return summed if bias is None else summed + bias
+
+    with swapped(torch.nn.functional, "linear", halves):
+        yield

@@ -13,6 +13,7 @@ import msgspec
 
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
+from rlprobe.documents import structfile
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
@@ -25,6 +26,7 @@ from rlprobe.spec import Suspects
 from rlprobe.store.read import Run
 
 NAME = "substituted.json"
+FORMAT = 1
 #: Below ``RESULTS_DIR/refine``: the comparison of the run with what it was put beside.
 DIRECTORY = "substituted"
 #: What a run reports of itself has some hundred bytes an entry of its stage.
@@ -46,6 +48,7 @@ class Substituted(msgspec.Struct, frozen=True):
     next_module: str | None = None
     next_record: str | None = None
     excess: float | None = None
+    format: int = FORMAT
 
 
 def look(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Substituted:
@@ -150,7 +153,7 @@ def _compared(place: Path, plan: Plan, suspects: Suspects, target: Run) -> Resul
 def write_found(directory: Path, found: Substituted) -> Path:
     """Write ``RESULTS_DIR/refine/substituted.json``."""
     path = directory / "refine" / NAME
-    replace_bytes(path, msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    replace_bytes(path, structfile.encoded(found))
     return path
 
 
@@ -158,12 +161,12 @@ def read(directory: Path) -> Substituted | None:
     """What was written; None where nothing was.
 
     Raises:
-        DumpError: it is damaged.
+        DumpError: it is damaged, or was changed.
     """
     path = directory / "refine" / NAME
     if not path.is_file():
         return None
     try:
-        return msgspec.json.decode(read_bytes(path, _MAX_BYTES), type=Substituted)
-    except (DocumentError, msgspec.MsgspecError, RecursionError) as error:
-        raise DumpError(f"{path} is not readable: {error}; refine again") from error
+        return structfile.load(path, Substituted, (FORMAT,), again="refine again")
+    except DocumentError as error:
+        raise DumpError(f"{path} {error}; refine again") from error

@@ -12,6 +12,7 @@ from rlprobe.compare import measures
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate import (
     batch,
+    configuration,
     differing,
     extent,
     judged,
@@ -43,7 +44,7 @@ _OF_RUNS = {
     settings.SAMPLING: say(
         "check temperature and whether log-probs are of raw or processed logits"
     ),
-    settings.CONFIGURATION: say("compare the two command lines"),
+    configuration.CONFIGURATION: say("compare the two command lines"),
     settings.LAYOUT: say("check that ranks of one number hold the same shards"),
     settings.PRECISION: say("check autocast, TF32 and HF32 on both sides"),
     extent.CONTROL: say("dump the benchmark twice: what it differs from itself by is no fault"),
@@ -105,11 +106,11 @@ def _configuration(results: Results) -> tuple[list[GateItem], Shut | None]:
     if said is None:
         return [], None
     try:
-        found = settings.of_dumps(Path(said.benchmark), Path(said.target))
+        found = configuration.of_dumps(Path(said.benchmark), Path(said.target))
     except DumpError as error:
         return [
             caveat(
-                settings.CONFIGURATION,
+                configuration.CONFIGURATION,
                 say("a configuration cannot be read: {error}", error=error),
                 say("compare the two command lines"),
             )

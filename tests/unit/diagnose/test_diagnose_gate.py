@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate import settings, weights
+from rlprobe.diagnose.gate import configuration, weights
 from rlprobe.dumps.results import sealed
 from rlprobe.errors import DumpError, StoreError
 from rlprobe.sketch import sketch
@@ -94,7 +94,7 @@ def test_other_hyperparameters_shut_the_gate_and_other_places_do_not(align: Alig
     ],
 )
 def test_a_setting_matters_or_it_does_not(key: str, kind: str) -> None:
-    assert settings.kind(key) == kind
+    assert configuration.kind(key) == kind
 
 
 def test_a_device_that_was_not_run_twice_is_a_caveat(align: Align) -> None:

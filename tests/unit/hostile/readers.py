@@ -19,7 +19,7 @@ from rlprobe.compare.match import rules
 from rlprobe.compare.samples.run import open_side
 from rlprobe.config import loading
 from rlprobe.diagnose import diagnosis
-from rlprobe.diagnose.gate import settings
+from rlprobe.diagnose.gate import configuration
 from rlprobe.dumps import dumpjson, records, results, token_sketches
 from rlprobe.dumps.key_data import KeyData
 from rlprobe.dumps.tensors.tensorfile import map_file, read_tensor
@@ -190,7 +190,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "trace": _trace,
     "metrics": _metrics,
     "environment": _environment,
-    "configurations": lambda path: settings.configuration(_run(path, "dump/configurations.json")),
+    "configurations": lambda path: configuration.of_run(_run(path, "dump/configurations.json")),
     "about": _about,
 }
 #: Words for what another reader reads.

@@ -12,7 +12,7 @@ from rlprobe import redaction
 from rlprobe.capture import configurations
 from rlprobe.capture.session import Session
 from rlprobe.cli import main
-from rlprobe.diagnose.gate.settings import configuration
+from rlprobe.diagnose.gate import configuration
 from rlprobe.runs import process
 from rlprobe.store.read import Run
 from tests.resealed import edited
@@ -205,7 +205,7 @@ def test_a_secret_of_a_foreign_dump_reaches_neither_gate_nor_page(aligned: Align
     path = run.dump / "configurations.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"trainer": {"api_key": "zq9zq9", "lr": 2}}))
-    assert configuration(run) == {"trainer.api_key": redaction.REDACTED, "trainer.lr": 2}
+    assert configuration.of_run(run) == {"trainer.api_key": redaction.REDACTED, "trainer.lr": 2}
 
 
 def test_the_page_shows_no_secret(aligned: Aligned) -> None:

@@ -1,0 +1,193 @@
+"""Configuration: were both sides given the same settings of the framework?
+
+A difference either changes numbers or does not. Which, is decided by the key: places, names,
+logging, resources and the engine that a replay does not use cannot; an algorithm's numbers do; what
+is in neither list is said to be unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlprobe import redaction
+from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError
+from rlprobe.errors import DumpError
+from rlprobe.said import NOTHING_SAID, listed, of_side, say
+from rlprobe.store.read import Run
+
+CONFIGURATION = "configuration"
+
+_CONFIGURATIONS = "configurations.json"
+_MAX_BYTES = 64 << 20
+
+#: Keys that cannot change a training number. Matched anywhere in the dotted key.
+_HARMLESS = re.compile(
+    r"(^|\.)(trainer\.(logger|project_name|experiment_name|default_local_dir|save_freq|test_freq|"
+    r"val_.*|device|resume.*|rollout_data_dir|validation_data_dir|max_.*_ckpt.*|log_.*|"
+    r"default_hdfs_dir|balance_batch)|"
+    r"ray_kwargs|ray_init|global_profiler|profiler|transfer_queue|hydra|paths?|.*_path|.*_dir|"
+    r".*_file|.*_files|name|agent|load_format|gpu_memory_utilization|enforce_eager|free_cache_engine|"
+    r"tensor_model_parallel_size|max_num_.*|log_.*|checkpoint|num_workers|dataloader_.*|skip|"
+    r"ascend_precision_collector|mock_.*|engine_kwargs|server|reward\.reward_model\.rollout|"
+    r"n_gpus_per_node|nnodes|node_ip|port|timeout|verbose|tracing|trace|wandb|"
+    r"rollout\.(mode|nnodes|data_parallel_size|expert_parallel_size|calculate_log_probs|prometheus|"
+    r"multi_stage.*|disable_log_stats|full_determinism|dtype|seed|ignore_eos))(\.|$)"
+)
+#: Keys of the algorithm: another value is another experiment.
+_ALGORITHM = re.compile(
+    r"(^|\.)(lr|lr_.*|betas|beta\d?|eps|epsilon|weight_decay|clip_grad|max_grad_norm|grad_clip|"
+    r"clip_ratio.*|cliprange.*|kl_.*|use_kl.*|entropy_coeff|temperature|top_p|top_k|loss_agg_mode|"
+    r"loss_mode|loss_scale.*|adv_estimator|gamma|lam|lambda|norm_adv.*|ppo_epochs|"
+    r"ppo_mini_batch_size|train_batch_size|warmup.*|min_lr.*|optimizer.*|lora_.*|use_rmpad_critic|"
+    r"critic_warmup|policy_loss.*|rollout_correction.*|whiten.*|reward_.*coef.*|num_cycles)(\.|$)"
+)
+#: Keys that change rounding, not the experiment.
+_ROUNDING = re.compile(
+    r"(^|\.)(.*dtype.*|mixed_precision.*|attn_implementation|use_remove_padding|use_fused.*|"
+    r"use_torch_compile|.*micro_batch_size.*|use_dynamic_bsz|.*max_token_len.*|strategy|"
+    r"ulysses.*|.*parallel_size|fsdp_size|offload.*|.*_offload|enable_gradient_checkpointing|"
+    r"recompute.*|use_liger|entropy_from_logits_with_chunking|.*checkpointing)(\.|$)"
+)
+
+
+def of_run(run: Run) -> dict[str, Any] | None:
+    """A run's configuration by dotted key; None where it was not dumped.
+
+    Raises:
+        DumpError: the file is damaged.
+    """
+    return _configured(run.dump)
+
+
+def _configured(tree: Path) -> dict[str, Any] | None:
+    path = tree / _CONFIGURATIONS
+    if not path.is_file():
+        return None
+    # the vendor's tool writes secrets as they are
+    return flattened(redaction.value(_json(path)))
+
+
+def of_dumps(benchmark: Path, target: Path) -> tuple[GateItem, Shut | None] | None:
+    """Item configuration of two dump trees; None where neither has its configuration beside it.
+
+    Raises:
+        DumpError: a file is damaged.
+    """
+    sides = [_configured(side) or _configured(side / "dump") for side in (benchmark, target)]
+    return None if sides == [None, None] else _compared(sides[0], sides[1])
+
+
+def _json(path: Path) -> Any:
+    try:
+        return jsonfile.load(path, most=_MAX_BYTES, nonfinite=True)
+    except DocumentError as error:
+        raise DumpError(f"{path} is not readable: {error}") from error
+
+
+def flattened(value: Any) -> dict[str, Any]:
+    """Leaves of nested mappings by dotted key; lists are leaves."""
+    return dict(_leaves(value, ""))
+
+
+def _leaves(value: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
+
+
+def kind(key: str) -> str:
+    """``harmless``, ``algorithm``, ``rounding`` or ``unknown``.
+
+    Rounding before algorithm: ``ppo_micro_batch_size`` splits the same sum differently. Algorithm
+    before harmless: ``optim.lr`` stays one whatever stands around it.
+    """
+    if _ROUNDING.search(key):
+        return "rounding"
+    if _ALGORITHM.search(key):
+        return "algorithm"
+    return "harmless" if _HARMLESS.search(key) else "unknown"
+
+
+def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Keys that differ, as ``key: benchmark -> target``, by kind."""
+    found: dict[str, list[str]] = {}
+    for key in sorted(left.keys() | right.keys()):
+        b, t = left.get(key, "(absent)"), right.get(key, "(absent)")
+        if b != t:
+            found.setdefault(kind(key), []).append(f"{key}: {_short(b)} -> {_short(t)}")
+    return found
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def item(evidence: Evidence) -> tuple[GateItem, Shut | None]:
+    """Item configuration of two runs, and the divergence that another algorithm is."""
+    return _compared(of_run(evidence.benchmark), of_run(evidence.target))
+
+
+def _compared(
+    benchmark: dict[str, Any] | None, target: dict[str, Any] | None
+) -> tuple[GateItem, Shut | None]:
+    if benchmark is None or target is None:
+        lacking = of_side("benchmark" if benchmark is None else "target")
+        return caveat(
+            CONFIGURATION,
+            say(
+                "the {lacking}'s configuration was not dumped, so the two cannot be compared",
+                lacking=lacking,
+            ),
+            say("run with capture.configurations on"),
+        ), None
+    found = differences(benchmark, target)
+    harmless = (
+        say("; {count} differ that cannot matter", count=len(found["harmless"]))
+        if "harmless" in found
+        else NOTHING_SAID
+    )
+    if "algorithm" in found:
+        said = say(
+            "the two sides run other algorithms: {algorithm}",
+            algorithm=listed(found["algorithm"], 6),
+        )
+        closed = Shut("hyperparameter", CONFIGURATION, "", 0, None, None, {}, {}, [said])
+        return shut(
+            CONFIGURATION,
+            said,
+            say("use the same values on both sides (overrides of the alignment)"),
+        ), closed
+    if "rounding" in found:
+        return caveat(
+            CONFIGURATION,
+            say(
+                "settings differ that change rounding: {rounding}{harmless}",
+                rounding=listed(found["rounding"], 6),
+                harmless=harmless,
+            ),
+            say("differences may stem from these settings rather than from the device"),
+        ), None
+    if "unknown" in found:
+        return caveat(
+            CONFIGURATION,
+            say(
+                "settings differ that may matter: {unknown}{harmless}",
+                unknown=listed(found["unknown"], 6),
+                harmless=harmless,
+            ),
+            say("check whether they change what is computed"),
+        ), None
+    return opened(
+        CONFIGURATION,
+        say("{count} settings compared{harmless}", count=len(benchmark), harmless=harmless),
+    ), None
