@@ -4,7 +4,7 @@ A record of one forward pass is held against what round-off allows: two programs
 same differ by a few roundings an operation, which add up like a random walk, so that the relative
 difference of the n-th record of a pass stays below ``_ROUNDINGS * u * sqrt(n + 1)`` with the unit
 round-off ``u`` of the coarser side. Other kernels, fused or not, stay within it: the largest ratio
-of a real vLLM and Hugging Face, fp32, was 0.4 (docs/compare.md).
+of a real vLLM and Hugging Face, fp32, was 0.46 (docs/compare.md).
 
 The first record beyond it, of passes that agree up to it, is where a difference begins.
 
@@ -19,18 +19,12 @@ from dataclasses import dataclass
 import polars as pl
 
 from rlprobe.compare import measures
+from rlprobe.judge import roundoff
 
 PREFILL, DECODE = "prefill", "decode"
 _ROUNDINGS = 16.0
 #: Relative difference of equal weights by sketches that were added up otherwise.
 _SKETCHED = 1e-6
-#: Unit round-off by recorded dtype; what is not listed is not judged.
-_UNITS = {
-    "torch.float64": 2.0**-53,
-    "torch.float32": 2.0**-24,
-    "torch.float16": 2.0**-11,
-    "torch.bfloat16": 2.0**-8,
-}
 
 
 @dataclass(frozen=True)
@@ -121,10 +115,7 @@ def weights(records: pl.DataFrame) -> list[Weights]:
 
 def _unit() -> pl.Expr:
     """The unit round-off of the coarser side; null where a type has none."""
-    units = [
-        pl.col(f"dtype_{side}").replace_strict(_UNITS, default=None, return_dtype=pl.Float64)
-        for side in ("benchmark", "target")
-    ]
+    units = [roundoff.unit(f"dtype_{side}") for side in ("benchmark", "target")]
     known = pl.all_horizontal(unit.is_not_null() for unit in units)
     return pl.when(known).then(pl.max_horizontal(units))
 
