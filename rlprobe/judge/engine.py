@@ -131,12 +131,16 @@ def parts(records: pl.DataFrame) -> list[Part]:
     ).with_columns(
         number=pl.col("name_benchmark").str.extract(r"\.forward\.(\d+)\.").cast(pl.Int64),
         unit=_unit(),
-        phase=pl.when(pl.col("shape_benchmark").list.first() == 1)
-        .then(pl.lit(DECODE))
-        .otherwise(pl.lit(PREFILL)),
+        # [tokens, …] or [rows, tokens, …]: all dimensions but the last
+        rows=pl.col("shape_benchmark").list.slice(0, pl.col("shape_benchmark").list.len() - 1),
     )
-    judged = measured.filter(pl.col("unit").is_not_null()).sort("step", "rank", "order_benchmark")
     passes = ["step", "rank", "number"]
+    one_token = pl.col("rows").list.max().min().over(passes) == 1
+    judged = (
+        measured.filter(pl.col("unit").is_not_null())
+        .with_columns(phase=pl.when(one_token).then(pl.lit(DECODE)).otherwise(pl.lit(PREFILL)))
+        .sort("step", "rank", "order_benchmark")
+    )
     turn = pl.int_range(pl.len()).over(passes)
     judged = judged.with_columns(
         ratio=pl.col("error") / (_ROUNDINGS * pl.col("unit") * (turn + 1).cast(pl.Float64).sqrt())

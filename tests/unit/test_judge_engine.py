@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import polars as pl
@@ -38,6 +39,19 @@ def test_round_off_is_left_alone() -> None:
     assert prefill.first is None and decode.beyond == 0
     assert 0.1 < prefill.worst == decode.worst < 1
     assert "none beyond" in str(prefill)
+
+
+@pytest.mark.parametrize(
+    "lay", [lambda n: [n, 64], lambda n: [1, n, 64]], ids=["[tokens, …]", "[rows, tokens, …]"]
+)
+def test_passes_of_one_token_are_decoding_however_they_are_laid_out(
+    lay: Callable[[int], list[int]],
+) -> None:
+    rows = table({})
+    shapes = [lay(tokens) for tokens, _ in rows["shape_benchmark"]]
+    shapes[2] = [shapes[2][-2], 4, 16]  # heads stand between, in attention
+    prefill, decode = engine.parts(rows.with_columns(shape_benchmark=pl.Series(shapes)))
+    assert (prefill.passes, prefill.records, decode.passes, decode.records) == (1, 4, 2, 8)
 
 
 def test_a_fault_of_decoding_is_named_where_it_begins_in_the_model() -> None:
