@@ -68,11 +68,19 @@ def measure(table: pl.DataFrame) -> pl.DataFrame:
 
     ``table`` is :func:`rlprobe.compare.match.pairs.side_by_side`'s; its sketches are consumed.
     """
-    table = table.with_columns(*_status(), *(bounds.difference(name) for name in STATISTICS))
+    table = table.with_columns(*_status(table), *(bounds.difference(name) for name in STATISTICS))
     table = scalars.exact(table)
     table = table.with_columns(**bounds.statistics_error(table), **_digests(table))
     table = table.with_columns(_sketch_error(table))
-    return table.with_columns(*_error()).drop(
+    table = table.with_columns(**_conditions())
+    return table.with_columns(*_error(), _reason(table)).drop(
+        "usable",
+        "empty",
+        "sketched",
+        "contradiction",
+        "same",
+        "unknown",
+        "apart",
         "statistics",
         "moved",
         "scalar_error",
@@ -99,7 +107,47 @@ def _nonfinite(side: str) -> pl.Expr:
     return found
 
 
-def _status() -> list[pl.Expr]:
+def _status(table: pl.DataFrame) -> list[pl.Series]:
+    """Status and reason; those of an ordinary record are told without looking further."""
+    status = pl.Series("status", [MATCHED]).new_from_index(0, table.height)
+    reason = pl.Series("reason", [None], dtype=pl.String).new_from_index(0, table.height)
+    rows = (~table.select(_ordinary()).to_series()).arg_true()
+    if not len(rows):
+        return [status, reason]
+    some = table.select(_NEEDED)[rows].select(_extraordinary())
+    return [column.scatter(rows, some.get_column(column.name)) for column in (status, reason)]
+
+
+#: What :func:`_extraordinary` looks at.
+_NEEDED = [
+    *(
+        f"{name}_{side}"
+        for name in ("order", "dtype", "size", "shape", "value", *STATISTICS)
+        for side in ("benchmark", "target")
+    ),
+    "same_shape",
+]
+
+
+def _ordinary() -> pl.Expr:
+    """Of one type and shape on both sides, readable, and nothing that is not finite: matched."""
+    finite = [
+        pl.col(f"{name}_{side}").is_finite().fill_null(True)
+        for name in STATISTICS
+        for side in ("benchmark", "target")
+    ]
+    return pl.all_horizontal(
+        pl.col("order_benchmark").is_not_null(),
+        pl.col("order_target").is_not_null(),
+        pl.col("same_shape"),
+        pl.col("dtype_benchmark").eq_missing(pl.col("dtype_target")),
+        pl.col("dtype_benchmark").ne_missing(pl.lit(UNREADABLE_DTYPE)),
+        pl.col("value_benchmark").is_null() & pl.col("value_target").is_null(),
+        *finite,
+    )
+
+
+def _extraordinary() -> list[pl.Expr]:
     benchmark, target = _nonfinite("benchmark"), _nonfinite("target")
     only_b, only_t = pl.col("order_target").is_null(), pl.col("order_benchmark").is_null()
     same_dtype = pl.col("dtype_benchmark").eq_missing(pl.col("dtype_target"))
@@ -209,25 +257,36 @@ def _matrix(sketches: pl.Series) -> npt.NDArray[np.float32]:
     return rows
 
 
-def _error() -> list[pl.Expr]:
+def _conditions() -> dict[str, pl.Expr]:
+    """What is known of each record; columns that are looked at and dropped again."""
     status = pl.col("status")
-    open_ = status.is_in([MATCHED, DTYPE, NONFINITE])
-    empty = open_ & (pl.col("size_benchmark") == 0).fill_null(False) & (status == MATCHED)
-    sketch = pl.col("sketch_error")
-    sketched = (sketch.is_not_null() & sketch.is_finite()).fill_null(False)
-    statistics = pl.col("statistics")
-    measured = statistics.is_not_null()
+    usable = status.is_in([MATCHED, DTYPE, NONFINITE])
+    matched, nonfinite = status == MATCHED, status == NONFINITE
     extremes = pl.any_horizontal(
         (pl.col(f"{name}_diff") != 0).fill_null(False) for name in ("max", "min")
     )
-    contradiction = pl.col("same_digest") & extremes & open_ & (status != NONFINITE)
-    same = pl.col("same_digest") & ~contradiction & open_
-    # Different checksums with equal statistics: they differ, by how much nobody can say.
-    unknown = pl.col("differing") & (statistics == 0).fill_null(False) & (status == MATCHED)
-    # what is not finite on one side only is no number away from the other side
-    apart = (status == NONFINITE) & (pl.col("reason") != "both")
+    contradiction = pl.col("same_digest") & extremes & usable & ~nonfinite
+    sketch = pl.col("sketch_error")
+    return {
+        "usable": usable,
+        "empty": matched & (pl.col("size_benchmark") == 0).fill_null(False),
+        "sketched": (sketch.is_not_null() & sketch.is_finite()).fill_null(False),
+        "contradiction": contradiction,
+        "same": pl.col("same_digest") & ~contradiction & usable,
+        # Different checksums with equal statistics: they differ, by how much nobody can say.
+        "unknown": pl.col("differing") & (pl.col("statistics") == 0).fill_null(False) & matched,
+        # what is not finite on one side only is no number away from the other side
+        "apart": (nonfinite & (pl.col("reason") != "both")).fill_null(False),
+    }
+
+
+def _error() -> list[pl.Expr]:
+    """The columns that measure a record, from what :func:`_conditions` knows."""
+    usable, empty, same = pl.col("usable"), pl.col("empty"), pl.col("same")
+    sketched, unknown, apart = pl.col("sketched"), pl.col("unknown"), pl.col("apart")
+    sketch, statistics = pl.col("sketch_error"), pl.col("statistics")
     error = (
-        pl.when(~open_)
+        pl.when(~usable)
         .then(None)
         .when(same | empty)
         .then(0.0)
@@ -239,8 +298,10 @@ def _error() -> list[pl.Expr]:
         .then(None)
         .otherwise(statistics)
     )
+    # opposite infinities differ, however little can be said of the rest
+    by_statistics = statistics.is_not_null() | ((pl.col("status") == NONFINITE) & pl.col("moved"))
     kind = (
-        pl.when(~open_)
+        pl.when(~usable)
         .then(None)
         .when(same)
         .then(pl.lit(DIGEST))
@@ -252,41 +313,67 @@ def _error() -> list[pl.Expr]:
         .then(pl.lit(SKETCH))
         .when(unknown)
         .then(pl.lit(DIGEST))
-        # opposite infinities differ, however little can be said of the rest
-        .when(measured | ((status == NONFINITE) & pl.col("moved")))
+        .when(by_statistics)
         .then(pl.lit(STATISTIC))
     )
     k = pl.col("sketch_benchmark").list.len()
     uncertainty = (
         pl.when(same | empty)
         .then(0.0)
-        .when(open_ & sketched & ~apart)
+        .when(usable & sketched & ~apart)
         .then(pl.when(sketch < UNSEEN_SKETCH).then(1.0).otherwise(1 / (2 * k).sqrt()))
     )
-    same_scalar = pl.col("same_scalar")
-    plain = open_ & ~same & ~empty
-    reason = pl.coalesce(
-        "reason",
-        pl.when(contradiction)
-        .then(pl.lit(CHECKSUMS_CONTRADICT))
-        .when(plain & sketched & (sketch < UNSEEN_SKETCH))
-        .then(pl.lit(UNSEEN_BY_SKETCH))
-        .when(plain & ~sketched & unknown)
-        .then(pl.lit(CHECKSUMS_DIFFER_ONLY))
-        .when(plain & ~sketched & ~measured)
-        .then(_unmeasured())
-        .when(plain & ~sketched & (statistics == 0) & pl.col("moved"))
-        .then(pl.lit(WITHIN_ROUNDING))
-        .when(plain & ~sketched & (statistics == 0) & ~same_scalar)
-        .then(pl.lit(UNSEEN)),
-    )
     return [
-        (same | empty | (same_scalar & open_)).alias("identical"),
+        (same | empty | (pl.col("same_scalar") & usable)).alias("identical"),
         error.alias("error"),
         kind.alias("error_kind"),
         uncertainty.alias("error_uncertainty"),
-        reason.alias("reason"),
     ]
+
+
+#: Reasons by number: conditions on numbers are quicker than on texts.
+_REASONS = (
+    None,
+    CHECKSUMS_CONTRADICT,
+    UNSEEN_BY_SKETCH,
+    CHECKSUMS_DIFFER_ONLY,
+    WITHIN_ROUNDING,
+    UNSEEN,
+)
+_UNMEASURED = len(_REASONS)
+
+
+def _reason(table: pl.DataFrame) -> pl.Series:
+    """Why a record's error is what it is; what its status gave as reason stands."""
+    plain = pl.col("usable") & ~pl.col("same") & ~pl.col("empty")
+    sketched, statistics = pl.col("sketched"), pl.col("statistics")
+
+    def number(reason: str) -> pl.Expr:
+        return pl.lit(_REASONS.index(reason), pl.UInt8)
+
+    numbers = table.select(
+        pl.when(pl.col("contradiction"))
+        .then(number(CHECKSUMS_CONTRADICT))
+        .when(plain & sketched & (pl.col("sketch_error") < UNSEEN_SKETCH))
+        .then(number(UNSEEN_BY_SKETCH))
+        .when(plain & ~sketched & pl.col("unknown"))
+        .then(number(CHECKSUMS_DIFFER_ONLY))
+        .when(plain & ~sketched & statistics.is_null())
+        .then(pl.lit(_UNMEASURED, pl.UInt8))
+        .when(plain & ~sketched & (statistics == 0) & pl.col("moved"))
+        .then(number(WITHIN_ROUNDING))
+        .when(plain & ~sketched & (statistics == 0) & ~pl.col("same_scalar"))
+        .then(number(UNSEEN))
+        .otherwise(pl.lit(0, pl.UInt8))
+    ).to_series()
+    reason = pl.Series("reason", [*_REASONS, None], dtype=pl.String).gather(numbers)
+    rows = (numbers == _UNMEASURED).arg_true()
+    if len(rows):
+        reason = reason.scatter(rows, table[rows].select(_unmeasured()).to_series())
+    given = table.get_column("reason")
+    return (
+        reason if given.null_count() == len(given) else given.zip_with(given.is_not_null(), reason)
+    )
 
 
 def _unmeasured() -> pl.Expr:
@@ -314,4 +401,5 @@ def _unmeasured() -> pl.Expr:
         .when(nothing[1])
         .then(pl.lit(NO_STATISTICS["target"]))
         .otherwise(pl.lit(NO_STATISTICS["common"]))
+        .alias("reason")
     )

@@ -173,8 +173,8 @@ class Summary:
         if numbers["max_error"] is not None:
             self.max_error = max(self.max_error or 0.0, numbers["max_error"])
         self.steps.update(table.get_column("step").unique())
-        odd = table.get_column("slot").filter(~table.get_column("slot").is_in(SLOTS))
-        self.slots.update(dict(odd.value_counts().iter_rows()))
+        slots = table.get_column("slot").value_counts().iter_rows()
+        self.slots.update({slot: count for slot, count in slots if slot not in SLOTS})
 
     def finish(self) -> None:
         """Note what only the whole says."""

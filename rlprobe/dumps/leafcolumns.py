@@ -97,13 +97,15 @@ def columns(
 
 
 def _numbers(values: list[Number]) -> pl.Series:
-    clean = [v if v.__class__ is float or v is None else number(v, "a statistic") for v in values]
-    return _series(clean, pl.Float64)
+    try:
+        return _series(values, pl.Float64)
+    except (TypeError, OverflowError):  # a text, a list or a huge integer among them
+        return _series([number(v, "a statistic") for v in values], pl.Float64)
 
 
 def _series(values: list[Any], dtype: Any, name: str = "") -> pl.Series:
     """A column; one of nothing but nulls, of which a dump has several, is not looked through."""
-    if values and values.count(None) == len(values):
+    if values and values[0] is None and values.count(None) == len(values):
         return pl.Series(name, [None], dtype=dtype).new_from_index(0, len(values))
     return pl.Series(name, values, dtype=dtype)
 
