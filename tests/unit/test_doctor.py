@@ -45,6 +45,7 @@ def test_a_laptop_is_well(config: Callable[..., Path]) -> None:
     assert "verl 0.9.1" in {i.found for i in items if i.name == "target environment"}
 
 
+@pytest.mark.slow
 def test_a_side_on_this_machine_is_entered_and_tried(config: Callable[..., Path]) -> None:
     """Real imports, a product and a collective of two processes; and a device that is not here."""
     pytest.importorskip("verl")
@@ -152,6 +153,7 @@ def test_the_versions_in_an_image_are_read_from_its_labels(
     assert versions == {"verl": "0.9.1"}
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_line_an_item_and_fails_with_them(
     config: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

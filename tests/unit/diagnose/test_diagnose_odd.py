@@ -24,6 +24,7 @@ def test_the_family_is_as_large_as_it_says() -> None:
     assert {odd.name for odd in FAMILY} >= NAMED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", FAMILY, ids=lambda odd: odd.name)
 def test_no_wrong_class_is_asserted(align: Align, odd: Odd) -> None:
     device = Device(split=True, faults=odd.faults(), stage=odd.stage)

@@ -369,6 +369,7 @@ def test_key_data_that_no_manifest_lists_is_refused(committed):
         run.key_data()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swaps", [True, False], ids=["swap", "two renames"])
 def test_a_replacement_killed_anywhere_keeps_the_old_run_or_has_the_new(
     committed, store, scratch, tmp_path, monkeypatch, swaps
