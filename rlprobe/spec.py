@@ -7,6 +7,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
+from rlprobe import stages
 from rlprobe.capture import session
 from rlprobe.config import (
     CaptureSection,
@@ -113,6 +114,8 @@ class RunSpec:
     replay_of: str | None = None
     #: What a refining run keeps tensors of; None for every other run.
     suspects: Suspects | None = None
+    #: ``replay``, or ``compare``: the engine is led through the recorded rollouts.
+    generation: str = "replay"
     #: The benchmark keeps its models' state at the start of captured steps; replays load it there.
     rejoin: bool = False
     #: The framework's own checkpoint that the run begins from.
@@ -129,6 +132,8 @@ class RunSpec:
         capture = self.capture.model_dump(mode="json")
         capture["stages"] = sorted(self.stages)
         del capture["budget_mib"]
+        if not self.forces:
+            del capture["forced_samples"], capture["forced_tokens"]
         declared: dict[str, Any] = {
             "role": self.role,
             "framework": self.framework,
@@ -161,6 +166,8 @@ class RunSpec:
             declared["perturbed"] = self.perturbed
         if self.suspects is not None:
             declared["suspects"] = self.suspects.declared()
+        if self.forces:
+            declared["generation"] = self.generation
         if self.joined_steps:
             declared["rejoin"] = True
         if self.identities.checkpoint is not None:
@@ -176,6 +183,11 @@ class RunSpec:
             return ()
         # the first step of a run begins from what both sides load themselves
         return tuple(range(max(1, self.steps.start), self.steps.end + 1))
+
+    @property
+    def forces(self) -> bool:
+        """Whether this run's engine is led through the recorded responses."""
+        return stages.FORCED in self.stages
 
     @functools.cached_property
     def key(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlprobe.errors import ConfigError
 
 GENERATE = "actor_generate_sequences"
+FORCED = "forced_generation"
 REFERENCE = "reference_compute_log_prob"
 TEACHER = "teacher_compute_log_prob"
 LOG_PROB = "actor_compute_log_prob"
@@ -15,6 +16,7 @@ ACTOR_UPDATE = "actor_update"
 #: Canonical order within a step; every view, gate and diagnosis walks it in this order.
 STAGES: tuple[str, ...] = (
     GENERATE,
+    FORCED,
     REFERENCE,
     TEACHER,
     LOG_PROB,
@@ -26,12 +28,17 @@ STAGES: tuple[str, ...] = (
 #: Stages that change weights; the parameters' changes are records of these.
 UPDATE_STAGES: frozenset[str] = frozenset({CRITIC_UPDATE, ACTOR_UPDATE})
 
-#: Stages a replay runs itself: all but generation.
-TRAINING_STAGES: tuple[str, ...] = tuple(s for s in STAGES if s != GENERATE)
+#: Stages of the inference engine. A replay generates nothing; with ``generation: compare`` its
+#: engine is led through the recorded responses instead, as the benchmark's is.
+ENGINE_STAGES: tuple[str, ...] = (GENERATE, FORCED)
+
+#: Stages that the trainer runs, in a replay as well.
+TRAINING_STAGES: tuple[str, ...] = tuple(s for s in STAGES if s not in ENGINE_STAGES)
 
 #: The model each stage runs.
 MODEL_ROLE: dict[str, str] = {
     GENERATE: "actor",
+    FORCED: "actor",
     REFERENCE: "ref",
     TEACHER: "teacher",
     LOG_PROB: "actor",

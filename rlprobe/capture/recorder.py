@@ -168,6 +168,7 @@ class Recorder:
                 "adapter": adapter,
                 **({"samples": scope.generated} if scope.generated else {}),
                 **({"request": scope.request} if scope.request else {}),
+                **({"forward": list(scope.forward)} if scope.forward else {}),
             },
         )
 
@@ -246,6 +247,7 @@ class StageScope:
         generated: digests of the samples an entry of the generation stage made; a record's sample
             is that of the entry its call number lies in.
         request: of an engine's entry, the request that it served (see ``frameworks/engines``).
+        forward: of an engine's entry of one forward, its phase and the generated token it gives.
         calls: module calls that were captured, once the entry is over; None before.
     """
 
@@ -266,6 +268,7 @@ class StageScope:
         #: Digests of the samples that this entry generated, in the order of their forwards.
         self.generated: list[str] = []
         self.request: str | None = None
+        self.forward: tuple[str, int] | None = None
         self.calls: int | None = None
         self._micro_step = 0
         self._rows: dict[int, list[str]] = {}

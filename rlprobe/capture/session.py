@@ -50,6 +50,10 @@ class CaptureOptions:
     provenance: bool = True
     #: Generated tokens dumped in inference, inclusive; None dumps no inference layers.
     token_range: tuple[int, int] | None = None
+    #: Tokens of a response that the engine is made to decode one by one, and samples of a step that
+    #: it is led through (None: all), where the forced generation stage is captured.
+    forced_tokens: int = 0
+    forced_samples: int | None = None
     #: Only these modules (Hugging Face paths), by msprobe also what runs in them; empty: all.
     modules: tuple[str, ...] = ()
     #: Keep the tensors of those modules, with the light engine; used by refine.

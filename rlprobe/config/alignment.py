@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from rlprobe import stages
 from rlprobe.config import secrets
 from rlprobe.config.capture import CaptureSection
 from rlprobe.config.device import (
@@ -59,6 +60,13 @@ class Alignment(Section):
     recompute_rewards: bool = Field(
         default=False,
         description="Replays compute rewards anew instead of taking the recorded ones.",
+    )
+    generation: Literal["replay", "compare"] = Field(
+        default="replay",
+        description="replay: no replay starts an inference engine. compare: every side's engine is "
+        "led through the benchmark's prompts and responses (stage forced_generation: all of a "
+        "sample in one prefill, then its first tokens decoded one by one), and what it computes "
+        "is compared; training goes on with the recorded rollouts.",
     )
     overrides: tuple[str, ...] = Field(
         default=(),
@@ -121,6 +129,27 @@ class Alignment(Section):
         if self.entry_point is not None and self.framework != "verl":
             raise ValueError(
                 f"entry_point: {self.framework} is started by its own train.py; accepted: null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _engine_is_recorded(self) -> Alignment:
+        chosen = self.capture.stages
+        named = chosen != "all" and stages.FORCED in chosen
+        if self.generation == "compare" and not (named or chosen == "all"):
+            raise ValueError(
+                f"generation: compare records the stage {stages.FORCED}, which capture.stages "
+                f"leaves out; accepted: all, or a list with {stages.FORCED} in it"
+            )
+        if self.generation == "replay" and named:
+            raise ValueError(
+                f"capture.stages: {stages.FORCED} runs with generation: compare only, found "
+                "generation: replay"
+            )
+        if self.generation == "compare" and self.controls.rejoin:
+            raise ValueError(
+                "generation: compare with controls.rejoin: an engine has its weights before a "
+                "step's state is loaded; accepted: one of the two"
             )
         return self
 

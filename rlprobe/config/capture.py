@@ -87,6 +87,17 @@ class CaptureSection(Section):
         "inclusive, 0 being the prompt's forward; null records no inference layers.",
         examples=[[0, 1]],
     )
+    forced_samples: Annotated[int, Field(gt=0)] | None = Field(
+        default=8,
+        description="With generation: compare, how many of a step's samples each engine is led "
+        "through, the first recorded ones; null: all.",
+    )
+    forced_tokens: int = Field(
+        default=8,
+        gt=0,
+        description="With generation: compare, how many tokens of each of their responses are "
+        "decoded one by one.",
+    )
 
     budget_mib: Annotated[int, Field(gt=0)] | None = Field(
         default=None,

@@ -64,6 +64,8 @@ class First(msgspec.Struct, frozen=True):
     #: Each side's record: name, dtype, shape, max, min, mean, norm.
     benchmark: Values
     target: Values
+    #: Of forced generation, which forward it is of: prefill, prompt (before decoding) or decode.
+    phase: Literal["prefill", "prompt", "decode"] | None = None
 
 
 #: How a cause is known: seen in the operators that ran, made again by an experiment, the numbers

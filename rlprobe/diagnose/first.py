@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 import polars as pl
 
+from rlprobe import stages
 from rlprobe.diagnose.diagnosis import Cause, First, Values
 from rlprobe.diagnose.gate.evidence import Shut
 from rlprobe.diagnose.noise import plain
 from rlprobe.errors import ReplayError
-from rlprobe.judge import tokens
+from rlprobe.judge import forced, tokens
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.row import Row
@@ -24,6 +27,10 @@ def of(results: Results, step: Step, diverged: Finding, benchmark: Run) -> First
     assert origin is not None
     row = origin.row
     sample, token = _of_key_data(diverged)
+    forward = _forward(step, diverged, benchmark)
+    if forward is not None and (forward.phase == forced.DECODE or forward.sample != sample):
+        sample = forward.sample
+        token = forward.token if forward.phase == forced.DECODE else None
     if sample is None and isinstance(row.get("order"), int):
         # a stage without key data of its own: token sketches, where they were captured
         rank = diverged.rank or 0
@@ -41,7 +48,53 @@ def of(results: Results, step: Step, diverged: Finding, benchmark: Run) -> First
         token=token,
         benchmark=_side(row, "benchmark"),
         target=_side(row, "target"),
+        phase=_phase(diverged, forward),
     )
+
+
+def _forward(step: Step, diverged: Finding, benchmark: Run) -> forced.Forward | None:
+    """The forward of an engine that a record is of, where it was led through responses."""
+    if diverged.stage.name != stages.FORCED or diverged.origin is None:
+        return None
+    return forced.forward_of(benchmark, step.number, diverged.rank or 0, diverged.origin.row)
+
+
+def _phase(
+    diverged: Finding, forward: forced.Forward | None
+) -> Literal["prefill", "prompt", "decode"] | None:
+    """Of a record its forward's; of an engine's log-probs the one that they are of."""
+    names = {forced.log_probs(forced.PREFILL): "prefill", forced.log_probs(forced.DECODE): "decode"}
+    row = diverged.origin.row if diverged.origin is not None else {}
+    found = forward.phase if forward is not None else names.get(str(row.get("name")))
+    match found:
+        case "prefill" | "prompt" | "decode":
+            return found
+    return None
+
+
+def with_phases(step: Step, diverged: Finding, cause: Cause, benchmark: Run) -> Cause:
+    """The cause with what prefill and decoding say of each other, of forced generation."""
+    if diverged.stage.name != stages.FORCED:
+        return cause
+    rows = diverged.stage.rows.filter(pl.col("rank") == (diverged.rank or 0))
+    known = forced.forwards(benchmark, step.number, diverged.rank or 0)
+    apart = {int(n) for n in rows.filter(pl.col("beyond"))["micro_batch"].unique()}
+    said = []
+    for phase, what in _PHASES.items():
+        own = [number for number, forward in enumerate(known) if forward.phase == phase]
+        wrong = sum(number in apart for number in own)
+        if own:
+            said.append(
+                say("{what}: {wrong} of {count} part", what=what, wrong=wrong, count=len(own))
+            )
+    return msgspec.structs.replace(cause, evidence=[*cause.evidence, *said])
+
+
+_PHASES = {
+    forced.PREFILL: say("prefills of prompt and response"),
+    forced.PROMPT: say("prompts before decoding"),
+    forced.DECODE: say("decoded tokens"),
+}
 
 
 def _of_key_data(diverged: Finding) -> tuple[str | None, int | None]:
@@ -49,6 +102,8 @@ def _of_key_data(diverged: Finding) -> tuple[str | None, int | None]:
     found = [d for d in diverged.key_data if (d.error or any(d.lopsided)) and d.sample is not None]
     if not found:
         return None, None
+    beyond = {outcome.name for outcome in diverged.outcomes if outcome.excess > 1}
+    found = [d for d in found if d.name in beyond] or found
     worst = max(found, key=lambda d: (max(d.lopsided), d.error or 0.0))
     return worst.sample, worst.position
 

@@ -26,7 +26,7 @@ from rlprobe.diagnose.gate import Gate, check, dumps
 from rlprobe.diagnose.gate.evidence import Evidence
 from rlprobe.diagnose.gate.extent import coverage
 from rlprobe.diagnose.gate.steps import merged
-from rlprobe.judge import analysis, basis, decisive, extent, multiples, outline, tables
+from rlprobe.judge import analysis, basis, decisive, extent, forced, multiples, outline, tables
 from rlprobe.judge import curves as judge_curves
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.curves import NOT_JUDGED, Curve
@@ -162,6 +162,7 @@ class _Judged:
         profile = first.profile(self.results, self.step, diverged)
         cause = classify(self.step, diverged, _world_size(self.target), profile)
         cause = first.with_block(self.results, self.step, diverged, cause)
+        cause = first.with_phases(self.step, diverged, cause, self.benchmark)
         where = first.of(self.results, self.step, diverged, self.benchmark)
         assert diverged.origin is not None
         row = diverged.origin.row
@@ -204,6 +205,8 @@ class _Judged:
     ) -> Diagnosis:
         """The diagnosis, with the curves and how much was judged behind the verdict's sentence."""
         of_curves = sentence.of_curves(self.curves, self.controls)
+        engines = [forced.choices(self.step.key_data, phase) for phase in forced.PHASES]
+        of_curves += sentence.of_choices([found for found in engines if found is not None])
         return Diagnosis(
             verdict=verdict,
             sentence=text + of_curves + sentence.extent(extent.total(self.extents)),

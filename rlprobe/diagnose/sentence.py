@@ -18,6 +18,7 @@ from rlprobe.diagnose.diagnosis import (
 from rlprobe.judge.curves import JOINED, LEFT, NO_CONTROL, NOT_JUDGED, WITHIN, Curve
 from rlprobe.judge.decisive import DENSE, ELEMENTS, NORM, Measure
 from rlprobe.judge.extent import Extent
+from rlprobe.judge.forced import PREFILL, Choices
 from rlprobe.judge.inputs import Plan
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.said import (
@@ -160,6 +161,8 @@ def diverged(
     where = say("in the {operator}", operator=first.operator)
     if first.module:
         where = say("at {module} ({operator})", module=first.module, operator=first.operator)
+    if first.phase is not None:
+        where += _phase(first.phase, first.token)
     step = say("step {step}", step=first.step)
     if trainer_step is not None:
         step += say(" (trainer's {trainer_step})", trainer_step=trainer_step)
@@ -189,6 +192,40 @@ def diverged(
     elif before:
         text += say(" Steps {steps} before it agree.", steps=_numbers(before))
     return text
+
+
+def _phase(phase: str, token: int | None) -> Said:
+    """Which forward of an engine, after where it is."""
+    if phase == "decode" and token is not None:
+        return say(" when token {token} of a response is decoded", token=token)
+    if phase == "decode":
+        return say(" when responses are decoded")
+    if phase == "prompt":
+        return say(" in a prompt's forward")
+    return say(" in the prefill of prompt and response")
+
+
+def of_choices(found: Sequence[Choices]) -> Said:
+    """Where engines that were led through the same responses would have chosen other tokens.
+
+    Args:
+        found: of each phase; empty where no engine was led.
+    """
+    said = NOTHING_SAID
+    for choices in found:
+        near = sum(parting.near_tie for parting in choices.partings)
+        if not choices.partings:
+            continue
+        where = say("prefill") if choices.phase == PREFILL else say("decoding")
+        said += say(
+            " In {where} the engines would choose another token at {count} of {tokens:,} places, "
+            "{near} of them near ties.",
+            where=where,
+            count=len(choices.partings),
+            tokens=choices.tokens,
+            near=near,
+        )
+    return said
 
 
 def why(cause: Cause, messages: Mapping[str, Message] = {}) -> Said:

@@ -34,6 +34,8 @@ Array = npt.NDArray[Any]
 
 #: Key data that a stage computes, and the stage.
 OUTCOMES: dict[str, str] = {
+    "forced_prefill_log_probs": stages.FORCED,
+    "forced_decode_log_probs": stages.FORCED,
     "ref_log_prob": stages.REFERENCE,
     "ref_log_probs": stages.REFERENCE,
     "teacher_log_probs": stages.TEACHER,
@@ -57,6 +59,13 @@ GIVEN: dict[str, tuple[str | None, str]] = {
 REWARDS, ADVANTAGES = "token_level_rewards", "advantages"
 PROMPTS, RESPONSES, MASK, INPUT_IDS = "prompts", "responses", "attention_mask", "input_ids"
 TOKENS = (INPUT_IDS, PROMPTS, RESPONSES, MASK, "position_ids")
+#: What an engine would have chosen at each forced token, and by how much: a choice follows its
+#: log-probs by a comparison, so that it says nothing by itself.
+CHOICES: dict[str, str] = {
+    f"forced_{phase}_{what}": stages.FORCED
+    for phase in ("prefill", "decode")
+    for what in ("choices", "margins")
+}
 #: Stages of the other keys; what is in neither table belongs to the log-prob stage.
 _GIVEN = dict.fromkeys((REWARDS, ADVANTAGES, "rewards", "returns", "kl"), stages.ACTOR_UPDATE)
 #: A key that is written only where one schedule of micro-batches serves every stage, so that the
@@ -73,7 +82,7 @@ def stage_of(key: str) -> str:
     """The stage whose micro-batches a key's values are of."""
     if key in GIVEN:
         return GIVEN[key][1]
-    return OUTCOMES.get(key) or _GIVEN.get(key, stages.LOG_PROB)
+    return OUTCOMES.get(key) or CHOICES.get(key) or _GIVEN.get(key, stages.LOG_PROB)
 
 
 @dataclass(frozen=True)
@@ -282,6 +291,8 @@ class KeyData:
     @staticmethod
     def _of_sample(row: Row, sample: str, key: str, known: Mapping[str, _BatchRow]) -> Row:
         """A row whose sample is known, without its padding where the sample's tokens are."""
+        if stage_of(key) == stages.FORCED:  # never padded, and of the response's tokens alone
+            return replace(row, sample=sample, response_at=0)
         batch, index = known.get(sample, (None, 0))
         if batch is None:
             return replace(row, sample=sample)

@@ -13,6 +13,7 @@ import numpy as np
 from rlprobe.compare.samples.pairing import joined
 from rlprobe.dumps.key_data import (
     ADVANTAGES,
+    CHOICES,
     GIVEN,
     OUTCOMES,
     REWARDS,
@@ -26,7 +27,9 @@ from rlprobe.judge import fits
 if TYPE_CHECKING:
     from rlprobe.store.read import Run
 
-__all__ = ["ADVANTAGES", "GIVEN", "OUTCOMES", "REWARDS", "TOKENS", "Array", "Row", "stage_of"]
+__all__ = [
+    "ADVANTAGES", "CHOICES", "GIVEN", "OUTCOMES", "REWARDS", "TOKENS", "Array", "Row", "stage_of",
+]  # fmt: skip
 
 
 def names(run: Run) -> list[str]:

@@ -38,7 +38,7 @@ NO_PARTNER, OTHER_SHAPE, OTHER_KIND, UNREADABLE, NO_NUMBERS, BOTH_NONFINITE = (
 GIVEN, NOT_JOINED, AS_CHANGES, METRIC = "given", "not_joined", "as_changes", "metric"
 NO_TRAJECTORY = "no_trajectory"
 ALL_ZERO = "all_zero"
-NO_FLOOR, GENERATED = "no_floor", "generated"
+NO_FLOOR, GENERATED, CHOICE = "no_floor", "generated", "choice"
 UNJUDGED: dict[str, str] = {
     LATER_STEP: "of a captured step after the first, which inherits what updates differ by",
     AFTER_UPDATE: "after the stage's first update of weights, which it inherits",
@@ -57,5 +57,6 @@ UNJUDGED: dict[str, str] = {
     NOT_JOINED: "key data of which no row could be joined by sample",
     NO_FLOOR: "a result of a stage without floating-point forward records: nothing says how deep "
     "the model is, so that nothing bounds its round-off",
+    CHOICE: "what an engine would have chosen and by how much, which follows from its log-probs",
     GENERATED: "what was generated, and what was made of it: round-off may choose another token",
 }

@@ -202,6 +202,8 @@ def _unjudged(difference: Difference, stage: str) -> str:
     """Why key data that both sides have are held against nothing."""
     if difference.error is None:
         return reasons.NOT_JOINED
+    if difference.name in keydata.CHOICES:
+        return reasons.CHOICE
     own = keydata.OUTCOMES.get(difference.name) == stage
     return reasons.NO_FLOOR if own else reasons.GIVEN
 

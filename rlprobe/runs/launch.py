@@ -232,6 +232,8 @@ def _captured(spec: RunSpec, store: Path) -> CaptureOptions:
         configurations=capture.configurations,
         memory=capture.memory,
         token_range=capture.token_range if generates else None,
+        forced_tokens=capture.forced_tokens if spec.forces else 0,
+        forced_samples=capture.forced_samples if spec.forces else None,
         budget_mib=capture.budget_mib,
         **_kept(spec, store),
     )

@@ -88,6 +88,7 @@ def plan(
                 else code.of(alignment.framework, side, alignment.entry_point),
                 checkpoint=checkpoint,
             ),
+            generation=alignment.generation,
             rejoin=alignment.controls.rejoin,
             resume_from=alignment.resume_from,
             entry_point=alignment.entry_point,

@@ -63,6 +63,7 @@ ACCEPTED: dict[str, str] = {
     "model": " or ".join(_MODELS),
     "response_lengths": "equal or varied",
     "critic_head_bias": "true or false",
+    "generation": "replay or compare",
     "environment": "variables of the target's processes",
 }
 
@@ -128,6 +129,7 @@ def alignment(
         "data": {"train_files": "builtin:arithmetic"},
         "seed": seed,
         "steps": {"total": steps, "start": 0, "end": needs.get("captured", steps) - 1},
+        "generation": needs.get("generation", "replay"),
         "overrides": overrides,
         "capture": capture,
         "benchmark": device,
@@ -184,6 +186,7 @@ def check(needs: Mapping[str, Any]) -> None:
         ("updates", (1, 2, 4)),
         ("lora", (True, False)),
         ("rejoin", (True, False)),
+        ("generation", ("replay", "compare")),
     ):
         if key in needs and needs[key] not in known:
             refuse(key)

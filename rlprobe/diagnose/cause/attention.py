@@ -79,6 +79,8 @@ def _along(scene: Scene) -> list[Said]:
     """Where along sequences the result parts, in words."""
     said = []
     onset = [d for d in scene.finding.key_data if d.position is not None and d.error]
+    beyond = {outcome.name for outcome in scene.finding.outcomes if outcome.excess > 1}
+    onset = [d for d in onset if d.name in beyond] or onset  # what noise explains parts nowhere
     if onset:
         first = min(onset, key=lambda d: d.position or 0)
         said.append(

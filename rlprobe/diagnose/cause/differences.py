@@ -82,6 +82,17 @@ class Tokens:
 
 
 @dataclass(frozen=True)
+class Margins:
+    """By how much an engine's likeliest token leads, where both sides choose the same."""
+
+    #: Log-prob of the likeliest token less that of the second, of all tokens of a phase.
+    benchmark: Array
+    target: Array
+    #: Root mean square difference of a log-prob that noise explains, in nats.
+    noise: float
+
+
+@dataclass(frozen=True)
 class Parameters:
     """Gradients of many parameters: the rows that differ, statistics of both sides."""
 

@@ -10,10 +10,10 @@ import polars as pl
 
 from rlprobe.diagnose.cause import measure
 from rlprobe.diagnose.cause.around import Scene, Symptoms
-from rlprobe.diagnose.cause.differences import Array, Fact, Record, Tokens
+from rlprobe.diagnose.cause.differences import Array, Fact, Margins, Record, Tokens
 from rlprobe.diagnose.cause.hypotheses import subset, temperature
 from rlprobe.dumps.key_data import INPUT_IDS, RESPONSES
-from rlprobe.judge import execution, fits, given
+from rlprobe.judge import execution, fits, forced, given
 from rlprobe.judge.row import Row
 from rlprobe.judge.row import first as first_row
 from rlprobe.said import COMMA, NOTHING_SAID, Said, joined, of_side, say
@@ -40,7 +40,7 @@ def outcome(scene: Scene) -> Symptoms:
     for name in [*(n for n in moved if n in temperature.LOG_PROBS), *moved]:
         tokens = _tokens(scene, name)
         if tokens is not None and not found.differences:
-            found = Symptoms([tokens], _seen(scene, tokens, differ))
+            found = Symptoms([tokens, *_margins(scene, tokens)], _seen(scene, tokens, differ))
     if not found.seen:
         found.seen.append(
             say(
@@ -49,6 +49,22 @@ def outcome(scene: Scene) -> Symptoms:
             )
         )
     return found
+
+
+def _margins(scene: Scene, tokens: Tokens) -> list[Margins]:
+    """Of an engine that was led through responses: how far its choices lead."""
+    phase = next((p for p in forced.PHASES if forced.log_probs(p) == tokens.name), None)
+    found = [scene.step.key_data.get(f"forced_{phase}_{what}") for what in ("choices", "margins")]
+    if phase is None or found[0] is None or found[1] is None:
+        return []
+    same = {sample: b == t for sample, b, t in found[0].pairs}
+    parts = [(b[same[s]], t[same[s]]) for s, b, t in found[1].pairs if s in same]
+    if not parts:
+        return []
+    own = np.concatenate([b for b, _ in tokens.values])
+    noise = tokens.floor * float(np.sqrt(np.mean(own[np.isfinite(own)] ** 2)))
+    sides = [np.concatenate([pair[side] for pair in parts]) for side in (0, 1)]
+    return [Margins(sides[0], sides[1], noise)]
 
 
 def _tokens(scene: Scene, name: str) -> Tokens | None:

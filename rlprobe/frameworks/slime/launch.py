@@ -53,8 +53,14 @@ class SlimeFramework:
         """Refuse what slime's hooks do not do.
 
         Raises:
-            ConfigError: the run is to be joined to the benchmark's state.
+            ConfigError: the run is to be joined to the benchmark's state, or its engine to be led
+                through recorded responses.
         """
+        if spec.generation == "compare":
+            raise ConfigError(
+                "generation: compare: slime's SGLang servers cannot be led through recorded "
+                "responses; accepted with slime: replay"
+            )
         if spec.rejoin:
             raise ConfigError(
                 f"controls.rejoin: {spec.role}: slime's hooks neither keep nor load states; "

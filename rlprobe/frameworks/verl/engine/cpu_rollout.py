@@ -22,8 +22,15 @@ from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from rlprobe import stages
 from rlprobe.capture.recorder import Recorder, StageScope
 from rlprobe.errors import RunError
+from rlprobe.faults.declare import Site
+from rlprobe.faults.plant import planted, reference_of
+from rlprobe.frameworks.engines.forcing import KEY, PREFILL, Asked
+from rlprobe.frameworks.engines.forwards import ROLE
 from rlprobe.frameworks.verl import control
+from rlprobe.frameworks.verl.engine import forced
 from rlprobe.rollouts.digest import sample_digest
+
+_DTYPES = {"float32": torch.float32, "fp32": torch.float32, "float64": torch.float64}
 
 
 class CpuServer:
@@ -41,10 +48,12 @@ class CpuServer:
         self._requests = 0
         self._lock = asyncio.Lock()
         self._recorder: Recorder | None = None
+        self._forced_recorder: Recorder | None = None
         model_config = AutoConfig.from_pretrained(model_path)
         model_config._attn_implementation = attention
-        dtype = torch.float32 if config.dtype in ("float32", "fp32") else torch.bfloat16
-        self._model = AutoModelForCausalLM.from_config(model_config, dtype=dtype).eval()
+        self._model = AutoModelForCausalLM.from_config(
+            model_config, dtype=_DTYPES.get(config.dtype, torch.bfloat16)
+        ).eval()
         self._eos = model_config.eos_token_id
 
     async def load_weights(self, named: list[tuple[str, torch.Tensor]], step: int | None) -> int:
@@ -88,6 +97,9 @@ class CpuServer:
             raise RunError("generation was asked for before the policy's weights arrived")
         # one at a time: captured forwards of two requests must not interleave
         async with self._lock:
+            asked = Asked.of(sampling_params)
+            if asked is not None:
+                return self._led(list(prompt_ids), sampling_params, asked)
             return self._generate(request_id, list(prompt_ids), sampling_params)
 
     def _generator(self, request_id: str, prompt_ids: list[int]) -> torch.Generator:
@@ -135,6 +147,47 @@ class CpuServer:
             extra_fields={"global_steps": self._step},
         )
 
+    def _led(self, prompt_ids: list[int], sampling: dict[str, Any], asked: Asked) -> TokenOutput:
+        """Lead the model through a recorded response, each forward an entry of the stage."""
+        session = control.session()
+        if session is None:
+            raise RunError("an engine is led through responses in a run of an alignment only")
+        if self._forced_recorder is None:
+            self._forced_recorder = Recorder(
+                session, role=ROLE, rank=self._rank, world_size=1, layout={"backend": "cpu"}
+            )
+        recorder, (step, trainer_step) = self._forced_recorder, control.step()
+
+        @contextlib.contextmanager
+        def entered(phase: str, token: int) -> Iterator[None]:
+            with recorder.stage(stages.FORCED, step, trainer_step, self._model) as scope:
+                scope.micro_step(asked.number)
+                scope.forward = (phase, token)
+                scope.generated.append(asked.sample)
+                if phase == PREFILL:
+                    scope.samples([asked.sample])
+                yield
+
+        site = Site(
+            role="actor",
+            stage=stages.FORCED,
+            step=step,
+            model=self._model,
+            optimizer=None,
+            batch=asked,
+            rank=self._rank,
+            world_size=1,
+            config=self._config,
+            strength=session.fault_strength,
+        )
+        # of the policy alone: what is drawn from the rest of it is generation's business
+        plain = {"temperature": sampling.get("temperature", 1.0)}
+        with planted(reference_of(session.fault), site, session.fault_step):
+            answer = forced.led(
+                self._model, prompt_ids, asked, lambda logits: _distribution(logits, plain), entered
+            )
+        return TokenOutput(token_ids=[], extra_fields={KEY: answer.as_dict()})
+
     @contextlib.contextmanager
     def _captured(self) -> Iterator[StageScope | None]:
         """The generate stage around one request; the engine picks the tokens of the range."""
@@ -169,7 +222,10 @@ def _advice(unexpected: list[str]) -> str:
 
 
 def _distribution(logits: torch.Tensor, sampling: dict[str, Any]) -> torch.Tensor:
-    """Log-probs [vocabulary] that the next token is drawn from: temperature, top-k, top-p."""
+    """Log-probs [..., vocabulary] that a token is drawn from: temperature, top-k, top-p.
+
+    Top-k and top-p are of one token's logits, [vocabulary].
+    """
     temperature = sampling.get("temperature", 1.0) or 0
     if temperature > 0:
         logits = logits / temperature

@@ -18,6 +18,7 @@ from rlprobe.frameworks.verl.host import (
     assets,
     checkpoint,
     entrypoint,
+    forced,
     keys,
     megatron,
     plan,
@@ -69,6 +70,8 @@ class VerlFramework:
         """
         if spec.entry_point is None:  # one's own has a configuration of its own
             keys.require(spec.overrides, spec.framework_version)
+        if spec.generation == "compare":
+            forced.check(plan.from_overrides([*_base(spec), *_given(spec)]), spec.capture)
         backend = self.layout(spec).backend
         if spec.rejoin and backend not in _KEPT:
             raise ConfigError(
@@ -98,15 +101,16 @@ class VerlFramework:
         if megatron.chosen(_given(spec)):
             megatron.require_precision(spec)
         config = plan.from_overrides([*_base(spec), *_given(spec)])
-        found = plan.stages_of(config)
-        if spec.role != "benchmark":
-            return tuple(stage for stage in found if stage != stages.GENERATE)
-        if not _records_layers(spec):
-            return tuple(stage for stage in found if stage != stages.GENERATE)
-        return found
+        found = set(plan.stages_of(config))
+        if spec.role != "benchmark" or not _records_layers(spec):
+            found.discard(stages.GENERATE)
+        if spec.generation == "compare" and forced.computes(_engine_name(spec), spec.precision):
+            found.add(stages.FORCED)
+        return tuple(sorted(found, key=stages.order))
 
     def inference_not_recorded(self, spec: RunSpec) -> str | None:
-        """The CPU's own engine is always recorded, vLLM and SGLang where ``token_range`` is given.
+        """The CPU's own engine is always recorded, vLLM and SGLang where ``token_range`` is given,
+        or vLLM where it is led through the recorded responses.
 
         Their captured steps are slower, and need settings that the user has to agree to.
 
@@ -115,6 +119,10 @@ class VerlFramework:
                 with these settings.
         """
         engine = _engine_name(spec)
+        if spec.generation == "compare" and engine != engines.CPU:
+            config = plan.from_overrides([*_base(spec), *_given(spec)])
+            inference.require_settings(config, "generation: compare", "set generation to replay")
+            return None
         if spec.role != "benchmark" or engine == engines.CPU:
             return None
         if _records_layers(spec):
@@ -178,7 +186,7 @@ class VerlFramework:
             if megatron.chosen(_given(spec)):
                 modules.append(f"{_HOOKS}.cpu.megatron")
                 env |= megatron.CPU_ENVIRONMENT
-            if spec.replay_of is None and vllm.chosen(_given(spec)):
+            if _starts_engine(spec) and vllm.chosen(_given(spec)):
                 modules.append(f"{_HOOKS}.cpu.vllm")
                 env |= vllm.CPU_ENVIRONMENT
             env |= {"VERL_ENGINE_DEVICE": "cuda", "OMP_NUM_THREADS": "1", **on_loopback(spec)}
@@ -252,6 +260,11 @@ def _files(values: tuple[str, ...], directories: RunDirectories) -> str:
     return "[" + ",".join(_path(value, directories) for value in values) + "]"
 
 
+def _starts_engine(spec: RunSpec) -> bool:
+    """Whether the run has an inference engine: to generate, or to be led through rollouts."""
+    return spec.replay_of is None or spec.generation == "compare"
+
+
 def _engine_name(spec: RunSpec) -> str:
     config = plan.from_overrides([*_base(spec), *_given(spec)])
     return str(config["actor_rollout_ref"]["rollout"].get("name", ""))
@@ -306,7 +319,7 @@ def _cpu(spec: RunSpec) -> list[str]:
         "reward.num_workers=1",
         f"reward.reward_model.rollout.name={engines.CPU}",
         *(megatron.CPU_OVERRIDES if megatron.chosen(_given(spec)) else _FSDP_ON_CPU),
-        *(vllm.CPU_OVERRIDES if spec.replay_of is None and vllm.chosen(_given(spec)) else ()),
+        *(vllm.CPU_OVERRIDES if _starts_engine(spec) and vllm.chosen(_given(spec)) else ()),
     ]
 
 
@@ -340,10 +353,9 @@ def _enforced(spec: RunSpec, directories: RunDirectories) -> list[str]:
         )
     overrides += _reward(spec, directories)
     if spec.replay_of is not None:
-        overrides += [
-            f"actor_rollout_ref.rollout.name={engines.REPLAY}",
-            f"reward.reward_model.rollout.name={engines.REPLAY}",
-        ]
+        if not spec.forces:
+            overrides.append(f"actor_rollout_ref.rollout.name={engines.REPLAY}")
+        overrides.append(f"reward.reward_model.rollout.name={engines.REPLAY}")
         if not spec.recompute_rewards:
             # rewards come with the rollouts; each worker that computes none costs a start-up
             overrides.append("reward.num_workers=0")

@@ -18,7 +18,7 @@ from rlprobe.frameworks import progress
 from rlprobe.frameworks import recorded as recorded_rollouts
 from rlprobe.frameworks.verl import control, driver
 from rlprobe.frameworks.verl.engine import engines
-from rlprobe.frameworks.verl.replay import queue_replay, rollouts, transfer
+from rlprobe.frameworks.verl.replay import forced, queue_replay, rollouts, transfer
 from rlprobe.rollouts import Rollouts, hdf5, vendor
 
 
@@ -67,7 +67,7 @@ def around_generate(
         return output
     if hasattr(output, "__await__"):
         return _record_later(session, self, prompts, output)
-    _record(session, self, prompts, output)
+    _lead(session, self, _record(session, self, prompts, output), "generation")
     return output
 
 
@@ -100,11 +100,21 @@ def _records(session: Session) -> bool:
 
 async def _record_later(session: Session, manager: Any, prompts: Any, output: Any) -> Any:
     result = await output
-    _record(session, manager, prompts, result)
+    recorded = _record(session, manager, prompts, result)
+    if forced.wanted(session):
+        await forced.lead(session, manager, recorded, "generation")
     return result
 
 
-def _record(session: Session, manager: Any, prompts: Any, output: Any) -> None:
+def _lead(session: Session, manager: Any, recorded: Rollouts, source: str) -> None:
+    """Lead the engine through a step's rollouts, where that is asked for."""
+    if forced.wanted(session):
+        from verl.utils.ray_utils import auto_await
+
+        auto_await(forced.lead)(session, manager, recorded, source)
+
+
+def _record(session: Session, manager: Any, prompts: Any, output: Any) -> Rollouts:
     step, trainer_step = control.step()
     recorded = rollouts.from_batch(
         prompts,
@@ -118,6 +128,7 @@ def _record(session: Session, manager: Any, prompts: Any, output: Any) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     hdf5.write(directory / f"step{step}.h5", recorded)
     progress.report(session, stages.GENERATE, step, trainer_step, 0.0)
+    return recorded
 
 
 def _replay(session: Session, options: ReplayOptions, manager: Any, prompts: Any) -> Any:
@@ -128,6 +139,7 @@ def _replay(session: Session, options: ReplayOptions, manager: Any, prompts: Any
     if session.recompute_rewards or "rm_scores" not in output.batch.keys():  # noqa: SIM118
         rollouts.recompute_rewards(manager.reward_loop_worker_handles, prompts, output)
     _say_replayed(recorded, source)
+    _lead(session, manager, recorded, source)
     return output
 
 

@@ -1,0 +1,141 @@
+"""Forced generation: which forward of which sample a record is of, and where choices part.
+
+Every engine is led through the same responses (:mod:`rlprobe.frameworks.engines.forcing`), so the
+token that it would have chosen, the likeliest, is of the same context on both sides. Where a is the
+benchmark's choice and b the target's, log p(a) - log p(b) is at least the benchmark's margin there,
+and at most minus the target's: it moved by their sum at least. Where that is no more than log-probs
+differ by, a choice that parts is a near tie, decided by round-off, and no fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlprobe import stages
+from rlprobe.judge.fits import Pair
+from rlprobe.judge.keydata import Difference
+from rlprobe.judge.row import Row
+from rlprobe.store.read import Run
+
+#: Of a forward: the whole sample at once, the prompt before decoding, a decoded token.
+PREFILL, PROMPT, DECODE = "prefill", "prompt", "decode"
+#: What an engine answers of a sample.
+PHASES = (PREFILL, DECODE)
+#: Two log-probs move against each other; those of unlikely tokens more than the recorded one's.
+_MORE = 4.0
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One forward of an engine that is led through a response."""
+
+    sample: str
+    phase: str
+    #: The generated token that it gives, from 0; of a prefill the first.
+    token: int
+
+
+def log_probs(phase: str) -> str:
+    """Name of a phase's log-probs among key data."""
+    return f"forced_{phase}_log_probs"
+
+
+def forwards(run: Run, step: int, rank: int) -> list[Forward]:
+    """A process's forwards of a step in their order; empty where nothing says so."""
+    found = []
+    for line in run.manifest.volatile.get("captured") or ():
+        match line:
+            case {
+                "stage": stages.FORCED,
+                "step": int(at),
+                "rank": int(of),
+                "forward": [str(phase), int(token)],
+                "samples": [str(sample), *_],
+            } if (at, of) == (step, rank):
+                found.append(Forward(sample, phase, token))
+    return found
+
+
+def forward_of(run: Run, step: int, rank: int, row: Row) -> Forward | None:
+    """The forward that a row of the stage's table is of; None where that is not known."""
+    number = row.get("micro_batch")
+    known = forwards(run, step, rank) if isinstance(number, int) else []
+    return known[number] if isinstance(number, int) and number < len(known) else None
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Two engines would have chosen another token, after the same tokens."""
+
+    sample: str
+    #: Token of the response, from 0.
+    token: int
+    benchmark: int
+    target: int
+    #: By how much log p(benchmark's) - log p(target's) moved at the least.
+    moved: float
+    #: Whether that is within what log-probs differ by.
+    near_tie: bool
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The tokens that both engines would have chosen in one phase of a step."""
+
+    phase: str
+    #: Tokens of how many samples.
+    tokens: int
+    samples: int
+    #: Largest difference of a recorded token's log-prob.
+    largest: float
+    #: Places at which a choice parts, the first of each sample first.
+    partings: tuple[Parting, ...]
+
+    @property
+    def first(self) -> dict[str, Parting]:
+        """Of each sample that parts, where it does first."""
+        found: dict[str, Parting] = {}
+        for parting in self.partings:
+            found.setdefault(parting.sample, parting)
+        return found
+
+
+def choices(key_data: Mapping[str, Difference], phase: str) -> Choices | None:
+    """What both engines would have chosen; None where it is not among both sides' key data.
+
+    Args:
+        key_data: differences of a step by name.
+        phase: of :data:`PHASES`.
+    """
+    wanted = [f"forced_{phase}_{what}" for what in ("log_probs", "choices", "margins")]
+    if any(name not in key_data for name in wanted):
+        return None
+    pairs = [{s: (b, t) for s, b, t in key_data[name].pairs} for name in wanted]
+    shared = [s for s, _, _ in key_data[wanted[1]].pairs if all(s in known for known in pairs)]
+    with np.errstate(invalid="ignore"):
+        apart = [np.abs(t - b) for b, t in (pairs[0][s] for s in shared)]
+    finite = [float(row[np.isfinite(row)].max(initial=0.0)) for row in apart]
+    largest = max(finite, default=0.0)
+    found = [
+        parting
+        for sample in shared
+        for parting in _partings(sample, pairs[1][sample], pairs[2][sample], largest)
+    ]
+    return Choices(phase, sum(map(len, apart)), len(shared), largest, tuple(found))
+
+
+def _partings(
+    sample: str,
+    chosen: Pair,
+    margins: Pair,
+    largest: float,
+) -> Iterator[Parting]:
+    for token in np.flatnonzero(chosen[0] != chosen[1]):
+        moved = float(margins[0][token] + margins[1][token])
+        yield Parting(
+            sample, int(token), int(chosen[0][token]), int(chosen[1][token]), moved,
+            moved <= _MORE * largest,
+        )  # fmt: skip
