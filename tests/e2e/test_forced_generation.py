@@ -92,7 +92,7 @@ def test_a_temperature_applied_twice_is_named(pipeline: Pipeline, faults: Path) 
     first, cause = diagnosis.first, diagnosis.cause
     assert first is not None and cause is not None, diagnosis.sentence
     assert (first.stage, first.module, first.phase) == (stages.FORCED, None, "prefill")
-    assert cause.class_ == "sampling_semantics" and "0.7 times" in cause.statement, cause
+    assert cause.class_ == "sampling_semantics" and "at 0.7 times" in cause.statement, cause
 
 
 @pytest.mark.long

@@ -65,11 +65,8 @@ def answered(
     found = {}
     for what, (b, t) in sides.items():
         name = f"forced_decode_{what}"
-        rows = [
-            [Row("a", first, 0, 0), Row("b", b, 0, 0)]
-            for first in (b, t)
-        ]  # fmt: skip
-        found[name] = keydata.compare(*rows, name, 0)
+        own, other = ([Row("a", first, 0, 0), Row("b", b, 0, 0)] for first in (b, t))
+        found[name] = keydata.compare(own, other, name, 0)
     return found
 
 
