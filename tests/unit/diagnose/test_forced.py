@@ -65,8 +65,8 @@ def answered(
     found = {}
     for what, (b, t) in sides.items():
         name = f"forced_decode_{what}"
-        own, other = ([Row("a", first, 0, 0), Row("b", b, 0, 0)] for first in (b, t))
-        found[name] = keydata.compare(own, other, name, 0)
+        left, right = ([Row("a", first, 0, 0), Row("b", b, 0, 0)] for first in (b, t))
+        found[name] = keydata.compare(left, right, name, 0)
     return found
 
 
