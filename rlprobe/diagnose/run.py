@@ -205,8 +205,7 @@ class _Judged:
     ) -> Diagnosis:
         """The diagnosis, with the curves and how much was judged behind the verdict's sentence."""
         of_curves = sentence.of_curves(self.curves, self.controls)
-        engines = [forced.choices(self.step.key_data, phase) for phase in forced.PHASES]
-        of_curves += sentence.of_choices([found for found in engines if found is not None])
+        of_curves += sentence.of_choices(forced.of_step(self.step))
         return Diagnosis(
             verdict=verdict,
             sentence=text + of_curves + sentence.extent(extent.total(self.extents)),

@@ -3,8 +3,8 @@
 Every engine is led through the same responses (:mod:`rlprobe.frameworks.engines.forcing`), so the
 token that it would have chosen, the likeliest, is of the same context on both sides. Where a is the
 benchmark's choice and b the target's, log p(a) - log p(b) is at least the benchmark's margin there,
-and at most minus the target's: it moved by their sum at least. Where that is no more than log-probs
-differ by, a choice that parts is a near tie, decided by round-off, and no fault.
+and at most minus the target's: it moved by their sum at least. Where round-off explains as much, a
+choice that parts is a near tie, and no fault.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlprobe import stages
+from rlprobe.judge.analysis import Step
 from rlprobe.judge.fits import Pair
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.row import Row
@@ -24,7 +25,7 @@ from rlprobe.store.read import Run
 PREFILL, PROMPT, DECODE = "prefill", "prompt", "decode"
 #: What an engine answers of a sample.
 PHASES = (PREFILL, DECODE)
-#: Two log-probs move against each other; those of unlikely tokens more than the recorded one's.
+#: Two log-probs move against each other, and one token by more than the root mean square.
 _MORE = 4.0
 
 
@@ -77,7 +78,7 @@ class Parting:
     target: int
     #: By how much log p(benchmark's) - log p(target's) moved at the least.
     moved: float
-    #: Whether that is within what log-probs differ by.
+    #: Whether round-off explains that.
     near_tie: bool
 
 
@@ -91,6 +92,8 @@ class Choices:
     samples: int
     #: Largest difference of a recorded token's log-prob.
     largest: float
+    #: Root mean square difference that round-off explains, in nats.
+    noise: float
     #: Places at which a choice parts, the first of each sample first.
     partings: tuple[Parting, ...]
 
@@ -103,39 +106,50 @@ class Choices:
         return found
 
 
-def choices(key_data: Mapping[str, Difference], phase: str) -> Choices | None:
+def of_step(step: Step) -> list[Choices]:
+    """What both engines would have chosen in each phase of a judged step."""
+    finding = step.findings.get(stages.FORCED)
+    floors = {} if finding is None else {o.name: o.floor for o in finding.outcomes}
+    found = [choices(step.key_data, phase, floors.get(log_probs(phase), 0.0)) for phase in PHASES]
+    return [one for one in found if one is not None]
+
+
+def choices(key_data: Mapping[str, Difference], phase: str, floor: float) -> Choices | None:
     """What both engines would have chosen; None where it is not among both sides' key data.
 
     Args:
         key_data: differences of a step by name.
         phase: of :data:`PHASES`.
+        floor: relative L2 difference of the phase's log-probs that round-off explains.
     """
     wanted = [f"forced_{phase}_{what}" for what in ("log_probs", "choices", "margins")]
     if any(name not in key_data for name in wanted):
         return None
     pairs = [{s: (b, t) for s, b, t in key_data[name].pairs} for name in wanted]
     shared = [s for s, _, _ in key_data[wanted[1]].pairs if all(s in known for known in pairs)]
-    with np.errstate(invalid="ignore"):
-        apart = [np.abs(t - b) for b, t in (pairs[0][s] for s in shared)]
-    finite = [float(row[np.isfinite(row)].max(initial=0.0)) for row in apart]
-    largest = max(finite, default=0.0)
+    if not shared:
+        return None
+    own, other = (np.concatenate([pairs[0][s][side] for s in shared]) for side in (0, 1))
+    finite = np.isfinite(own) & np.isfinite(other)
+    largest = float(np.abs(other - own)[finite].max(initial=0.0))
+    noise = floor * float(np.sqrt(np.mean(own[finite] ** 2))) if finite.any() else 0.0
     found = [
         parting
         for sample in shared
-        for parting in _partings(sample, pairs[1][sample], pairs[2][sample], largest)
+        for parting in _partings(sample, pairs[1][sample], pairs[2][sample], noise)
     ]
-    return Choices(phase, sum(map(len, apart)), len(shared), largest, tuple(found))
+    return Choices(phase, len(own), len(shared), largest, noise, tuple(found))
 
 
 def _partings(
     sample: str,
     chosen: Pair,
     margins: Pair,
-    largest: float,
+    noise: float,
 ) -> Iterator[Parting]:
     for token in np.flatnonzero(chosen[0] != chosen[1]):
         moved = float(margins[0][token] + margins[1][token])
         yield Parting(
             sample, int(token), int(chosen[0][token]), int(chosen[1][token]), moved,
-            moved <= _MORE * largest,
+            moved <= _MORE * noise,
         )  # fmt: skip

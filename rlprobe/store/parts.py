@@ -115,24 +115,26 @@ def _generated(side: Path) -> list[dict[str, Any]]:
     others.
     """
     samples = {row.get("request"): row.get("sample") for _, row in _lines(side, "requests")}
-    known: dict[tuple[str, int, int], dict[int, Any]] = {}
+    known: dict[tuple[str, str, int, int], dict[int, Any]] = {}
     for origin, row in _lines(side, "captured"):
         match row:
             case {"request": str() as request, "step": int() as step, "rank": int() as rank}:
                 number = request.rpartition(":")[2]
                 if not number.isdecimal():
                     raise StoreError(f"{origin}: the request {request!r} has no number")
+                stage = str(row.get("stage"))
                 if request in samples:
-                    known.setdefault((origin.role, step, rank), {})[int(number)] = samples[request]
+                    numbered = known.setdefault((stage, origin.role, step, rank), {})
+                    numbered[int(number)] = samples[request]
     return [
         {
             "role": role,
             "step": step,
             "rank": rank,
-            "stage": stages.GENERATE,
+            "stage": stage,
             "samples": [numbered[n]],
         }
-        for (role, step, rank), numbered in known.items()
+        for (stage, role, step, rank), numbered in known.items()
         for n in itertools.takewhile(numbered.__contains__, itertools.count())
     ]
 

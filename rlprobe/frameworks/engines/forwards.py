@@ -17,7 +17,7 @@ from torch import nn
 from rlprobe import stages
 from rlprobe.capture.recorder import Recorder
 from rlprobe.errors import HookError
-from rlprobe.frameworks.engines import handover, marks
+from rlprobe.frameworks.engines import forcing, handover, marks
 
 #: Of the processes of an engine, apart from the training processes of the same ranks.
 ROLE = "rollout"
@@ -41,7 +41,7 @@ class Forwards:
 
     def __init__(self, engine: str) -> None:
         self._engine = engine
-        self._recorder: Recorder | None = None
+        self._recorders: dict[str, Recorder] = {}
         self._inside = False
 
     def run(
@@ -73,43 +73,52 @@ class Forwards:
             )
         mark, request = marked[0]
         first, last = given[0].capture.token_range or (0, -1)
-        if not first <= request.token <= last:
+        if not mark.phase and not first <= request.token <= last:
             return call()
         self._inside = True
         try:
-            return self._captured(mark, model, call)
+            return self._captured(mark, request, model, call)
         finally:
             self._inside = False
 
-    def _captured(self, mark: marks.Mark, model: Any, call: Callable[[], Any]) -> Any:
+    def _captured(
+        self, mark: marks.Mark, request: Request, model: Any, call: Callable[[], Any]
+    ) -> Any:
         if not isinstance(model, nn.Module):
             raise HookError(
                 f"{self._engine} runs its model as {type(model).__name__}, in which no module's "
                 "hooks run; set actor_rollout_ref.rollout.enforce_eager=true"
             )
-        recorder = self._recorder = self._recorder or self._make()
-        with recorder.stage(
-            stages.GENERATE, mark.step, mark.trainer_step, model, chosen_forwards=True
+        stage = stages.FORCED if mark.phase else stages.GENERATE
+        if stage not in self._recorders:
+            self._recorders[stage] = self._make(stage)
+        with self._recorders[stage].stage(
+            stage, mark.step, mark.trainer_step, model, chosen_forwards=True
         ) as scope:
             scope.micro_step(mark.number)
             scope.request = mark.request
+            if mark.phase:
+                prompt = mark.phase == forcing.DECODE and request.token == 0
+                scope.forward = (forcing.PROMPT if prompt else mark.phase, request.token)
             result = call()
-        if scope.calls == 0:
+        if scope.captured and scope.calls == 0:
             raise HookError(
                 f"{self._engine}: no module's hooks ran in a forward: it was compiled or is a "
                 "graph; set actor_rollout_ref.rollout.enforce_eager=true"
             )
         return result
 
-    def _make(self) -> Recorder:
+    def _make(self, stage: str) -> Recorder:
         given = handover.taken()
         assert given is not None
         session, replica = given
         rank = _rank()
+        # one replica is led through responses, whichever it is: the other side's may be another
+        first = 0 if stage == stages.FORCED else replica.number * replica.world_size
         return Recorder(
             session,
             role=ROLE,
-            rank=replica.number * replica.world_size + rank,
+            rank=first + rank,
             world_size=replica.world_size,
             layout={
                 "backend": self._engine,

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 _MARK = re.compile(
-    r"rlprobe:(?P<step>\d+):(?P<trainer_step>-?\d+):(?P<replica>\d+):(?P<number>\d+):"
+    r"rlprobe(?:-(?P<phase>prefill|decode))?:(?P<step>\d+):(?P<trainer_step>-?\d+):(?P<replica>\d+):(?P<number>\d+):"
 )
 
 
@@ -26,15 +26,20 @@ class Mark:
     replica: int
     #: Number of the request among those of its step and replica.
     number: int
+    #: ``prefill`` or ``decode`` of a recorded sample that the engine is led through; empty where it
+    #: generates. Samples are numbered by themselves.
+    phase: str = ""
 
     def on(self, request_id: str) -> str:
         """``request_id`` with this mark."""
-        return f"rlprobe:{self.step}:{self.trainer_step}:{self.replica}:{self.number}:{request_id}"
+        kind = f"rlprobe-{self.phase}" if self.phase else "rlprobe"
+        return f"{kind}:{self.step}:{self.trainer_step}:{self.replica}:{self.number}:{request_id}"
 
     @property
     def request(self) -> str:
         """Names the request within its run."""
-        return f"{self.step}:{self.replica}:{self.number}"
+        led = "forced:" if self.phase else ""
+        return f"{led}{self.step}:{self.replica}:{self.number}"
 
 
 def find(request_id: str) -> Mark | None:
@@ -42,4 +47,6 @@ def find(request_id: str) -> Mark | None:
     found = _MARK.match(request_id)
     if found is None:
         return None
-    return Mark(**{name: int(value) for name, value in found.groupdict().items()})
+    named = found.groupdict()
+    phase = named.pop("phase") or ""
+    return Mark(**{name: int(value) for name, value in named.items()}, phase=phase)

@@ -1,4 +1,4 @@
-"""vLLM and vLLM-Ascend: ``execute_model`` of the model runners.
+"""vLLM and vLLM-Ascend: ``execute_model`` of the model runners, and the sampler's choice.
 
 Both runners of vLLM are wrapped (the newer is ``vllm.v1.worker.gpu.model_runner``), and with them
 vLLM-Ascend's, which are their subclasses. The model is looked up at every forward and hooks live
@@ -14,12 +14,14 @@ from types import ModuleType
 from typing import Any
 
 from rlprobe.errors import HookError
-from rlprobe.frameworks.engines import handover
+from rlprobe.frameworks.engines import forcing, handover, marks
 from rlprobe.frameworks.engines.eager import without_dynamo
 from rlprobe.frameworks.engines.forwards import Forwards, Request
 from rlprobe.frameworks.wrap import Around, wrap_family
 
 CLASS = "GPUModelRunner"
+#: Method of the runner that samples, and the class that chooses.
+SAMPLE, SAMPLER = "_sample", "Sampler"
 
 _forwards = Forwards("vllm")
 
@@ -37,7 +39,21 @@ def patch(module: ModuleType) -> None:
         "load_model": around_load_model,
         "execute_model": around_execute_model,
     }
+    if callable(getattr(runner, SAMPLE, None)):  # the newer runner has another sampler
+        hooks[SAMPLE] = around_sample
     wrap_family(runner, hooks, framework="vllm")
+
+
+def patch_sampler(module: ModuleType) -> None:
+    """Wrap ``Sampler.sample``: the place where a token is chosen, before its log-prob is taken.
+
+    Raises:
+        HookError: there is none.
+    """
+    sampler = getattr(module, SAMPLER, None)
+    if sampler is None:
+        raise HookError(f"{module.__name__} has no {SAMPLER}; this vLLM cannot be led")
+    wrap_family(sampler, {"sample": around_choice}, framework="vllm")
 
 
 def around_load_model(
@@ -61,9 +77,54 @@ def around_execute_model(
     output = kwargs.get("scheduler_output", args[0] if args else None)
     return _forwards.run(
         getattr(self, "model", None),
-        lambda: _requests(self, output),
+        lambda: _noted(self, _requests(self, output)),
         lambda: original(self, *args, **kwargs),
     )
+
+
+def _noted(runner: Any, requests: list[Request]) -> list[Request]:
+    """The requests, of which the sampler will want to know which token each is at."""
+    runner._rlprobe_requests = requests
+    return requests
+
+
+def around_sample(
+    original: Callable[..., Any], self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Sample; of a request that is led through a response, the token of the response."""
+    _next[:] = [_forced(self, request) for request in getattr(self, "_rlprobe_requests", ())]
+    try:
+        return original(self, *args, **kwargs)
+    finally:
+        _next.clear()
+
+
+#: The token of each request of the batch that is sampled now; None: what the sampler draws.
+_next: list[int | None] = []
+
+
+def _forced(runner: Any, request: Request) -> int | None:
+    mark = marks.find(request.id)
+    if mark is None or mark.phase != forcing.DECODE:
+        return None
+    given = runner.requests[request.id].sampling_params.extra_args or {}
+    tokens = given.get(forcing.KEY) or ()
+    return int(tokens[request.token]) if request.token < len(tokens) else None
+
+
+def around_choice(
+    original: Callable[..., Any], self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Draw, and put the token of the response in the place of the one that was drawn.
+
+    Log-probs are taken afterwards, of the distribution that was drawn from: temperature and
+    everything else that the sampler does are in them.
+    """
+    sampled, processed = original(self, *args, **kwargs)
+    for row, token in enumerate(_next):
+        if token is not None:
+            sampled[row] = token
+    return sampled, processed
 
 
 def _requests(runner: Any, output: Any) -> list[Request]:

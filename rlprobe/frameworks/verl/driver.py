@@ -58,7 +58,7 @@ def _require_hooks(config: Any) -> None:
 
 
 def _require_inference(session: Session, config: Any) -> None:
-    if inference.wanted(session):
+    if inference.wanted(session) or inference.led(session):
         from omegaconf import OmegaConf
 
         inference.require(session, OmegaConf.to_container(config, resolve=True))

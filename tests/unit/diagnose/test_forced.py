@@ -15,6 +15,8 @@ from rlprobe.diagnose.cause.hypothesis import UNKNOWN, fits, weigh
 from rlprobe.judge import forced, keydata
 from rlprobe.judge.keydata import Row
 
+#: Relative L2 difference of log-probs that round-off explains.
+FLOOR = 1e-6
 RANDOM = np.random.default_rng(7)
 
 
@@ -71,14 +73,14 @@ def answered(
 
 
 def test_where_no_choice_parts_nothing_is_said() -> None:
-    found = forced.choices(answered(), "decode")
+    found = forced.choices(answered(), "decode", FLOOR)
     assert found is not None and (found.tokens, found.samples, found.partings) == (8, 2, ())
     assert sentence.of_choices([found]) == ""
-    assert forced.choices(answered(), "prefill") is None
+    assert forced.choices(answered(), "prefill", FLOOR) is None
 
 
 def test_a_choice_that_parts_within_what_log_probs_differ_by_is_a_near_tie() -> None:
-    found = forced.choices(answered(1e-6, [5, 6, 7, 9], [0.5, 0.4, 0.3, 3e-7]), "decode")
+    found = forced.choices(answered(1e-6, [5, 6, 7, 9], [0.5, 0.4, 0.3, 3e-7]), "decode", FLOOR)
     assert found is not None
     (parting,) = found.partings
     assert (parting.sample, parting.token, parting.benchmark, parting.target) == ("a", 3, 8, 9)
@@ -87,11 +89,19 @@ def test_a_choice_that_parts_within_what_log_probs_differ_by_is_a_near_tie() -> 
 
 
 def test_a_choice_that_was_clear_and_parts_is_none() -> None:
-    found = forced.choices(answered(1e-6, [5, 1, 2, 8], [0.5, 0.4, 1e-7, 2e-7]), "decode")
+    found = forced.choices(answered(1e-6, [5, 1, 2, 8], [0.5, 0.4, 1e-7, 2e-7]), "decode", FLOOR)
     assert found is not None
     assert [p.near_tie for p in found.partings] == [False, False]
     assert found.first["a"].token == 1, "the first of a sample"
     assert "2 of 8 places, 0 of them near ties" in sentence.of_choices([found])
+
+
+def test_what_a_fault_moves_is_no_near_tie_however_far_it_moves_log_probs() -> None:
+    found = forced.choices(answered(0.5, [5, 6, 1, 8], [0.5, 0.4, 0.2, 2e-7]), "decode", FLOOR)
+    assert found is not None and found.largest == pytest.approx(0.5)
+    assert [p.near_tie for p in found.partings] == [False]
+    told = forced.choices(answered(1e-6, [5, 6, 7, 9], [0.5, 0.4, 0.3, 3e-7]), "decode", 0.0)
+    assert told is not None and not told.partings[0].near_tie, "nothing says what round-off makes"
 
 
 LEADS = RANDOM.exponential(1.0, 64)

@@ -22,6 +22,11 @@ def wanted(session: Session | None) -> bool:
     )
 
 
+def led(session: Session | None) -> bool:
+    """Whether a session's engine is led through recorded responses."""
+    return session is not None and stages.FORCED in session.capture.stages
+
+
 def require(session: Session, config: Mapping[str, Any]) -> None:
     """Refuse settings under which an engine's forwards could not be dumped, or not by sample.
 
@@ -34,6 +39,8 @@ def require(session: Session, config: Mapping[str, Any]) -> None:
     """
     if wanted(session):
         require_settings(config, "actor_infer_dump", "switch actor_infer_dump off")
+    elif led(session):
+        require_settings(config, "generation: compare", "set generation to replay")
 
 
 def require_settings(config: Mapping[str, Any], asking: str, otherwise: str) -> None:

@@ -20,8 +20,9 @@ from typing import Any
 from rlprobe.capture.session import Session
 from rlprobe.errors import HookError
 from rlprobe.frameworks.engines import handover, marks
+from rlprobe.frameworks.engines.forcing import Asked
 from rlprobe.frameworks.verl import control
-from rlprobe.frameworks.verl.engine import inference
+from rlprobe.frameworks.verl.engine import inference, vllm_forced
 from rlprobe.rollouts.digest import sample_digest
 
 #: Of the names of Ray actors that serve another model than the policy.
@@ -43,7 +44,7 @@ def patch(module: ModuleType, class_name: str) -> None:
     if not missing:
         for name, around in hooks.items():
             _wrap(cls, name, around)
-    elif inference.wanted(control.session()):
+    elif inference.wanted(control.session()) or inference.led(control.session()):
         raise HookError(
             f"{class_name} has no coroutine {', '.join(missing)}: inference layers cannot be "
             "dumped; switch actor_infer_dump off"
@@ -94,6 +95,10 @@ async def around_generate(
     if session is None or not session.capture.wants_step(control.step()[0]):
         return await original(self, *args, **kwargs)
     call = inspect.signature(original).bind(self, *args, **kwargs)
+    if (asked := Asked.of(call.arguments["sampling_params"])) is not None:
+        return await vllm_forced.led(session, self, _served(self).lock, call.arguments, asked)
+    if not inference.wanted(session):
+        return await original(self, *args, **kwargs)
     served = _served(self)
     async with served.lock:
         step, trainer_step = control.step()
@@ -133,7 +138,7 @@ def _served(server: Any) -> _Served:
 def _session() -> Session | None:
     """The session, where it dumps what this server's engine runs."""
     session = control.session()
-    if session is None or not inference.wanted(session):
+    if session is None or not (inference.wanted(session) or inference.led(session)):
         return None
     import ray
 
