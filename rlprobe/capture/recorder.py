@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +313,11 @@ class StageScope:
             _, size = key_data.write(root, name, self._step, rank, index, value, samples)
         self._recorder._budget.add(size)
 
+    def given(self, data: Mapping[str, Any]) -> None:
+        """What the stage was given (tensors or lists of them, by name), for a trace's origins."""
+        if self._trace is not None:
+            self._trace.given(data)
+
     def rows(self, samples: list[str], micro_step: int) -> None:
         """The samples of a micro-batch, in its order; they name the rows of its key data."""
         self._rows[micro_step] = samples
@@ -333,7 +338,7 @@ class StageScope:
             optimizer: Megatron's, of which the gradients are copies or shards of the model's.
         """
         if self._trace is not None and kind == "grad_reduced":
-            self._trace.update()
+            self._trace.update(self._models)
         if self._updates is not None:
             with self._unwatched():
                 self._updates.gradients(self._models, kind, optimizer)

@@ -12,7 +12,7 @@ from rlprobe.diagnose.run import diagnose
 from rlprobe.errors import NotComparableError
 from rlprobe.judge import extent, reasons
 from rlprobe.judge.extent import Extents
-from rlprobe.refine.refined import sharpened
+from rlprobe.refine.decide import sharpened
 
 _log = logging.getLogger(__name__)
 

@@ -101,7 +101,7 @@ def _fail(directory: Path, part: str, said: str) -> None:
 def _stand(directory: Path) -> None:
     """The diagnosis as it is, with what kept it from being refined."""
     from rlprobe.diagnose import diagnosis
-    from rlprobe.refine.refined import unrefined
+    from rlprobe.refine.decide import unrefined
 
     said = [
         f"{path.stem.removeprefix('failed-')}: {path.read_text(encoding='utf-8').strip()}"
@@ -113,7 +113,7 @@ def _stand(directory: Path) -> None:
 
 def _run(args: argparse.Namespace, jobs: Jobs) -> int:
     from rlprobe.diagnose import diagnosis
-    from rlprobe.refine import refined, suspects
+    from rlprobe.refine import decide, refined, suspects
     from rlprobe.roles import REPEAT, TARGET
     from rlprobe.runs.launch import launch
     from rlprobe.runs.suspects import SIDES, refining
@@ -153,7 +153,7 @@ def _run(args: argparse.Namespace, jobs: Jobs) -> int:
     found = refined.refine(plan, plan.suspects, *sides)
     refined.write(directory, found)
     before = diagnosis.current(directory)
-    sharper = refined.sharpened(directory, before)
+    sharper = decide.sharpened(directory, before)
     write_json(directory / diagnosis.REFINED / diagnosis.NAME, sharper.as_dict())
     cause = sharper.as_dict()["cause"]
     if args.json:
@@ -166,7 +166,7 @@ def _run(args: argparse.Namespace, jobs: Jobs) -> int:
 def _await(args: argparse.Namespace, directory: Path, plan: Plan) -> int:
     """The benchmark's half is not here: the diagnosis stands, with what is to be done."""
     from rlprobe.diagnose import diagnosis
-    from rlprobe.refine.refined import awaited
+    from rlprobe.refine.decide import awaited
 
     assert plan.suspects is not None
     where = plan.suspects.trace_module or f"the {plan.suspects.trace}"

@@ -40,9 +40,9 @@ class Side:
     """One side's run of the suspect."""
 
     again: Again | None
-    #: What it made in the run, and in fp64; None where it was not kept.
-    output: Array | None
-    wide: Array | None
+    #: What it made in the run, and in fp64, by output; None where one was not kept.
+    outputs: list[Array | None]
+    wide: list[Array | None]
 
 
 def judge(benchmark: Side, target: Side) -> Experiments:
@@ -103,10 +103,17 @@ def _nearer(found: Experiments, benchmark: Side, target: Side) -> None:
                     failed=side.again.wide_failed,
                 )
             )
-    arrays = [benchmark.output, target.output, benchmark.wide, target.wide]
-    if any(a is None for a in arrays) or len({a.shape for a in arrays if a is not None}) != 1:
+    kept = [
+        [a for a in arrays if a is not None]
+        for arrays in zip(
+            benchmark.outputs, target.outputs, benchmark.wide, target.wide, strict=False
+        )
+    ]
+    whole = [four for four in kept if len(four) == 4 and len({a.shape for a in four}) == 1]
+    if not whole:
         return
-    own_b, own_t, wide_b, wide_t = (a for a in arrays if a is not None)
+    # of several outputs the one that differs most: others may agree
+    own_b, own_t, wide_b, wide_t = max(whole, key=lambda four: _size(four[0], four[1]))
     apart, differ = _error(own_b, own_t), _error(wide_b, wide_t)
     if not apart or not np.isfinite(apart):
         return
@@ -133,6 +140,12 @@ def _nearer(found: Experiments, benchmark: Side, target: Side) -> None:
     found.evidence.append(said)
     if found.cause is None and found.ratio > R_LIMIT:
         found.cause, found.statement = "implementation", said
+
+
+def _size(one: Array, other: Array) -> float:
+    """Their difference, to compare outputs by: what is not finite differs most."""
+    size = _error(one, other)
+    return size if np.isfinite(size) else float("inf")
 
 
 def _error(exact: Array, other: Array) -> float:

@@ -6,6 +6,7 @@ moves elements moves them. What has no meaning of its own is another implementat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rlprobe.judge.roundoff import UNIT
@@ -49,6 +50,8 @@ _RANDOM = frozenset({
     "rand", "rand_like", "randn", "randn_like", "bernoulli", "native_dropout", "dropout", "uniform",
     "normal", "random", "_fused_dropout",
 })  # fmt: skip
+#: Namespaces of collectives.
+_COLLECTIVES = ("c10d::", "_c10d_functional::")
 #: Lowest value from which on a tensor that is added is a mask.
 _MASKED = -1e4
 
@@ -62,6 +65,13 @@ def of_name(name: str) -> str | None:
     """The cause class that a name stands for."""
     lowered = name.lower()
     return next((cause for word, cause in _WORDS if word in lowered), None)
+
+
+def of_batch(name: str) -> str:
+    """The cause class of an entry of the batch that a stage was given otherwise."""
+    if "mask" in name:
+        return "label_or_mask_shift"
+    return "position" if "position" in name else "data"
 
 
 def of_scalar(op: Operator, argument: str) -> str:
@@ -97,7 +107,11 @@ def of_operators(operators: Sequence[Operator], around: bool = False) -> str:
         return "implementation"
     if names & _RANDOM:
         return "nondeterministic"
-    if around and all(_is_whole(value) for op in working for value in op.outputs):
+    if any(op.name.startswith(_COLLECTIVES) for op in working):
+        return "reduction"
+    made = [value for op in working for value in op.outputs]
+    # one whole number is a count, and no labels
+    if around and all(map(_is_whole, made)) and any(map(_is_several, made)):
         return "label_or_mask_shift"
     if names <= _CASTS:
         shorter = any(_unit(v) > min(map(_unit, op.inputs), default=1.0)
@@ -123,6 +137,10 @@ def _of_numbers(working: Sequence[Operator], names: set[str]) -> str:
 
 def _is_whole(value: Value) -> bool:
     return value.dtype.startswith(("torch.int", "torch.uint", "torch.bool"))
+
+
+def _is_several(value: Value) -> bool:
+    return math.prod(value.shape) > 1
 
 
 def _by_number(op: Operator) -> bool:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.refine import meaning
+from rlprobe.refine.difference import IMPLEMENTATION, Difference, apart, number
+from rlprobe.refine.entering import entering
 from rlprobe.refine.pairing import Apart, Both, pair, scalars
 from rlprobe.refine.trace import Operator, Trace, Value, error, measurable
 from rlprobe.said import NOTHING_SAID, Said, exactly, listed, of_side, say
@@ -24,22 +26,7 @@ _GROWTH = 8.0
 _MOST = 8
 #: Operators of one stretch that are named.
 _NAMED = 6
-#: Values that the comparison has judged already.
-_INHERITED = ("input ", "module ", "model output ")
 _LEFT = ("pin_memory", "device", "layout", "memory_format", "non_blocking", "generator")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One thing that differs between the traces."""
-
-    #: Class of :mod:`rlprobe.causes`.
-    cause: str
-    said: Said
-    #: Whether numbers differ from here on.
-    effective: bool
-    #: ``scalar``, ``value``, ``format``, ``operators`` or ``kernel``.
-    kind: str
 
 
 @dataclass
@@ -55,26 +42,41 @@ class Observed:
         return next((d for d in self.differences if d.effective), None)
 
 
-def observe(benchmark: Trace, target: Trace) -> Observed:
-    """Compare the traces of one suspect on two sides."""
+def observe(benchmark: Trace, target: Trace, noise: float = 0.0) -> Observed:
+    """Compare the traces of one suspect on two sides.
+
+    Args:
+        benchmark, target: the traces.
+        noise: relative difference that agreeing values have by the time they enter the trace.
+    """
     sides = benchmark.live(), target.live()
     found = Observed(operators=(len(sides[0]), len(sides[1])))
     if target.kind == "update":
         found.differences += _settings(benchmark, target)
-    steps = [step for way in (True, False) for step in pair(*(_way(s, way) for s in sides))]
-    for step in steps:
-        if len(found.differences) >= _MOST:
-            break
+        steps = pair(*sides)  # in the order they ran: gradients are added up before the step
+    else:
+        steps = [step for way in (True, False) for step in pair(*(_way(s, way) for s in sides))]
+    for at, step in enumerate(steps):
         if isinstance(step, Apart):
-            found.differences.append(_apart(step, target.kind == "outputs"))
+            differs = _is_carried(step, steps[at + 1 :], (benchmark, target), noise)
+            _add(found, [_apart(step, target.kind == "outputs", differs)])
         else:
-            found.differences += _both(step, sides[1])
+            _add(found, _both(step, sides[1], noise))
     return found
+
+
+def _add(found: Observed, differences: list[Difference]) -> None:
+    """Take what is not said yet; of what changes no number, half as much."""
+    for difference in differences:
+        listed = [d for d in found.differences if d.effective or not difference.effective]
+        said = any(d.said == difference.said for d in found.differences)
+        if not said and len(listed) < (_MOST if difference.effective else _MOST // 2):
+            found.differences.append(difference)
 
 
 def _settings(benchmark: Trace, target: Trace) -> list[Difference]:
     """What the optimizer was told otherwise, in the first step in which it was."""
-    for number, (b, t) in enumerate(zip(benchmark.settings, target.settings, strict=False)):
+    for step, (b, t) in enumerate(zip(benchmark.settings, target.settings, strict=False)):
         found = [
             Difference(
                 "optimizer",
@@ -82,10 +84,10 @@ def _settings(benchmark: Trace, target: Trace) -> list[Difference]:
                     "{name} {target} on the target instead of {benchmark} in group {group} of the "
                     "optimizer, step {number}",
                     name=name,
-                    target=_number(other.get(name)),
-                    benchmark=_number(one.get(name)),
+                    target=number(other.get(name)),
+                    benchmark=number(one.get(name)),
                     group=group,
-                    number=number,
+                    number=step,
                 ),
                 True,
                 "scalar",
@@ -107,7 +109,7 @@ def _way(operators: list[Operator], forward: bool) -> list[Operator]:
     return [op for op in operators if (op.direction == "forward") is forward]
 
 
-def _apart(step: Apart, around: bool) -> Difference:
+def _apart(step: Apart, around: bool, differs: bool) -> Difference:
     lone = [side for side in (step.benchmark, step.target) if _working(side)]
     if len(lone) == 1:
         who = "target" if step.target and lone[0] is step.target else "benchmark"
@@ -120,20 +122,52 @@ def _apart(step: Apart, around: bool) -> Difference:
         )
         cause = meaning.of_operators(lone[0], around)
     elif not lone:
-        cause = "implementation"
+        cause = IMPLEMENTATION
         said = say(
             "views differ: {target} on the target, {benchmark} on the benchmark",
             target=_listed(step.target) or say("none"),
             benchmark=_listed(step.benchmark) or say("none"),
         )
     else:
-        cause = "implementation"
+        cause = IMPLEMENTATION
         said = say(
             "the target runs {target} where the benchmark runs {benchmark}",
             target=_listed(step.target),
             benchmark=_listed(step.benchmark),
         )
-    return Difference(cause, said, bool(lone), "operators")
+    return Difference(cause, said, bool(lone) and differs, "operators")
+
+
+def _is_carried(
+    step: Apart, later: list[Both | Apart], traces: tuple[Trace, Trace], noise: float
+) -> bool:
+    """Whether what other operators made differs where both sides use it next.
+
+    Other operators that make the same numbers are no cause. Where nothing that both sides run uses
+    what they made, nothing is known, and they may be one.
+    """
+    made = [
+        {value.value for op in side for value in op.outputs}
+        for side in (step.benchmark, step.target)
+    ]
+    pairs = [
+        (one, other)
+        for both in later
+        if isinstance(both, Both)
+        for one, other in zip(both.benchmark.inputs, both.target.inputs, strict=False)
+    ]
+    pairs += zip(*(trace.outputs for trace in traces), strict=False)
+    used = [(one, other) for one, other in pairs if one.value in made[0] or other.value in made[1]]
+    return not used or any(_differ(one, other, 0.0, noise) for one, other in used)
+
+
+def _differ(one: Value, other: Value, explained: float, noise: float) -> bool:
+    """Whether two values differ by more than round-off, noise and their inputs explain."""
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return True
+    size = error(one, other)
+    unit = max(UNIT.get(one.dtype, 0.0), UNIT["torch.float32"])
+    return size is not None and size > _KERNEL * unit + max(noise, _GROWTH * explained)
 
 
 def _working(operators: list[Operator]) -> bool:
@@ -149,13 +183,13 @@ def _listed(operators: list[Operator]) -> Said:
 def _with_numbers(op: Operator) -> str:
     """An operator with those of its arguments that say something."""
     said = [
-        f"{argument.name}={_number(argument.scalar)}"
+        f"{argument.name}={number(argument.scalar)}"
         for argument in op.arguments
         if not argument.tensors and not argument.default and argument.name not in _LEFT
         and argument.scalar not in (None, [])
     ]  # fmt: skip
     said += [
-        f"{argument.name}={_number((argument.tensors[0].elements or [None])[0])}"
+        f"{argument.name}={number((argument.tensors[0].elements or [None])[0])}"
         for argument in op.arguments
         if len(argument.tensors) == 1 and len(argument.tensors[0].elements or ()) == 1
     ]
@@ -164,22 +198,19 @@ def _with_numbers(op: Operator) -> str:
     return f"{op.name}({', '.join(said)}){op.said.removeprefix(op.name)}"
 
 
-def _number(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _both(step: Both, after: list[Operator]) -> list[Difference]:
+def _both(step: Both, after: list[Operator], noise: float) -> list[Difference]:
     b, t = step.benchmark, step.target
     given = _inputs_differ(b, t)
-    changed = _changed(b, t, 0.0, given)
+    changed = _changed(b, t, 0.0, given, noise)
     found = _formats(b, t, changed)
-    found += _scalars(b, t, changed, after)
-    found += _given(b, t, changed)
-    own = _is_own(b, t, given) and meaning.plain(t) not in meaning._VIEWS
-    if not found and own and _changed(b, t, given, given):
+    found += _scalars(b, t, changed, after, noise)
+    found += entering(b, t, changed, noise)
+    same = _is_own(b, t, given) and scalars(b) == scalars(t)
+    own = same and meaning.plain(t) not in meaning._VIEWS
+    if not found and own and _changed(b, t, given, given, 0.0):
         found.append(
             Difference(
-                "implementation",
+                IMPLEMENTATION,
                 say(
                     "{operator} is given the same on both sides and makes something else: its "
                     "results differ by {size}",
@@ -205,7 +236,7 @@ def _is_own(b: Operator, t: Operator, given: float) -> bool:
     return given <= _KERNEL * max([*units, UNIT["torch.float32"]])
 
 
-def _changed(b: Operator, t: Operator, explained: float, given: float) -> bool:
+def _changed(b: Operator, t: Operator, explained: float, given: float, noise: float) -> bool:
     """Whether results differ by more than a difference of their inputs and round-off explain.
 
     Args:
@@ -213,15 +244,13 @@ def _changed(b: Operator, t: Operator, explained: float, given: float) -> bool:
         explained: difference of the inputs that is taken to explain one of the results.
         given: difference of the inputs. What nobody knows the size of (a mask's largest numbers
             have no sketch) is a difference of the operator's own only where they are equal.
+        noise: by which values may differ that agree.
     """
     for one, other in zip(b.outputs, t.outputs, strict=False):
         size = error(one, other)
         if size == float("inf") and not measurable(one, other) and given > 0:
             continue
-        if one.dtype != other.dtype or one.shape != other.shape:
-            return True
-        unit = max(UNIT.get(one.dtype, 0.0), UNIT["torch.float32"])
-        if size is not None and size > _KERNEL * unit + _GROWTH * explained:
+        if _differ(one, other, explained, noise):
             return True
     return False
 
@@ -253,7 +282,7 @@ def _formats(b: Operator, t: Operator, changed: bool) -> list[Difference]:
         if one.shape != other.shape:
             return [
                 Difference(
-                    "implementation",
+                    IMPLEMENTATION,
                     say(
                         "{operator} works on shape {target} on the target and {benchmark} on the "
                         "benchmark",
@@ -272,19 +301,23 @@ def _short(dtype: str) -> str:
     return dtype.removeprefix("torch.")
 
 
-def _scalars(b: Operator, t: Operator, changed: bool, after: list[Operator]) -> list[Difference]:
+def _scalars(
+    b: Operator, t: Operator, changed: bool, after: list[Operator], noise: float
+) -> list[Difference]:
     one, other = dict(scalars(b)), dict(scalars(t))
+    # what code took off a tensor has the tensor's noise; what is written down has none
+    allowed = max(noise, _KERNEL * UNIT["torch.float32"]) if noise else 0.0
     found = []
     for name in [*other, *(n for n in one if n not in other)]:
-        if name in _LEFT or one.get(name) == other.get(name):
+        if name in _LEFT or not apart(one.get(name), other.get(name), allowed):
             continue
         cause = meaning.of_scalar(t, name)
         use = _use(t, after)
         said = say(
             "{name} {target} on the target instead of {benchmark} in {before}{operator}",
             name=_named(name, t, use),
-            target=_number(other.get(name)),
-            benchmark=_number(one.get(name)),
+            target=number(other.get(name)),
+            benchmark=number(one.get(name)),
             before=_before(use),
             operator=t.said,
         )
@@ -318,44 +351,3 @@ def _use(op: Operator, operators: list[Operator]) -> str | None:
     later = (o for o in operators if o.n > op.n and o.direction == op.direction)
     user = next((o for o in later if made & {v.value for v in o.inputs}), None)
     return None if user is None else meaning.plain(user)
-
-
-def _given(b: Operator, t: Operator, changed: bool) -> list[Difference]:
-    """Values that no traced operator made: parameters, buffers, constants, masks."""
-    found = []
-    for one, other in zip(b.arguments, t.arguments, strict=False):
-        for v, w in zip(one.tensors, other.tensors, strict=False):
-            if v.origin is None or w.origin is None or one.name != other.name:
-                continue
-            if w.origin.startswith(_INHERITED):
-                continue
-            size = error(v, w)
-            if not size or size <= _KERNEL * UNIT.get(v.dtype, 0.0):
-                continue
-            found.append(_outside(t, other.name, v, w, size, changed))
-    return found
-
-
-def _outside(op: Operator, name: str, v: Value, w: Value, size: float, changed: bool) -> Difference:
-    known = w.origin if w.origin != "elsewhere" else None
-    cause = meaning.of_name(name) or (meaning.of_name(known) if known else None)
-    if meaning.is_mask(v) and meaning.is_mask(w):
-        cause = "mask"
-    if v.elements and w.elements and len(w.elements) == 1:
-        said = say(
-            "{name} {target} on the target instead of {benchmark} in {operator}",
-            name=name,
-            target=_number(w.elements[0]),
-            benchmark=_number(v.elements[0]),
-            operator=op.said,
-        )
-        return Difference(cause or "hyperparameter", said, changed, "value")
-    how = say(" by {size:.2g}", size=size) if size != float("inf") else NOTHING_SAID
-    said = say(
-        "{value}, given to {operator} as {name}, differs{how}",
-        value=known or say("a value from elsewhere"),
-        operator=op.said,
-        name=name,
-        how=how,
-    )
-    return Difference(cause or "unknown", said, changed, "value")

@@ -10,8 +10,6 @@ import msgspec
 import numpy as np
 import polars as pl
 
-from rlprobe.diagnose import sentence
-from rlprobe.diagnose.diagnosis import OBSERVED, REPRODUCED, Cause, Diagnosis
 from rlprobe.documents import structfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.dumps.tensors import source
@@ -20,14 +18,13 @@ from rlprobe.dumps.tensors.spans import spans
 from rlprobe.dumps.tensors.tensorfile import TensorFileError
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
-from rlprobe.judge.inputs import Results
-from rlprobe.refine import experiments, substitution, trace
+from rlprobe.judge.origin import LOSS
+from rlprobe.refine import experiments, trace
+from rlprobe.refine.difference import IMPLEMENTATION, Difference
 from rlprobe.refine.look import Look, look
 from rlprobe.refine.observe import Observed, observe
-from rlprobe.refine.substitution import Substituted
 from rlprobe.refine.suspects import Plan
-from rlprobe.roles import BENCHMARK, TARGET
-from rlprobe.said import NOTHING_SAID, Message, Said, kept, replaced, restored, say
+from rlprobe.said import NOTHING_SAID, Message, Said, kept, restored, say
 from rlprobe.spec import Suspects
 from rlprobe.store.read import Run
 
@@ -112,7 +109,7 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
             judged = found
     kept = sum(len(side.named) for side in sides)
     left_out = sum(side.left_out for side in sides)
-    watched = _observed(sides)
+    watched = _observed(sides, plan.noise)
     if judged is None and watched is None:
         raise DumpError(
             f"{suspects.stage}: {suspects.record} was kept on "
@@ -146,21 +143,21 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
         tokens=judged.rows,
         channels=judged.channels,
         records=shown,
-        observed=None if watched is None else _seen(watched, sides, suspects),
+        observed=None if watched is None else _seen(watched, plan, suspects),
         tried=_tried(sides),
         operators=[] if watched is None else list(watched.operators),
     )
 
 
-def _observed(sides: list[_Side]) -> Observed | None:
+def _observed(sides: list[_Side], noise: float) -> Observed | None:
     """What the traces show; None where either side has none."""
     traces = [side.trace for side in sides]
     if traces[0] is None or traces[1] is None:
         return None
-    return observe(traces[0], traces[1])
+    return observe(traces[0], traces[1], noise)
 
 
-def _seen(watched: Observed, sides: list[_Side], suspects: Suspects) -> Seen | None:
+def _seen(watched: Observed, plan: Plan, suspects: Suspects) -> Seen:
     first = watched.first
     counts = " and ".join(map(str, watched.operators))
     if first is None:
@@ -182,7 +179,14 @@ def _seen(watched: Observed, sides: list[_Side], suspects: Suspects) -> Seen | N
         ),
         *(say("the traces also differ in: {said}", said=said) for said in others),
     ]
-    return Seen(first.cause, first.said + where, [*evidence])
+    return Seen(_class(first, plan), first.said + where, [*evidence])
+
+
+def _class(first: Difference, plan: Plan) -> str:
+    """The class of a difference, where its place says more than that operators differ."""
+    if first.cause == IMPLEMENTATION and first.kind != "kernel" and plan.origin == LOSS:
+        return "loss"
+    return first.cause
 
 
 def _tried(sides: list[_Side]) -> Seen | None:
@@ -263,15 +267,17 @@ class _Side:
         return numbers(tensor.view().reshape(-1), tensor.dtype, True).reshape(tensor.shape)
 
     def experiment(self) -> experiments.Side:
-        """What running the suspect again left, of its first output."""
+        """What running the suspect again left, by output."""
         assert self.trace is not None
         again = self.trace.again
         wide = again.wide_data if again is not None else []
-        outputs = self.trace.outputs
         return experiments.Side(
             again,
-            self._kept(outputs[0].data, outputs[0].shape) if outputs else None,
-            self._kept(wide[0], again.wide[0].shape) if again and wide else None,
+            [self._kept(value.data, value.shape) for value in self.trace.outputs],
+            [
+                self._kept(data, value.shape)
+                for data, value in zip(wide, again.wide if again else [], strict=False)
+            ],
         )
 
     def _kept(self, data: str | None, shape: list[int]) -> np.ndarray[Any, Any] | None:
@@ -300,117 +306,3 @@ def read(directory: Path) -> Refined | None:
         return structfile.load(path, Refined, (FORMAT,), again="refine again")
     except DocumentError as error:
         raise DumpError(f"{path} {error}; refine again") from error
-
-
-def sharpened(directory: Path, diagnosis: Diagnosis) -> Diagnosis:
-    """A diagnosis with what an earlier refinement of the same runs found.
-
-    Raises:
-        DumpError: ``refined.json`` or ``alignment.json`` is damaged.
-    """
-    refined = read(directory)
-    if refined is None:
-        return diagnosis
-    runs = Results.open(directory).plan.runs
-    found = sharpen(diagnosis, refined, (runs[BENCHMARK].key, runs[TARGET].key))
-    after = substitution.read(directory)
-    return found if after is None or found is diagnosis else _and_after(found, after)
-
-
-def _and_after(diagnosis: Diagnosis, after: Substituted) -> Diagnosis:
-    """The diagnosis with what is left when the suspect's outputs are the benchmark's."""
-    cause = diagnosis.cause
-    assert cause is not None
-    fuller = msgspec.structs.replace(cause, evidence=[*cause.evidence, after.said])
-    text = diagnosis.sentence
-    if after.agrees is False:
-        where = after.next_module or after.next_record
-        text += f" There is a second difference in {after.stage}, at {where}."
-    return msgspec.structs.replace(diagnosis, cause=fuller, sentence=text)
-
-
-def sharpen(diagnosis: Diagnosis, refined: Refined, keys: tuple[str, str]) -> Diagnosis:
-    """The diagnosis with what the closer look shows, if it is of the runs that were diagnosed.
-
-    What was observed or reproduced takes the place of what statistics are consistent with; all
-    else is evidence.
-    """
-    cause, first = diagnosis.cause, diagnosis.first
-    if cause is None or first is None or (refined.benchmark, refined.target) != keys:
-        return diagnosis
-    if first.stage != refined.stage:
-        return diagnosis
-    evidence = list(cause.evidence)
-    for seen in (refined.observed, refined.tried):
-        evidence += [] if seen is None else map(refined.said, seen.evidence)
-    evidence += [
-        say("tensors of {record}: {line}", record=refined.record, line=refined.said(line))
-        for line in refined.evidence
-    ]
-    found = _decided(cause, refined, _floor(diagnosis))
-    sharper = msgspec.structs.replace(found, evidence=evidence)
-    text = replaced(
-        restored(diagnosis.sentence, diagnosis.messages),
-        sentence.why(cause, diagnosis.messages),
-        sentence.why(sharper, diagnosis.messages),
-    )
-    return msgspec.structs.replace(diagnosis, cause=sharper, sentence=text)
-
-
-def unrefined(diagnosis: Diagnosis, failed: list[str]) -> Diagnosis:
-    """A diagnosis that could not be refined, with the reasons among its evidence."""
-    cause = diagnosis.cause
-    if cause is None:
-        return diagnosis
-    said = [say("refining failed, {reason}", reason=reason) for reason in failed]
-    evidence = [*cause.evidence, *said]
-    return msgspec.structs.replace(
-        diagnosis, cause=msgspec.structs.replace(cause, evidence=evidence)
-    )
-
-
-def awaited(diagnosis: Diagnosis, plan: Plan) -> Diagnosis:
-    """A diagnosis whose refinement waits for the benchmark's half from its own site."""
-    cause = diagnosis.cause
-    if cause is None:
-        return diagnosis
-    said = (
-        "the cause can be looked at further: the target's operators and tensors are here, the "
-        f"benchmark's are to be made at its own site with `{plan.elsewhere}`; then here "
-        f"`{plan.afterwards}`"
-    )
-    fuller = msgspec.structs.replace(cause, evidence=[*cause.evidence, said])
-    return msgspec.structs.replace(diagnosis, cause=fuller)
-
-
-#: Observed, but no more than that operators differ: a law that the numbers obey says more.
-_VAGUE = "implementation"
-
-
-def _decided(cause: Cause, refined: Refined, floor: float | None) -> Cause:
-    """The best known cause, without its evidence."""
-    if not refined.repeated:
-        return cause
-    observed, tried = refined.observed, refined.tried
-    if tried is not None and tried.cause == "nondeterministic":
-        return Cause(tried.cause, REPRODUCED, refined.said(tried.statement), [])
-    if observed is not None and observed.cause not in ("unknown", _VAGUE):
-        return Cause(observed.cause, OBSERVED, refined.said(observed.statement), [])
-    if refined.cause is not None and refined.error is not None and floor is not None:
-        left = math.sqrt(max(refined.left, 0.0)) * refined.error / floor if floor else 0.0
-        if left <= 1.0 or refined.left == 0.0:
-            law = refined.said(refined.law)
-            said = say("{law}; {left:.2g} of the noise floor is left", law=law, left=left)
-            return Cause(refined.cause, REPRODUCED, said, [])
-    if cause.class_ != "unknown":
-        return cause
-    if observed is not None and observed.cause == _VAGUE:
-        return Cause(observed.cause, OBSERVED, refined.said(observed.statement), [])
-    if tried is not None and tried.cause != "unknown":
-        return Cause(tried.cause, REPRODUCED, refined.said(tried.statement), [])
-    return cause
-
-
-def _floor(diagnosis: Diagnosis) -> float | None:
-    floor = diagnosis.noise.get("first", {}).get("floor")
-    return float(floor) if isinstance(floor, (int, float)) else None

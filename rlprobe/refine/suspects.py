@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 
@@ -36,6 +37,10 @@ class Plan(msgspec.Struct, frozen=True):
     benchmark: str
     target: str
     reason: str = ""
+    #: What kind of thing parts (:mod:`rlprobe.judge.origin`, or an outcome of the stage).
+    origin: str = ""
+    #: Relative difference that values which agree may have where the suspect is.
+    noise: float = 0.0
     #: Where the benchmark was imported: the command for its site, and the one for here afterwards.
     elsewhere: str = ""
     afterwards: str = ""
@@ -66,7 +71,8 @@ def find(directory: Path, budget_mib: int) -> Plan:
     if diverged is None or diverged.origin is None:
         return nothing("no stage parts: there is nothing to look at again")
     origin = diverged.origin
-    late = (origin.row.get("phase") or 0) >= execution.GRADIENTS
+    # a module's own gradients of parameters come late and are made in its backward pass
+    late = (origin.row.get("phase") or 0) >= execution.GRADIENTS and origin.module is None
     kind = _traced(diverged, late)
     modules = _nearest(diverged) if late else _modules(diverged) or _nearest(diverged)
     micro_batch = origin.row.get("micro_batch")
@@ -86,7 +92,27 @@ def find(directory: Path, budget_mib: int) -> Plan:
         ),
         benchmark.key,
         target.key,
+        origin=origin.kind,
+        noise=_noise(diverged),
     )
+
+
+def _noise(diverged: Finding) -> float:
+    """The floor of the record that parts; outside modules the widest of the stage's activations.
+
+    What surrounds the model is given what all of it made, and the update all of its gradients.
+    """
+    assert diverged.origin is not None
+    own = diverged.origin.row.get("floor")
+    if diverged.origin.module is not None:
+        return float(own) if isinstance(own, float) and math.isfinite(own) else 0.0
+    within = diverged.stage.rows.filter(
+        pl.col("judged")
+        & pl.col("phase").is_in([execution.FORWARD, execution.BACKWARD])
+        & pl.col("floor").is_finite()
+    )
+    widest = within.get_column("floor").max()
+    return float(widest) if isinstance(widest, (int, float)) else 0.0
 
 
 def shared(plan: Plan, config: Path, directory: Path, store: Path) -> Plan:

@@ -133,16 +133,39 @@ _NOTHING = frozenset({
 def _needed(operators: list[Operator], outputs: list[Value]) -> list[Operator]:
     values = {value.value for value in outputs}
     storages = {value.storage for value in outputs}
+    numbers: set[float] = set()
     kept = []
     for op in reversed(operators):
         given = {value.storage for value in op.inputs}
         # in place: what it wrote lies in a storage that is read later
         writes = any(o.storage in given and o.storage in storages for o in op.outputs)
-        if writes or any(o.value in values for o in op.outputs):
+        if writes or any(o.value in values for o in op.outputs) or _taken(op) & numbers:
             kept.append(op)
             values |= {value.value for value in op.inputs}
             storages |= {value.storage for value in op.inputs}
+            numbers |= _numbers(op)
     return kept[::-1]
+
+
+#: Whole numbers up to this one are everywhere: that one is an argument says nothing of its origin.
+_SMALL = 2
+
+
+def _taken(op: Operator) -> set[float]:
+    """The number that code took off a tensor (``.item()``)."""
+    if op.name != "aten::_local_scalar_dense":
+        return set()
+    return {e for v in op.inputs for e in v.elements or () if _is_number(e)}
+
+
+def _numbers(op: Operator) -> set[float]:
+    return {a.scalar for a in op.arguments if _is_number(a.scalar)}
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return not (float(value).is_integer() and abs(value) <= _SMALL)
 
 
 def read(path: Path) -> Trace | None:

@@ -32,7 +32,7 @@ from rlprobe.files import replace_text
 from rlprobe.judge import tables
 from rlprobe.judge.inputs import NAME as PLAN
 from rlprobe.judge.inputs import Results
-from rlprobe.refine import refined, substitution, suspects
+from rlprobe.refine import decide, refined, substitution, suspects
 from rlprobe.roles import BENCHMARK, REPEAT, TARGET, is_perturbed
 from rlprobe.rollouts import hdf5
 from rlprobe.rollouts.model import Ragged
@@ -237,7 +237,7 @@ class Pipeline:
         ]
         refined.write(directory, refined.refine(plan_of, plan_of.suspects, *sides))
         self._substitute(trial, directory, plan_of, sides[0].key)
-        sharper = refined.sharpened(directory, judged.diagnosis)
+        sharper = decide.sharpened(directory, judged.diagnosis)
         text = json.dumps(sharper.as_dict(), indent=1)
         (directory / diagnosis.REFINED / diagnosis.NAME).write_text(text, encoding="utf-8")
 

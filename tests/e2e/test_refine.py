@@ -16,7 +16,7 @@ import pytest
 from rlprobe.cli import main
 from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.errors import ConfigError, DumpError
-from rlprobe.refine import refined, substitution, suspects
+from rlprobe.refine import decide, refined, substitution, suspects
 from rlprobe.runs.launch import launch
 from rlprobe.runs.plan import plan
 from rlprobe.runs.suspects import half, refining
@@ -113,7 +113,7 @@ def test_only_the_suspects_are_kept(sharper: Any) -> None:
 def test_tensors_name_what_sketches_could_only_suspect(sharper: Any) -> None:
     judged, _, found, _, _, _ = sharper
     before: Diagnosis = judged.diagnosis
-    after = refined.sharpened(judged.directory, before)
+    after = decide.sharpened(judged.directory, before)
     assert found.repeated, "capture has no effect: the same numbers as in the diagnosed runs"
     assert before.cause is not None and after.cause is not None
     assert after.cause.class_ == "layout"
@@ -148,7 +148,7 @@ def test_a_budget_that_is_too_small_says_so(sharper: Any) -> None:
 
 def test_a_refinement_of_other_runs_changes_nothing(sharper: Any) -> None:
     judged, _, found, _, _, _ = sharper
-    assert refined.sharpen(judged.diagnosis, found, ("a", "b")) is judged.diagnosis
+    assert decide.sharpen(judged.diagnosis, found, ("a", "b")) is judged.diagnosis
 
 
 def test_of_an_imported_benchmark_the_other_site_makes_its_half(sharper: Any) -> None:

@@ -15,7 +15,7 @@ from rlprobe.errors import UsageError
 from rlprobe.judge.inputs import Plan as Alignment
 from rlprobe.judge.inputs import Results
 from rlprobe.refine import suspects
-from rlprobe.refine.refined import awaited
+from rlprobe.refine.decide import awaited
 from rlprobe.report.commands import _waits
 from rlprobe.spec import Suspects
 

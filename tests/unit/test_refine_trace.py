@@ -15,7 +15,8 @@ from torch import Tensor, nn  # noqa: E402
 
 from rlprobe.errors import DumpError  # noqa: E402
 from rlprobe.refine import experiments, trace  # noqa: E402
-from rlprobe.refine.observe import Difference, Observed, observe  # noqa: E402
+from rlprobe.refine.difference import Difference  # noqa: E402
+from rlprobe.refine.observe import Observed, observe  # noqa: E402
 from tests.unit.capture_helpers import UPDATE, Tiny, rank_dir, recorder, tokens  # noqa: E402
 
 LAYER = "layers.1"
@@ -331,12 +332,12 @@ def test_a_race_does_not_repeat(tmp_path: Path) -> None:
     found, _ = run(tmp_path, wrapped(lambda y: y + 1e-3 * next(calls)))
     assert found.again.repeats is False and found.again.difference > 1e-4
     other, _ = run(tmp_path / "b")
-    side = experiments.Side(other.again, None, None)
-    judged = experiments.judge(side, experiments.Side(found.again, None, None))
+    side = experiments.Side(other.again, [], [])
+    judged = experiments.judge(side, experiments.Side(found.again, [], []))
     assert judged.cause == "nondeterministic" and "the target makes other numbers" in (
         judged.statement
     )
-    both = experiments.Side(found.again, None, None)
+    both = experiments.Side(found.again, [], [])
     assert experiments.judge(both, both).cause is None
 
 
@@ -348,11 +349,11 @@ def test_fp64_says_which_side_is_wrong() -> None:
     near, far = exact * (1 + 1e-7), exact + 1e-3 * rng.standard_normal(exact.shape)
     again = trace.Again(repeats=True, draws=False)
     side = experiments.Side
-    wrong = experiments.judge(side(again, near, exact), side(again, far, exact))
+    wrong = experiments.judge(side(again, [near], [exact]), side(again, [far], [exact]))
     assert wrong.cause == "implementation" and wrong.ratio is not None and wrong.ratio > 1000
-    other = experiments.judge(side(again, far, exact), side(again, near, exact))
+    other = experiments.judge(side(again, [far], [exact]), side(again, [near], [exact]))
     assert other.cause is None, "the benchmark is the one that is off"
-    another = experiments.judge(side(again, near, exact), side(again, far, far))
+    another = experiments.judge(side(again, [near], [exact]), side(again, [far], [far]))
     assert another.cause is None and "they compute something else" in another.evidence[-1]
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+import torch
+
 from rlprobe.faults.patching import blended, output_of
 from rlprobe.selftest import Site, fault
 
@@ -9,7 +11,7 @@ from rlprobe.selftest import Site, fault
 @fault(stage="actor_compute_log_prob", module="lm_head", cause=("implementation", "row_order"))
 def head_mixes_a_stale_row(site: Site) -> Iterator[None]:
     # the first call has nothing to keep and is right
-    kept = []
+    kept: list[torch.Tensor] = []
 
     def stale(output):
         found = output.clone()

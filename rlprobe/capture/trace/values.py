@@ -55,6 +55,8 @@ class Values:
         self._held: list[Tensor] = []
         self._described: dict[tuple[int, int], dict[str, Any]] = {}
         self._names: dict[_Key, str] = {}
+        #: Names of whole storages, which go to every view of them.
+        self._owners: dict[Any, str] = {}
         self.left_out = 0
 
     def call(self, tensor: Tensor, name: str) -> None:
@@ -62,6 +64,12 @@ class Values:
         local = unpacked(tensor)
         self._names.setdefault(_key(local), name)
         self._held.append(local)
+
+    def owner(self, tensor: Tensor, name: str) -> None:
+        """Name a value and every view of its memory: a batch, of which operators take rows."""
+        local = unpacked(tensor)
+        self.call(local, name)
+        self._owners.setdefault(_key(local)[0], name)
 
     def given(self, tensor: Tensor) -> dict[str, Any]:
         """A value an operator is given; kept where no traced operator made it."""
@@ -87,7 +95,7 @@ class Values:
         storage = self._storages.setdefault(key[0], len(self._storages))
         found: dict[str, Any] = {"value": number, "storage": storage}
         if fresh and not made:
-            found["from"] = self._names.get(key, "elsewhere")
+            found["from"] = self._names.get(key) or self._owners.get(key[0], "elsewhere")
             data = self._keep(number, local)
             if data is not None:
                 found["data"] = data
@@ -129,6 +137,7 @@ class Values:
         self._held.clear()
         self._described.clear()
         self._names.clear()
+        self._owners.clear()
 
 
 def _key(tensor: Tensor) -> _Key:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ MODULE, OUTPUTS, UPDATE = "module", "outputs", "update"
 KINDS = (MODULE, OUTPUTS, UPDATE)
 #: Nodes of a graph visited for the ones that a module made.
 _NODES = 50_000
+#: Nodes of FSDP2, in which it reduces the gradients of a unit whose inputs have one.
+_REDUCES = ("RegisterPostBackwardFunction",)
 
 
 class Tracing:
@@ -110,6 +112,18 @@ class Tracing:
         if self._counts():
             self._file.add({"record": "micro_step", "micro_step": index})
 
+    def given(self, data: Mapping[str, Any]) -> None:
+        """What the stage was given, by name: outside the model, operators work on that.
+
+        Args:
+            data: tensors, or lists of them; anything else is passed over.
+        """
+        if self.kind != OUTPUTS:
+            return
+        for name, value in data.items():
+            for tensor in tensors(value):
+                self._values.owner(tensor, f"batch {name}")
+
     def result(self, name: str, value: object) -> None:
         """A result that the stage hands out: what it depends on is what matters of a trace."""
         if self.kind != OUTPUTS or self._updating or not self._counts():
@@ -127,9 +141,16 @@ class Tracing:
             for group in groups
         ]})  # fmt: skip
 
-    def update(self) -> None:
-        """All gradients are there: reduction, clipping and the optimizer follow."""
+    def update(self, models: list[nn.Module]) -> None:
+        """All gradients are there: clipping and the optimizer follow."""
         self._updating = True
+        if self.kind != UPDATE:
+            return
+        for _, path, module in named_modules(models):
+            for name, parameter in module.named_parameters(path, recurse=False):
+                self._values.call(parameter, f"parameter {name}")
+                if parameter.grad is not None:
+                    self._values.call(parameter.grad, f"gradient of {name}")
 
     def _counts(self) -> bool:
         wanted = self._options.micro_steps
@@ -141,10 +162,21 @@ class Tracing:
         if self.kind == MODULE:
             return not self._inside
         if self.kind == UPDATE:
-            return self._updating and not in_backward()
+            return self._of_gradients() if in_backward() else self._updating
         if self._updating or self._inside or not self._counts():
             return False
         return self._is_own(torch._C._current_autograd_node()) if in_backward() else True
+
+    def _of_gradients(self) -> bool:
+        """Whether what runs in the backward pass adds up, reduces or changes parameters' gradients.
+
+        No module's code does that: it runs in the nodes of leaves, in hooks on them, and between
+        nodes (FSDP2's and DDP's reductions).
+        """
+        node = torch._C._current_autograd_node()
+        if node is None or node._sequence_nr() == LEAF:
+            return self._counts()
+        return node.name().startswith(_REDUCES) and self._counts()
 
     def _is_own(self, node: Any) -> bool:
         """Whether code outside the model made a node: by when it was made."""
@@ -184,8 +216,11 @@ class Tracing:
     def _watch_module(self, path: str, module: nn.Module) -> None:
         self._path = path
         self._handles.append(module.register_forward_pre_hook(self._begins, with_kwargs=True))
+        # before FSDP's own hook, which takes the parameters away that a second call needs
         self._handles.append(
-            module.register_forward_hook(self._ends, with_kwargs=True, always_call=True)
+            module.register_forward_hook(
+                self._ends, with_kwargs=True, always_call=True, prepend=True
+            )
         )
         for name, child in module.named_modules():
             if not name:

@@ -201,6 +201,7 @@ def _stage(
         recorder.stage(stage, step, here.rollout_id, chunks, optimizer=optimizer) as scope,
     ):
         scope.samples(batch.digests(here.rollout_data))
+        scope.given(here.rollout_data)
         # a dump under msprobe's own configuration is msprobe's alone: no losses, no gradients
         here.scope = None if session.role == "collector" else scope
         try:

@@ -81,6 +81,14 @@ def tensor(data: Any, key: str) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def tensors(data: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a batch, by name."""
+    for key in data.keys() if hasattr(data, "keys") else ():
+        value = tensor(data, str(key))
+        if value is not None:
+            yield str(key), value
+
+
 def sample_digests(data: Any) -> list[str]:
     """One digest per row over its valid prompt and response tokens; empty when there are none."""
     prompts, responses = tensor(data, "prompts"), tensor(data, "responses")

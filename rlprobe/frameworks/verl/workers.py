@@ -244,6 +244,7 @@ def _watch(engine: Any) -> None:
             if stage is not None:
                 stage.first = stage.micro_steps
                 stage.scope.samples(batch.sample_digests(data))
+                stage.scope.given(dict(batch.tensors(data)))
             return call(data, *args, **kwargs)
 
         return wrapper

@@ -1,0 +1,162 @@
+"""What a closer look decides: the diagnosis with a cause that was observed or reproduced.
+
+What was observed or reproduced takes the place of what statistics are consistent with; all else is
+evidence.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+
+from rlprobe.diagnose import sentence
+from rlprobe.diagnose.diagnosis import OBSERVED, REPRODUCED, Cause, Diagnosis
+from rlprobe.judge.inputs import Results
+from rlprobe.refine import substitution
+from rlprobe.refine.difference import IMPLEMENTATION
+from rlprobe.refine.refined import Refined, read
+from rlprobe.refine.substitution import Substituted
+from rlprobe.refine.suspects import Plan
+from rlprobe.roles import BENCHMARK, TARGET
+from rlprobe.said import Said, replaced, restored, say
+
+
+def sharpened(directory: Path, diagnosis: Diagnosis) -> Diagnosis:
+    """A diagnosis with what an earlier refinement of the same runs found.
+
+    Raises:
+        DumpError: ``refined.json`` or ``alignment.json`` is damaged.
+    """
+    refined = read(directory)
+    if refined is None:
+        return diagnosis
+    runs = Results.open(directory).plan.runs
+    found = sharpen(diagnosis, refined, (runs[BENCHMARK].key, runs[TARGET].key))
+    after = substitution.read(directory)
+    return found if after is None or found is diagnosis else _and_after(found, after)
+
+
+def _and_after(diagnosis: Diagnosis, after: Substituted) -> Diagnosis:
+    """The diagnosis with what is left when the suspect's outputs are the benchmark's."""
+    cause = diagnosis.cause
+    assert cause is not None
+    fuller = msgspec.structs.replace(cause, evidence=[*cause.evidence, after.said])
+    text = diagnosis.sentence
+    if after.agrees is False:
+        where = after.next_module or after.next_record
+        text += f" There is a second difference in {after.stage}, at {where}."
+    return msgspec.structs.replace(diagnosis, cause=fuller, sentence=text)
+
+
+def sharpen(diagnosis: Diagnosis, refined: Refined, keys: tuple[str, str]) -> Diagnosis:
+    """The diagnosis with what the closer look shows, if it is of the runs that were diagnosed.
+
+    What was observed or reproduced takes the place of what statistics are consistent with; all
+    else is evidence.
+    """
+    cause, first = diagnosis.cause, diagnosis.first
+    if cause is None or first is None or (refined.benchmark, refined.target) != keys:
+        return diagnosis
+    if first.stage != refined.stage:
+        return diagnosis
+    evidence = list(cause.evidence)
+    for seen in (refined.observed, refined.tried):
+        evidence += [] if seen is None else map(refined.said, seen.evidence)
+    evidence += [
+        say("tensors of {record}: {line}", record=refined.record, line=refined.said(line))
+        for line in refined.evidence
+    ]
+    found = _decided(cause, refined, diagnosis)
+    sharper = msgspec.structs.replace(found, evidence=evidence)
+    text = replaced(
+        _said(diagnosis.sentence, diagnosis),
+        sentence.why(cause, diagnosis.messages),
+        sentence.why(sharper, diagnosis.messages),
+    )
+    return msgspec.structs.replace(diagnosis, cause=sharper, sentence=text)
+
+
+def unrefined(diagnosis: Diagnosis, failed: list[str]) -> Diagnosis:
+    """A diagnosis that could not be refined, with the reasons among its evidence."""
+    cause = diagnosis.cause
+    if cause is None:
+        return diagnosis
+    said = [say("refining failed, {reason}", reason=reason) for reason in failed]
+    evidence = [*cause.evidence, *said]
+    return msgspec.structs.replace(
+        diagnosis, cause=msgspec.structs.replace(cause, evidence=evidence)
+    )
+
+
+def awaited(diagnosis: Diagnosis, plan: Plan) -> Diagnosis:
+    """A diagnosis whose refinement waits for the benchmark's half from its own site."""
+    cause = diagnosis.cause
+    if cause is None:
+        return diagnosis
+    said = (
+        "the cause can be looked at further: the target's operators and tensors are here, the "
+        f"benchmark's are to be made at its own site with `{plan.elsewhere}`; then here "
+        f"`{plan.afterwards}`"
+    )
+    fuller = msgspec.structs.replace(cause, evidence=[*cause.evidence, said])
+    return msgspec.structs.replace(diagnosis, cause=fuller)
+
+
+#: Classes that an operator's meaning leaves open, and what numbers may obey within them: elements
+#: that are moved may be samples, or tokens of one.
+_WITHIN = {"layout": ("row_order", "label_or_mask_shift")}
+
+
+def _decided(cause: Cause, refined: Refined, diagnosis: Diagnosis) -> Cause:
+    """The best known cause, without its evidence."""
+    if not refined.repeated:
+        return cause
+    observed, tried = refined.observed, refined.tried
+    law = _said(cause.statement, diagnosis)
+    if tried is not None and tried.cause == "nondeterministic":
+        return Cause(tried.cause, REPRODUCED, refined.said(tried.statement), [])
+    if observed is not None and cause.class_ in _WITHIN.get(observed.cause, ()):
+        return _both(cause, law, refined.said(observed.statement))
+    if observed is not None and observed.cause not in ("unknown", IMPLEMENTATION):
+        return Cause(observed.cause, OBSERVED, refined.said(observed.statement), [])
+    reproduced = _reproduced(refined, _floor(diagnosis))
+    if reproduced is not None:
+        return reproduced
+    if observed is not None and observed.cause == IMPLEMENTATION:
+        # other operators: what they do is the law that the numbers obey, where they obey one
+        if cause.class_ != "unknown":
+            return _both(cause, law, refined.said(observed.statement))
+        return Cause(observed.cause, OBSERVED, refined.said(observed.statement), [])
+    if cause.class_ == "unknown" and tried is not None and tried.cause != "unknown":
+        return Cause(tried.cause, REPRODUCED, refined.said(tried.statement), [])
+    return cause
+
+
+def _both(cause: Cause, law: Said, operators: Said) -> Cause:
+    """The law's class, and the operators that were seen to differ beside it."""
+    said = say("{operators}; the numbers: {law}", operators=operators, law=law)
+    return Cause(cause.class_, OBSERVED, said, [])
+
+
+def _reproduced(refined: Refined, floor: float | None) -> Cause | None:
+    """The law that makes the target's tensor of the benchmark's within the floor."""
+    if refined.cause is None or refined.error is None or floor is None:
+        return None
+    left = math.sqrt(max(refined.left, 0.0)) * refined.error / floor if floor else 0.0
+    if left > 1.0 and refined.left != 0.0:
+        return None
+    law = refined.said(refined.law)
+    said = say("{law}; {left:.2g} of the noise floor is left", law=law, left=left)
+    return Cause(refined.cause, REPRODUCED, said, [])
+
+
+def _floor(diagnosis: Diagnosis) -> float | None:
+    floor = diagnosis.noise.get("first", {}).get("floor")
+    return float(floor) if isinstance(floor, (int, float)) else None
+
+
+def _said(text: str, diagnosis: Diagnosis) -> Said:
+    """One of a diagnosis's sentences, with how it was made."""
+    return text if isinstance(text, Said) else restored(text, diagnosis.messages)

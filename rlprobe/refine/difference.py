@@ -1,0 +1,41 @@
+"""One thing that differs between two traces, and how numbers are written in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlprobe.said import Said
+
+#: The class of operators that differ and mean nothing by themselves.
+IMPLEMENTATION = "implementation"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One thing that differs between the traces."""
+
+    #: Class of :mod:`rlprobe.causes`.
+    cause: str
+    said: Said
+    #: Whether numbers differ from here on.
+    effective: bool
+    #: ``scalar``, ``value``, ``format``, ``operators`` or ``kernel``.
+    kind: str
+
+
+def number(value: object) -> str:
+    """A scalar argument as text."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def apart(one: object, other: object, allowed: float) -> bool:
+    """Whether two scalar arguments differ by more than an allowance relative to the first.
+
+    A number that code took off a tensor (``.item()``) differs as much as the tensor did; whole
+    numbers and words are equal or not.
+    """
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return any(apart(a, b, allowed) for a, b in zip(one, other, strict=True))
+    if isinstance(one, float) and isinstance(other, (int, float)):
+        return not (one == other or abs(other - one) <= allowed * abs(one))
+    return one != other

@@ -1,0 +1,96 @@
+"""Values that enter a trace: parameters, buffers, constants, masks, a batch, gradients.
+
+No traced operator made them, so that a difference of theirs comes from outside. What the comparison
+has judged already (a module's inputs, the model's outputs, gradients that arrive) is no difference
+here; anything else may differ by the noise that such values have.
+"""
+
+from __future__ import annotations
+
+from rlprobe.judge.roundoff import UNIT
+from rlprobe.refine import meaning
+from rlprobe.refine.difference import Difference, number
+from rlprobe.refine.trace import Operator, Value, error
+from rlprobe.said import NOTHING_SAID, say
+
+#: Round-offs by which a value may differ that is meant to be the same.
+_KERNEL = 32.0
+#: Values that the comparison has judged.
+_JUDGED = ("input ", "module ", "model output ", "gradient of ")
+#: Values that earlier computations made, on either side for itself: they have noise.
+_COMPUTED = ("batch ", "elsewhere")
+
+
+def entering(b: Operator, t: Operator, changed: bool, noise: float) -> list[Difference]:
+    """Differences of what an operator was given from outside the trace.
+
+    Args:
+        b, t: the operator on both sides.
+        changed: whether its results differ.
+        noise: relative difference that values computed elsewhere may have.
+    """
+    found = []
+    for one, other in zip(b.arguments, t.arguments, strict=False):
+        if one.name != other.name:
+            continue
+        apart = []
+        for v, w in zip(one.tensors, other.tensors, strict=False):
+            if v.origin is None or w.origin is None or w.origin.startswith(_JUDGED):
+                continue
+            size = error(v, w)
+            least = _KERNEL * UNIT.get(v.dtype, 0.0)
+            allowed = max(least, noise) if w.origin.startswith(_COMPUTED) else least
+            if size and size > allowed:
+                apart.append((size, v, w))
+        if apart:
+            found.append(_said(t, other.name, apart, changed))
+    return found
+
+
+def _said(
+    op: Operator, name: str, apart: list[tuple[float, Value, Value]], changed: bool
+) -> Difference:
+    """What is said of the values of one argument that differ; of a list, of all at once."""
+    size, v, w = max(apart, key=lambda entry: entry[0])
+    known = w.origin if w.origin != "elsewhere" else None
+    if len(apart) == 1 and _is_constant(v) and _is_constant(w) and known is None:
+        said = say(
+            "{name} {target} on the target instead of {benchmark} in {operator}",
+            name=name,
+            target=number((w.elements or [None])[0]),
+            benchmark=number((v.elements or [None])[0]),
+            operator=op.said,
+        )
+        return Difference(meaning.of_name(name) or "hyperparameter", said, changed, "value")
+    how = say(" by {size:.2g}", size=size) if size != float("inf") else NOTHING_SAID
+    if len(apart) == 1:
+        said = say(
+            "{value}, given to {operator} as {name}, differs{how}",
+            value=known or say("a value from elsewhere"),
+            operator=op.said,
+            name=name,
+            how=how,
+        )
+    else:
+        said = say(
+            "{count} values, given to {operator} as {name}, differ, most {value}{how}",
+            count=len(apart),
+            value=known or say("a value from elsewhere"),
+            operator=op.said,
+            name=name,
+            how=how,
+        )
+    return Difference(_cause(name, v, w, known), said, changed, "value")
+
+
+def _is_constant(value: Value) -> bool:
+    """Whether a value is a number that code has put there: a tensor without dimensions."""
+    return value.shape == [] and len(value.elements or ()) == 1
+
+
+def _cause(name: str, v: Value, w: Value, known: str | None) -> str:
+    if known is not None and known.startswith("batch "):
+        return meaning.of_batch(known.removeprefix("batch "))
+    if meaning.is_mask(v) and meaning.is_mask(w):
+        return "mask"
+    return meaning.of_name(name) or (meaning.of_name(known) if known else None) or "unknown"

@@ -1,0 +1,135 @@
+"""What enters a trace from outside, what runs on gradients, and what makes no odds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from rlprobe.refine import trace  # noqa: E402
+from rlprobe.refine.observe import Observed, observe  # noqa: E402
+from tests.unit.capture_helpers import UPDATE, rank_dir, recorder, tokens  # noqa: E402
+from tests.unit.test_refine_trace import first, model, run, wrapped  # noqa: E402
+
+
+def update(
+    root: Path,
+    *,
+    hook: Any = None,
+    moving: float = 0.0,
+    batch: dict[str, Tensor] | None = None,
+    kind: str = "update",
+    clip: float = 1.0,
+) -> Any:
+    """Two micro-batches and a step, with gradients that a device's noise moves."""
+    made = model()
+    generator = torch.Generator().manual_seed(3)
+    if hook is not None:
+        for parameter in made.parameters():
+            parameter.register_post_accumulate_grad_hook(hook)
+    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2)
+    chosen = recorder(root, tensors=True, micro_steps=(0,), trace=kind, trace_module=None)
+    given = batch or {"weights": torch.ones(3, 7), "mask": torch.ones(3, 7, dtype=torch.bool)}
+    with chosen.stage(UPDATE, 0, 1, made, optimizer=optimizer) as scope:
+        scope.given(given)
+        for index in range(2):
+            scope.micro_step(index)
+            logits = made(tokens())
+            if moving:
+                moved = 1 + moving * torch.randn(logits.shape, generator=generator)
+                logits.register_hook(lambda gradient, moved=moved: gradient * moved)
+            chosen_ones = torch.log_softmax(logits, -1).gather(-1, tokens()[..., None])[..., 0]
+            weights = given["weights"][:] * given["mask"][:]
+            loss = -(chosen_ones * weights).sum() / weights.sum().item()
+            loss.backward()
+            scope.loss("loss", loss)
+        scope.gradients("grad_reduced")
+        scope.gradient_norms(optimizer)
+        torch.nn.utils.clip_grad_norm_(made.parameters(), clip)
+        optimizer.step()
+    return trace.read(rank_dir(root) / trace.NAME)
+
+
+def both(tmp_path: Path, noise: float = 0.0, **target: Any) -> Observed:
+    kind = target.get("kind", "update")
+    sides = update(tmp_path / "b", kind=kind), update(tmp_path / "t", **target)
+    return observe(*sides, noise)
+
+
+def test_noise_of_gradients_does_not_hide_another_clip_norm(tmp_path: Path) -> None:
+    found = both(tmp_path, 1e-4, moving=2e-5, clip=0.5)
+    assert first(found).said.startswith("factor 0.5 on the target instead of 1"), found
+    # said apart, they would: there are more parameters than differences are listed
+    assert len(both(tmp_path / "2", 0.0, moving=2e-5).differences) <= 8
+    assert both(tmp_path / "3", 1e-4, moving=2e-5).first is None
+
+
+def test_what_is_done_to_gradients_as_they_are_added_up_is_observed(tmp_path: Path) -> None:
+    def rounded(parameter: Any) -> None:
+        parameter.grad = parameter.grad.bfloat16().float()
+
+    found = first(both(tmp_path, hook=rounded))
+    assert found.cause == "rounding_order" and "AccumulateGrad" in found.said
+    scaled = first(both(tmp_path / "2", hook=lambda p: (p.grad.mul_(2.0), None)[1]))
+    assert scaled.cause == "constant_factor"
+    names = {op.name for op in update(tmp_path / "3").operators if op.node is not None}
+    assert "aten::mm" not in names, "a module's backward pass is watched by itself"
+
+
+@pytest.mark.parametrize(("name", "cause"), [("weights", "data"), ("mask", "label_or_mask_shift")])
+def test_what_the_stage_was_given_is_named(tmp_path: Path, name: str, cause: str) -> None:
+    other = {"weights": torch.ones(3, 7), "mask": torch.ones(3, 7, dtype=torch.bool)}
+    other[name][1, 3:] = 0
+    found = first(both(tmp_path, batch=other, kind="outputs"))
+    assert found.cause == cause and f"batch {name}, given to" in found.said
+    assert both(tmp_path / "2", 1.0, batch=other, kind="outputs").first is None or name == "mask"
+
+
+def test_a_number_that_code_took_off_a_tensor_leads_to_what_made_it(tmp_path: Path) -> None:
+    found = both(tmp_path, kind="outputs", batch={
+        "weights": torch.full((3, 7), 2.0), "mask": torch.ones(3, 7, dtype=torch.bool)
+    })  # fmt: skip
+    # weights are twice as large and cancel: their sum, a plain number by then, is no cause
+    assert found.differences[0].said.startswith("batch weights"), found.differences
+
+
+def test_other_operators_that_make_the_same_numbers_are_no_cause(tmp_path: Path) -> None:
+    def benign(y: Tensor) -> Tensor:
+        return (y * 2) / 2 + 1.0
+
+    def wrong(y: Tensor) -> Tensor:
+        return (y * 2) / 2 + 1.5
+
+    sides = []
+    for name, make in (("b", lambda y: y + 1.0), ("same", benign), ("wrong", wrong)):
+        sides.append(run(tmp_path / name, wrapped(make))[0])
+    assert observe(sides[0], sides[1]).first is None
+    assert observe(sides[0], sides[1]).differences, "and are said all the same"
+    assert "1.5 on the target instead of 1" in first(observe(sides[0], sides[2])).said
+
+
+def test_a_unit_of_fsdp_is_run_again_with_its_whole_parameters(tmp_path: Path) -> None:
+    """FSDP takes a unit's parameters away in a hook of its own after the forward."""
+
+    def sharded(made: Any) -> None:
+        norm = made.layers[1].norm
+        whole = norm.weight
+
+        def begins(*_: Any) -> None:
+            norm.weight = whole
+
+        def ends(*_: Any) -> None:
+            norm.weight = nn.Parameter(torch.zeros(5))
+
+        norm.register_forward_pre_hook(begins)
+        norm.register_forward_hook(ends)
+
+    found, _ = run(tmp_path, sharded)
+    assert found.again is not None
+    assert found.again.failed is None and found.again.wide_failed is None
+    assert found.again.repeats is True
