@@ -375,10 +375,12 @@ class StageScope:
         return contextlib.nullcontext() if self._trace is None else unseen()
 
     def total_norm(self, norm: Any) -> None:
-        """Key data ``{role}_total_grad_norm``: the norm that the framework reports of a step.
+        """An optimizer has stepped. Key data ``{role}_total_grad_norm``: its reported norm.
 
         Over all ranks and before clipping; belongs to the latest :meth:`gradient_norms`.
         """
+        if self._trace is not None:
+            self._trace.updated()
         options = self._recorder.session.capture
         if norm is not None and options.key_data and options.wants_step(self._step):
             number = self._recorder._optimizer_steps.get((self._stage, self._step), 0)

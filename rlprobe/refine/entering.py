@@ -15,8 +15,10 @@ from rlprobe.said import NOTHING_SAID, say
 
 #: Round-offs by which a value may differ that is meant to be the same.
 _KERNEL = 32.0
-#: Values that the comparison has judged.
+#: Values that the comparison has judged, or leaves to what is made of them.
 _JUDGED = ("input ", "module ", "model output ", "gradient of ")
+#: Of these a mask that masks other elements is a difference all the same: it has no size.
+_MASKS = ("input ",)
 #: Values that earlier computations made, on either side for itself: they have noise.
 _COMPUTED = ("batch ", "elsewhere")
 
@@ -35,7 +37,11 @@ def entering(b: Operator, t: Operator, changed: bool, noise: float) -> list[Diff
             continue
         apart = []
         for v, w in zip(one.tensors, other.tensors, strict=False):
-            if v.origin is None or w.origin is None or w.origin.startswith(_JUDGED):
+            if v.origin is None or w.origin is None:
+                continue
+            if w.origin.startswith(_MASKS) and masks_others(v, w):
+                found.append(_masked(t, other.name, w, changed))
+            if w.origin.startswith(_JUDGED):
                 continue
             size = error(v, w)
             least = _KERNEL * UNIT.get(v.dtype, 0.0)
@@ -45,6 +51,23 @@ def entering(b: Operator, t: Operator, changed: bool, noise: float) -> list[Diff
         if apart:
             found.append(_said(t, other.name, apart, changed))
     return found
+
+
+def masks_others(v: Value, w: Value) -> bool:
+    """Whether two masks that say "never" alike mask other elements."""
+    if not (meaning.is_mask(v) and meaning.is_mask(w)) or v.shape != w.shape:
+        return False
+    return v.digest != w.digest and (v.min, v.max) == (w.min, w.max)
+
+
+def _masked(op: Operator, name: str, w: Value, changed: bool) -> Difference:
+    said = say(
+        "{value}, given to {operator} as {name}, masks other elements",
+        value=w.origin or "",
+        operator=op.said,
+        name=name,
+    )
+    return Difference("mask", said, changed, "value")
 
 
 def _said(

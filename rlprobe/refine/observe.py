@@ -8,10 +8,10 @@ operator itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlprobe.judge.roundoff import UNIT
-from rlprobe.refine import meaning
+from rlprobe.refine import conditioning, meaning
 from rlprobe.refine.difference import IMPLEMENTATION, Difference, apart, number
 from rlprobe.refine.entering import entering
 from rlprobe.refine.pairing import Apart, Both, pair, scalars
@@ -42,26 +42,43 @@ class Observed:
         return next((d for d in self.differences if d.effective), None)
 
 
-def observe(benchmark: Trace, target: Trace, noise: float = 0.0) -> Observed:
+def observe(
+    benchmark: Trace,
+    target: Trace,
+    noise: float = 0.0,
+    floor: float | None = None,
+    *,
+    forward: bool = False,
+) -> Observed:
     """Compare the traces of one suspect on two sides.
 
     Args:
         benchmark, target: the traces.
         noise: relative difference that agreeing values have by the time they enter the trace.
+        floor: relative difference that results may have; None: as much as what enters.
+        forward: whether the forward pass of a module differs already, so that what its backward
+            pass does is a consequence.
     """
+    floor = noise if floor is None else floor
     sides = benchmark.live(), target.live()
     found = Observed(operators=(len(sides[0]), len(sides[1])))
     if target.kind == "update":
         found.differences += _settings(benchmark, target)
         steps = pair(*sides)  # in the order they ran: gradients are added up before the step
     else:
-        steps = [step for way in (True, False) for step in pair(*(_way(s, way) for s in sides))]
+        ways = (True,) if forward and target.kind == "module" else (True, False)
+        steps = [step for way in ways for step in pair(*(_way(s, way) for s in sides))]
     for at, step in enumerate(steps):
         if isinstance(step, Apart):
-            differs = _is_carried(step, steps[at + 1 :], (benchmark, target), noise)
-            _add(found, [_apart(step, target.kind == "outputs", differs)])
+            used = _used(step, steps[at + 1 :], (benchmark, target))
+            # where nothing that both sides run uses what they made, they may be a cause
+            differs = not used or any(_differ(one, other, 0.0, floor) for one, other in used)
+            difference = _apart(step, target.kind == "outputs", differs)
+            if difference.cause == "layout" and not _are_moved(used, floor):
+                difference = replace(difference, cause=IMPLEMENTATION)
+            _add(found, [difference])
         else:
-            _add(found, _both(step, sides[1], noise))
+            _add(found, _both(step, sides[1], noise, floor))
     return found
 
 
@@ -138,13 +155,12 @@ def _apart(step: Apart, around: bool, differs: bool) -> Difference:
     return Difference(cause, said, bool(lone) and differs, "operators")
 
 
-def _is_carried(
-    step: Apart, later: list[Both | Apart], traces: tuple[Trace, Trace], noise: float
-) -> bool:
-    """Whether what other operators made differs where both sides use it next.
+def _used(
+    step: Apart, later: list[Both | Apart], traces: tuple[Trace, Trace]
+) -> list[tuple[Value, Value]]:
+    """What other operators made, where both sides use it next: by pairs of values.
 
-    Other operators that make the same numbers are no cause. Where nothing that both sides run uses
-    what they made, nothing is known, and they may be one.
+    Other operators that make the same numbers are no cause.
     """
     made = [
         {value.value for op in side for value in op.outputs}
@@ -157,17 +173,30 @@ def _is_carried(
         for one, other in zip(both.benchmark.inputs, both.target.inputs, strict=False)
     ]
     pairs += zip(*(trace.outputs for trace in traces), strict=False)
-    used = [(one, other) for one, other in pairs if one.value in made[0] or other.value in made[1]]
-    return not used or any(_differ(one, other, 0.0, noise) for one, other in used)
+    return [(one, other) for one, other in pairs if one.value in made[0] or other.value in made[1]]
 
 
-def _differ(one: Value, other: Value, explained: float, noise: float) -> bool:
-    """Whether two values differ by more than round-off, noise and their inputs explain."""
+def _are_moved(used: list[tuple[Value, Value]], floor: float) -> bool:
+    """Whether values hold the same numbers, wherever they stand: what moves may also leave out."""
+    allowed = max(floor, _KERNEL * UNIT["torch.float32"])
+    return all(
+        not apart(getattr(one, name), getattr(other, name), allowed)
+        for one, other in used
+        for name in ("norm", "max", "min")
+    )
+
+
+def _differ(
+    one: Value, other: Value, explained: float, floor: float, condition: float = 1.0
+) -> bool:
+    """Whether two values differ by more than round-off, a floor and their inputs explain."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return True
     size = error(one, other)
     unit = max(UNIT.get(one.dtype, 0.0), UNIT["torch.float32"])
-    return size is not None and size > _KERNEL * unit + max(noise, _GROWTH * explained)
+    return size is not None and size > _KERNEL * unit * condition + max(
+        floor, _GROWTH * condition * explained
+    )
 
 
 def _working(operators: list[Operator]) -> bool:
@@ -198,16 +227,16 @@ def _with_numbers(op: Operator) -> str:
     return f"{op.name}({', '.join(said)}){op.said.removeprefix(op.name)}"
 
 
-def _both(step: Both, after: list[Operator], noise: float) -> list[Difference]:
+def _both(step: Both, after: list[Operator], noise: float, floor: float) -> list[Difference]:
     b, t = step.benchmark, step.target
     given = _inputs_differ(b, t)
-    changed = _changed(b, t, 0.0, given, noise)
+    changed = _changed(b, t, 0.0, given, floor)
     found = _formats(b, t, changed)
     found += _scalars(b, t, changed, after, noise)
     found += entering(b, t, changed, noise)
     same = _is_own(b, t, given) and scalars(b) == scalars(t)
     own = same and meaning.plain(t) not in meaning._VIEWS
-    if not found and own and _changed(b, t, given, given, 0.0):
+    if not found and own and _changed(b, t, given, given, 0.0, conditioning.factor(b)):
         found.append(
             Difference(
                 IMPLEMENTATION,
@@ -236,7 +265,9 @@ def _is_own(b: Operator, t: Operator, given: float) -> bool:
     return given <= _KERNEL * max([*units, UNIT["torch.float32"]])
 
 
-def _changed(b: Operator, t: Operator, explained: float, given: float, noise: float) -> bool:
+def _changed(
+    b: Operator, t: Operator, explained: float, given: float, floor: float, condition: float = 1.0
+) -> bool:
     """Whether results differ by more than a difference of their inputs and round-off explain.
 
     Args:
@@ -244,13 +275,14 @@ def _changed(b: Operator, t: Operator, explained: float, given: float, noise: fl
         explained: difference of the inputs that is taken to explain one of the results.
         given: difference of the inputs. What nobody knows the size of (a mask's largest numbers
             have no sketch) is a difference of the operator's own only where they are equal.
-        noise: by which values may differ that agree.
+        floor: by which results may differ that agree.
+        condition: how much larger than its result the operator's round-off may be.
     """
     for one, other in zip(b.outputs, t.outputs, strict=False):
         size = error(one, other)
         if size == float("inf") and not measurable(one, other) and given > 0:
             continue
-        if _differ(one, other, explained, noise):
+        if _differ(one, other, explained, floor, condition):
             return True
     return False
 
@@ -264,9 +296,10 @@ def _formats(b: Operator, t: Operator, changed: bool) -> list[Difference]:
     pairs = [*zip(b.inputs, t.inputs, strict=False), *zip(b.outputs, t.outputs, strict=False)]
     for one, other in pairs:
         if one.dtype != other.dtype:
+            floats = "float" in one.dtype and "float" in other.dtype
             return [
                 Difference(
-                    "rounding_order",
+                    "rounding_order" if floats else IMPLEMENTATION,
                     say(
                         "{operator} works on {target} on the target and on {benchmark} on the "
                         "benchmark",

@@ -18,7 +18,7 @@ from rlprobe.dumps.tensors.spans import spans
 from rlprobe.dumps.tensors.tensorfile import TensorFileError
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
-from rlprobe.judge.origin import LOSS
+from rlprobe.judge.origin import LOSS, OPTIMIZER
 from rlprobe.refine import experiments, trace
 from rlprobe.refine.difference import IMPLEMENTATION, Difference
 from rlprobe.refine.look import Look, look
@@ -109,7 +109,7 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
             judged = found
     kept = sum(len(side.named) for side in sides)
     left_out = sum(side.left_out for side in sides)
-    watched = _observed(sides, plan.noise)
+    watched = _observed(sides, plan, suspects)
     if judged is None and watched is None:
         raise DumpError(
             f"{suspects.stage}: {suspects.record} was kept on "
@@ -149,12 +149,13 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
     )
 
 
-def _observed(sides: list[_Side], noise: float) -> Observed | None:
+def _observed(sides: list[_Side], plan: Plan, suspects: Suspects) -> Observed | None:
     """What the traces show; None where either side has none."""
     traces = [side.trace for side in sides]
     if traces[0] is None or traces[1] is None:
         return None
-    return observe(traces[0], traces[1], noise)
+    forward = ".forward." in suspects.record
+    return observe(traces[0], traces[1], plan.noise, plan.floor, forward=forward)
 
 
 def _seen(watched: Observed, plan: Plan, suspects: Suspects) -> Seen:
@@ -184,9 +185,13 @@ def _seen(watched: Observed, plan: Plan, suspects: Suspects) -> Seen:
 
 def _class(first: Difference, plan: Plan) -> str:
     """The class of a difference, where its place says more than that operators differ."""
-    if first.cause == IMPLEMENTATION and first.kind != "kernel" and plan.origin == LOSS:
-        return "loss"
+    if first.cause == IMPLEMENTATION and first.kind != "kernel":
+        return _OF_PLACES.get(plan.origin, first.cause)
     return first.cause
+
+
+#: The classes of other operators in the loss and in the optimizer.
+_OF_PLACES = {LOSS: "loss", OPTIMIZER: "optimizer"}
 
 
 def _tried(sides: list[_Side]) -> Seen | None:

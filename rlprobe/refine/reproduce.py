@@ -20,6 +20,7 @@ from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError, map_fi
 from rlprobe.errors import DumpError, UsageError
 from rlprobe.files import replace_bytes
 from rlprobe.judge.inputs import Results
+from rlprobe.judge.origin import ACCUMULATION, REDUCTION
 from rlprobe.refine import refined, suspects, trace
 from rlprobe.refine.trace import Operator, Trace, Value
 from rlprobe.spec import Suspects
@@ -35,6 +36,12 @@ _DTYPES = {
 }  # fmt: skip
 
 
+#: Formats that a result may have: whole numbers among what is handed out are counts and masks.
+_FLOATS = ("torch.float", "torch.bfloat")
+#: What happens to gradients before the update begins.
+_BEFORE = (ACCUMULATION, REDUCTION)
+
+
 @dataclass
 class _Side:
     name: str
@@ -42,18 +49,42 @@ class _Side:
     found: dict[str, Span]
 
     def operators(self, backward: bool) -> list[Operator]:
-        """The operators to be run: those of the forward, and of the backward where it parts."""
+        """The operators to be run: those of the forward, and of the backward where it parts.
+
+        Around the model those that what is handed out depends on; of an update those after its
+        gradients are complete.
+        """
+        every = self.trace.operators if self.trace.kind == "module" else self.trace.live()
         if backward:
-            return self.trace.operators
-        return [op for op in self.trace.operators if op.direction == "forward"]
+            return every
+        return [op for op in every if op.direction == "forward"]
 
     def results(self, backward: bool) -> list[Value]:
-        """What they make: the outputs, or the gradients that nothing else is made of."""
+        """What they make: the outputs, the parameters, or gradients that nothing is made of."""
+        if self.trace.kind == "update":
+            return self._parameters()
         if not backward:
-            return self.trace.outputs
+            return [value for value in self.trace.outputs if value.dtype.startswith(_FLOATS)]
         back = [op for op in self.trace.operators if op.direction == "backward"]
         used = {value.value for op in back for value in op.inputs}
         return [value for op in back for value in op.outputs if value.value not in used]
+
+    def _parameters(self) -> list[Value]:
+        """The parameters that the update wrote."""
+        operators = self.operators(False)
+        named = {
+            value.value: value
+            for op in operators
+            for value in op.inputs
+            if (value.origin or "").startswith("parameter ")
+        }
+        written = {
+            value.value
+            for op in operators
+            if op.arguments and op.name.rpartition("::")[2].split(".")[0].endswith("_")
+            for value in op.arguments[0].tensors
+        }
+        return [value for number, value in named.items() if number in written]
 
     def kept(self, backward: bool) -> dict[str, str]:
         """Name in the safetensors file -> the file that holds it."""
@@ -63,8 +94,12 @@ class _Side:
             for value in values:
                 if value.data is not None:
                     found[str(value.value)] = value.data
-        if not backward:
-            for index, value in enumerate(self.trace.outputs):
+            if not op.name.startswith("module::"):
+                for index, value in enumerate(op.outputs):
+                    if value.data is not None:
+                        found[f"drawn{op.n}.{index}"] = value.data
+        if not backward and self.trace.kind != "update":
+            for index, value in enumerate(self.results(False)):
                 if value.data is not None:
                     found[f"result{index}"] = value.data
         return found
@@ -121,10 +156,11 @@ def _refined(results: Path) -> tuple[refined.Refined, Suspects]:
         raise DumpError(f"{results}: there is nothing to reproduce: {plan.reason}")
     if found is None:
         raise DumpError(f"{results} was not refined; `rlprobe refine` first")
-    if plan.suspects.trace != "module":
+    if plan.suspects.trace == "update" and plan.origin in _BEFORE:
         raise DumpError(
-            f"{results}: {plan.suspects.stage} parts in the {plan.suspects.trace}, not in a "
-            "module; refine/diagnosis.json has its operators, and there is no call to run again"
+            f"{results}: {plan.suspects.stage} parts in the {plan.origin} of its gradients, in the "
+            "middle of the backward pass; refine/diagnosis.json has its operators, and there is "
+            "no call to run again"
         )
     return found, plan.suspects
 
@@ -134,7 +170,8 @@ def _side(name: str, run: Run, wanted: Suspects) -> _Side:
     path = run.path / "dump" / directory / trace.NAME
     found = trace.read(path)
     if found is None or not found.operators:
-        raise DumpError(f"{path}: no operators of {wanted.trace_module} were traced; refine again")
+        what = wanted.trace_module or f"the {wanted.trace}"
+        raise DumpError(f"{path}: no operators of {what} were traced; refine again")
     return _Side(name, found, spans(run.path, directory))
 
 
@@ -146,6 +183,8 @@ def _write_side(out: Path, side: _Side, backward: bool, data: bool) -> None:
         "versions": side.trace.versions,
         "operators": [msgspec.to_builtins(_slim(op)) for op in operators],
         "results": [value.value for value in side.results(backward)],
+        # of an update what it adds to the parameters
+        "changes": side.trace.kind == "update",
     }
     replace_bytes(out / f"{side.name}.json", json.dumps(body, indent=1).encode())
     if not data:

@@ -39,8 +39,10 @@ class Plan(msgspec.Struct, frozen=True):
     reason: str = ""
     #: What kind of thing parts (:mod:`rlprobe.judge.origin`, or an outcome of the stage).
     origin: str = ""
-    #: Relative difference that values which agree may have where the suspect is.
+    #: Relative difference that values which agree may have where they enter the suspect, and the
+    #: floor of the record that parts: what makes less of a difference is not its cause.
     noise: float = 0.0
+    floor: float = 0.0
     #: Where the benchmark was imported: the command for its site, and the one for here afterwards.
     elsewhere: str = ""
     afterwards: str = ""
@@ -94,18 +96,24 @@ def find(directory: Path, budget_mib: int) -> Plan:
         target.key,
         origin=origin.kind,
         noise=_noise(diverged),
+        floor=_floor(diverged),
     )
 
 
+def _floor(diverged: Finding) -> float:
+    assert diverged.origin is not None
+    own = diverged.origin.row.get("floor")
+    return float(own) if isinstance(own, float) and math.isfinite(own) else 0.0
+
+
 def _noise(diverged: Finding) -> float:
-    """The floor of the record that parts; outside modules the widest of the stage's activations.
+    """The widest floor of the stage's activations; in a module that of the record that parts.
 
     What surrounds the model is given what all of it made, and the update all of its gradients.
     """
     assert diverged.origin is not None
-    own = diverged.origin.row.get("floor")
     if diverged.origin.module is not None:
-        return float(own) if isinstance(own, float) and math.isfinite(own) else 0.0
+        return _floor(diverged)
     within = diverged.stage.rows.filter(
         pl.col("judged")
         & pl.col("phase").is_in([execution.FORWARD, execution.BACKWARD])

@@ -10,7 +10,7 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from rlprobe.store.commit import commit  # noqa: E402
 from rlprobe.store.keys import run_key  # noqa: E402
 from rlprobe.store.read import Run  # noqa: E402
 from tests.unit.capture_helpers import UPDATE  # noqa: E402
-from tests.unit.test_refine_trace import LAYER, NORM, run, wrapped  # noqa: E402
+from tests.unit.test_refine_trace import LAYER, NORM, plain_loss, run, wrapped  # noqa: E402
 
 RECORD = "Module.layers.1.norm.RmsNorm.forward.0.output.0"
 
@@ -43,14 +43,18 @@ def results(
     change: Callable[[Any], None],
     module: str = NORM,
     record: str = RECORD,
+    kind: str = "module",
+    origin: str = "",
+    harmed: Mapping[str, Any] = {},
     **wanted: Any,
 ) -> Path:
     """A results directory that was refined: two runs with traces in a store."""
+    path = module if kind == "module" else None
     keys = {}
     for role, harm in (("benchmark", lambda _: None), ("target", change)):
         scratch = root / role
         (scratch / "side").mkdir(parents=True)
-        run(scratch, harm, module=module)
+        run(scratch, harm, kind=kind, module=path, **(harmed if role == "target" else {}))
         declared = {"role": role, "name": str(scratch)}
         keys[role] = run_key(declared)
         commit(scratch, root / "store", keys[role], declared)
@@ -63,10 +67,10 @@ def results(
     look = Suspects(
         **{
             "stage": UPDATE, "step": 0, "rank": 0, "modules": (LAYER,), "micro_steps": (0,),
-            "record": record, "trace": "module", "trace_module": module, **wanted,
+            "record": record, "trace": kind, "trace_module": path, **wanted,
         }
     )  # fmt: skip
-    plan = suspects.Plan(look, keys["benchmark"], keys["target"])
+    plan = suspects.Plan(look, keys["benchmark"], keys["target"], origin=origin)
     suspects.write(directory, plan)
     sides = [Run.open(root / "store", key) for key in keys.values()]
     refined.write(directory, refined.refine(plan, look, *sides))
@@ -198,12 +202,41 @@ def test_what_is_missing_is_said(
     assert not list(tmp_path.glob(".out*"))
 
 
-def test_an_update_has_no_call_to_run_again(
+@pytest.mark.parametrize(("lr", "code"), [(1.05e-2, 3), (1e-2, 0)])
+def test_an_update_is_run_on_its_gradients(tmp_path: Path, lr: float, code: int) -> None:
+    """What it adds to the parameters is compared: they are far larger than that."""
+    directory, out = (
+        results(tmp_path, lambda _: None, kind="update", harmed={"lr": lr}),
+        tmp_path / "o",
+    )
+    assert main(["reproduce", str(directory), "-o", str(out)]) == 0
+    done = script(out)
+    assert done.returncode == code, done.stdout
+    shown = [line for line in done.stdout.splitlines() if "against the benchmark's:" in line]
+    assert len(shown) > 10, "every parameter"
+    assert all(abs(float(line.rsplit(" ", 1)[1]) - (lr / 1e-2 - 1)) < 1e-5 for line in shown)
+    assert script(out, "--tolerance", "0.1").returncode == 0
+
+
+def test_a_loss_is_run_on_what_the_model_made(tmp_path: Path) -> None:
+    def flatter(logits: Any) -> Any:
+        return plain_loss(logits) * 1.01
+
+    for name, wrong in (("same", plain_loss), ("other", flatter)):
+        directory = results(tmp_path / name, lambda _: None, kind="outputs", harmed={"loss": wrong})
+        out = tmp_path / name / "out"
+        assert main(["reproduce", str(directory), "-o", str(out)]) == 0
+        done = script(out)
+        assert done.returncode == (3 if name == "other" else 0), done.stdout
+        assert ("against the benchmark's: 0.01\n" in done.stdout) == (name == "other")
+
+
+def test_what_happens_within_the_backward_pass_has_no_call_to_run_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    directory = results(tmp_path, larger, trace="update")
+    directory = results(tmp_path, larger, kind="update", origin="reduction")
     assert main(["reproduce", str(directory), "-o", str(tmp_path / "out")]) == 1
-    assert "parts in the update, not in a module" in capsys.readouterr().err
+    assert "parts in the reduction of its gradients" in capsys.readouterr().err
 
 
 def test_error_of_what_is_not_finite() -> None:

@@ -66,7 +66,8 @@ class Operators(TorchDispatchMode):
         with _disable_current_modes():
             made = list(tensors(result)) or written(func, args)
             line["outputs"] = [
-                self._value(t, made=True) for t in itertools.islice(made, _OF_A_LIST)
+                self._made(t, line["n"], index, func)
+                for index, t in enumerate(itertools.islice(made, _OF_A_LIST))
             ]
             self._full = not self._write(line)
         return result
@@ -136,6 +137,13 @@ class Operators(TorchDispatchMode):
                 line["places"] = [i for i, v in enumerate(value) if isinstance(v, Tensor)]
             return line
         return {"name": name, "scalar": scalar(value)}
+
+    def _made(self, tensor: Tensor, number: int, index: int, func: Any) -> Line:
+        """What an operator made; of one that draws random numbers the numbers are kept."""
+        found = self._value(tensor, made=True)
+        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
+            found = {**found, "data": self.values.save(tensor, f"drawn{number}.{index}")}
+        return found
 
     def _value(self, tensor: Tensor, *, made: bool) -> Line:
         return self.values.made(tensor) if made else self.values.given(tensor)

@@ -81,17 +81,30 @@ class Replay:
         self._device = device
         self._wide = wide
         self._values: Values = {}
+        #: What was given from outside, as it was: operators in place change it.
+        self._given: Values = {}
 
     def run(self) -> list[torch.Tensor]:
         """The results, on the CPU."""
         for operator in self._trace["operators"]:
             self._run(operator)
-        return [self._values[number].detach().cpu() for number in self._trace["results"]]
+        found = []
+        for number in self._trace["results"]:
+            made = self._values[number].detach()
+            if self._trace.get("changes"):
+                made = made - self._given[number]
+            found.append(made.cpu())
+        return found
 
     def _run(self, operator: dict[str, Any]) -> None:
         if operator["name"].startswith("module::"):
             for value in operator["outputs"]:  # a module within: what it made is given
                 self._get(value)
+            return
+        drawn = [self._tensors.get(f"drawn{operator['n']}.{i}")
+                 for i in range(len(operator["outputs"]))]  # fmt: skip
+        if drawn and all(t is not None for t in drawn):  # random numbers are those of the run
+            self._draw(operator, [t for t in drawn if t is not None])
             return
         space, _, name = operator["name"].partition("::")
         name, _, overload = name.partition(".")
@@ -107,11 +120,21 @@ class Replay:
             else:
                 args.append(value)
         made = function(*args, **kwargs)
-        flat = [made] if isinstance(made, torch.Tensor) else list(made or ())
+        flat = list(made) if isinstance(made, (list, tuple)) else [made]
         flat = [t for item in flat for t in (item if isinstance(item, (list, tuple)) else [item])]
         tensors = [t for t in flat if isinstance(t, torch.Tensor)]
         for value, tensor in zip(operator["outputs"], tensors, strict=False):
             self._values[value["value"]] = tensor
+
+    def _draw(self, operator: dict[str, Any], drawn: list[torch.Tensor]) -> None:
+        for value, tensor in zip(operator["outputs"], drawn, strict=True):
+            wide = self._wide and tensor.is_floating_point()
+            number, found = value["value"], tensor.to(self._device)
+            found = found.double() if wide else found
+            if number in self._values:  # in place
+                self._values[number].copy_(found)
+            else:
+                self._values[number] = found.clone()
 
     def _argument(self, given: dict[str, Any], kind: str, name: str) -> Any:
         tensors = [self._get(value) for value in given.get("tensors", [])]
@@ -147,6 +170,7 @@ class Replay:
             if self._wide and tensor.is_floating_point():
                 tensor = tensor.double()
             self._values[number] = tensor.clone()
+            self._given[number] = tensor
         return self._values[number]
 
 

@@ -40,13 +40,13 @@ class Values:
         directory: of the rank's files; values that no traced operator made go there.
         name: what the names of those files begin with.
         allow: asked for bytes before each such file.
-        keep: whether such files are wanted at all.
+        keeps: whether such files are wanted now.
     """
 
     def __init__(
-        self, directory: Path, name: str, allow: Callable[[int], bool], keep: bool = True
+        self, directory: Path, name: str, allow: Callable[[int], bool], keeps: Callable[[], bool]
     ) -> None:
-        self._keeps = keep
+        self._keeps = keeps
         self._directory = directory / DIRECTORY
         self._name = name
         self._allow = allow
@@ -57,12 +57,23 @@ class Values:
         self._names: dict[_Key, str] = {}
         #: Names of whole storages, which go to every view of them.
         self._owners: dict[Any, str] = {}
+        self._entering: set[_Key] = set()
         self.left_out = 0
 
     def call(self, tensor: Tensor, name: str) -> None:
         """Give a value a name before it is seen: an input, a parameter or a buffer."""
         local = unpacked(tensor)
         self._names.setdefault(_key(local), name)
+        self._held.append(local)
+
+    def reenter(self, tensor: Tensor, name: str) -> None:
+        """Let a value enter anew, under a name, where it is given next: what follows begins there.
+
+        Earlier operators may have made it.
+        """
+        local = unpacked(tensor)
+        self._names[_key(local)] = name
+        self._entering.add(_key(local))
         self._held.append(local)
 
     def owner(self, tensor: Tensor, name: str) -> None:
@@ -94,7 +105,8 @@ class Values:
             self._held.append(local)
         storage = self._storages.setdefault(key[0], len(self._storages))
         found: dict[str, Any] = {"value": number, "storage": storage}
-        if fresh and not made:
+        if (fresh or key in self._entering) and not made:
+            self._entering.discard(key)
             found["from"] = self._names.get(key) or self._owners.get(key[0], "elsewhere")
             data = self._keep(number, local)
             if data is not None:
@@ -109,7 +121,7 @@ class Values:
     def _keep(self, number: int, tensor: Tensor) -> str | None:
         if tensor.is_meta or tensor.layout is not torch.strided or not tensor.numel():
             return None
-        if not self._keeps:
+        if not self._keeps():
             return None
         if not self._allow(tensor.numel() * tensor.element_size()):
             self.left_out += 1
@@ -122,6 +134,8 @@ class Values:
     def save(self, tensor: Tensor, name: str) -> str | None:
         """Keep a tensor under a name of its own; None where the budget is spent."""
         local = unpacked(tensor).detach()
+        if not self._keeps():
+            return None
         if not local.numel() or not self._allow(local.numel() * local.element_size()):
             self.left_out += 1
             return None
@@ -138,6 +152,7 @@ class Values:
         self._described.clear()
         self._names.clear()
         self._owners.clear()
+        self._entering.clear()
 
 
 def _key(tensor: Tensor) -> _Key:

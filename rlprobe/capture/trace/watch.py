@@ -53,7 +53,7 @@ class Tracing:
         self._device = device
         self._file = TraceFile(context, self.kind, options.trace_module, device.type)
         self._spent = 0
-        self._values = Values(context.directory, "trace", self._allow, keep=self.kind != UPDATE)
+        self._values = Values(context.directory, "trace", self._allow, self._keeps)
         self._mode = Operators(self._values, self._wanted, self._file.operator)
         self._handles: list[Any] = []
         self._inside = 0
@@ -71,6 +71,10 @@ class Tracing:
             return False
         self._spent += size
         return True
+
+    def _keeps(self) -> bool:
+        """Whether values from outside are kept: of an update not every micro-batch's gradients."""
+        return self.kind != UPDATE or self._updating
 
     def begin(self, models: list[nn.Module]) -> None:
         """An entry of the stage begins."""
@@ -141,6 +145,11 @@ class Tracing:
             for group in groups
         ]})  # fmt: skip
 
+    def updated(self) -> None:
+        """The optimizer has stepped: what follows is of no update."""
+        if self.kind == UPDATE:
+            self._updating = False
+
     def update(self, models: list[nn.Module]) -> None:
         """All gradients are there: clipping and the optimizer follow."""
         self._updating = True
@@ -150,7 +159,7 @@ class Tracing:
             for name, parameter in module.named_parameters(path, recurse=False):
                 self._values.call(parameter, f"parameter {name}")
                 if parameter.grad is not None:
-                    self._values.call(parameter.grad, f"gradient of {name}")
+                    self._values.reenter(parameter.grad, f"gradient of {name}")
 
     def _counts(self) -> bool:
         wanted = self._options.micro_steps
@@ -175,8 +184,8 @@ class Tracing:
         """
         node = torch._C._current_autograd_node()
         if node is None or node._sequence_nr() == LEAF:
-            return self._counts()
-        return node.name().startswith(_REDUCES) and self._counts()
+            return True
+        return bool(node.name().startswith(_REDUCES))
 
     def _is_own(self, node: Any) -> bool:
         """Whether code outside the model made a node: by when it was made."""

@@ -121,6 +121,7 @@ def _run(session: Session, stage: str, worker: Any, data: Any, call: Callable[[]
         ) as scope,
     ):
         wanted, aligning = session.capture.wants_step(step), session.role != "collector"
+        scope.given(dict(batch.tensors(data)))
         _running.append(_Stage(stage, step, scope, wanted, aligning))
         if stage == stages.LOG_PROB:
             _log_prob_step = step
@@ -244,7 +245,6 @@ def _watch(engine: Any) -> None:
             if stage is not None:
                 stage.first = stage.micro_steps
                 stage.scope.samples(batch.sample_digests(data))
-                stage.scope.given(dict(batch.tensors(data)))
             return call(data, *args, **kwargs)
 
         return wrapper

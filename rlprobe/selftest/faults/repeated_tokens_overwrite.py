@@ -10,7 +10,7 @@ from rlprobe.selftest import Site, fault
 PATH = "model.embed_tokens"
 
 
-@fault(stage="critic_update", module=PATH, cause=("accumulation", "reduction", "unknown"))
+@fault(stage="critic_update", module=PATH, cause="implementation")
 def repeated_tokens_overwrite(site: Site) -> Iterator[None]:
     embedding = site.model.get_submodule(PATH)
 

@@ -9,7 +9,7 @@ from rlprobe.selftest import Site, fault
 @fault(
     stage="critic_compute_values",
     module="score",
-    cause=("unknown", "weights"),
+    cause="implementation",
     needs={"critic_head_bias": True},
 )
 def value_head_bias_dropped(site: Site) -> Iterator[None]:
