@@ -64,6 +64,9 @@ class Suspects:
     trace_module: str | None = None
     #: Key of the benchmark's refining run whose outputs of that module are put in place of its own.
     substitute: str | None = None
+    #: Modules that follow each other, whose outputs are kept; with ``substitute`` they are put in
+    #: place of each, so that each shows what it makes of the benchmark's numbers.
+    blocks: tuple[str, ...] = ()
 
     def declared(self) -> dict[str, Any]:
         """What of it can change a run's files: part of the run's key."""
@@ -72,6 +75,8 @@ class Suspects:
             fields.pop(name)
         if self.substitute is None:
             fields.pop("substitute")
+        if not self.blocks:
+            fields.pop("blocks")
         return {k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()}
 
 

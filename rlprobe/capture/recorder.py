@@ -180,20 +180,27 @@ class Recorder:
             self._traces = {context.key: Tracing(context, models, self.session.capture)}
         return self._traces[context.key]
 
-    def _grafted(
-        self, directory: Path, models: list[nn.Module]
-    ) -> contextlib.AbstractContextManager[None]:
+    def _grafted(self, directory: Path, models: list[nn.Module]) -> contextlib.ExitStack:
         """A module's outputs are kept, or given out in place of its own, as the options say."""
         options = self.session.capture
-        if options.trace_module is None:
-            return contextlib.nullcontext()
+        module, budget, only = options.trace_module, options.tensor_budget, options.micro_steps
+        grafts = contextlib.ExitStack()
         if options.keep_outputs:
-            budget = options.tensor_budget
-            return outputs.keeping(models, options.trace_module, directory, budget)
-        if options.substitute is not None:
+            if module is not None:
+                grafts.enter_context(outputs.keeping(models, module, directory, budget))
+            each = None if budget is None else budget // max(1, len(options.blocks))
+            for block in options.blocks:
+                place = directory / outputs.BLOCKS / block
+                grafts.enter_context(outputs.keeping(models, block, place, each, only))
+        elif options.substitute is not None:
             there = Path(options.substitute)
-            return outputs.substituting(models, options.trace_module, there, directory)
-        return contextlib.nullcontext()
+            if module is not None:
+                grafts.enter_context(outputs.substituting(models, module, there, directory))
+            for block in options.blocks:
+                source = there.parent / outputs.BLOCKS / block / outputs.DIRECTORY
+                place = directory / outputs.BLOCKS / block
+                grafts.enter_context(outputs.substituting(models, block, source, place, only))
+        return grafts
 
     def directory(self, stage: str, step: int) -> Path:
         """``{dump}/{stage}/step{step}/rank{rank}``."""

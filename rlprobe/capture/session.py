@@ -71,6 +71,8 @@ class CaptureOptions:
     keep_outputs: bool = False
     #: Directory of such outputs, which it gives out in place of its own.
     substitute: str | None = None
+    #: Modules that follow each other, of which the same is done in the micro-batches above.
+    blocks: tuple[str, ...] = ()
     #: Disk each process may fill, in MiB; a stage that has begun is finished. None: no limit.
     budget_mib: int | None = None
     #: Part of it that per-token sketches may take.

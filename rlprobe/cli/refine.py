@@ -227,3 +227,29 @@ def _substitute(args: argparse.Namespace, jobs: Jobs, plan: Plan, keys: list[str
     found = substitution.look(directory, plan, plan.suspects, Run.open(store, spec.key))
     substitution.write_found(directory, found)
     _log.info("%s", found.said)
+    _force(args, jobs, plan, [*keys, spec.key])
+
+
+def _force(args: argparse.Namespace, jobs: Jobs, plan: Plan, keys: list[str]) -> None:
+    """Where the cause stays open: the target with every block given the benchmark's numbers."""
+    from rlprobe.refine import decide, refined, region, suspects
+    from rlprobe.runs.launch import launch
+    from rlprobe.runs.suspects import forced
+    from rlprobe.store.alignments import record_alignment
+    from rlprobe.store.read import Run
+
+    assert plan.suspects is not None
+    directory, store = Path(jobs.results), Path(jobs.alignment.store)
+    (directory / "refine" / region.NAME).unlink(missing_ok=True)
+    sides = [Run.open(store, key) for key in keys[:2]]
+    if not decide.is_open(directory, plan, refined.refine(plan, plan.suspects, *sides)):
+        return
+    spec = forced(jobs.alignment, plan.suspects, keys[0])
+    if spec is None:
+        return
+    record_alignment(store, f"{jobs.alignment.name}.refine", [*keys, spec.key])
+    launch(spec, store, args.log)
+    rows = suspects.rows(directory, plan.suspects)
+    found = region.look(Run.open(store, spec.key), plan.suspects, rows)
+    region.write(directory, found)
+    _log.info("%s", found.said)

@@ -12,11 +12,12 @@ from pathlib import Path
 import msgspec
 
 from rlprobe.diagnose import sentence
-from rlprobe.diagnose.diagnosis import OBSERVED, REPRODUCED, Cause, Diagnosis
+from rlprobe.diagnose.diagnosis import OBSERVED, REPRODUCED, UNKNOWN, Cause, Diagnosis, current
 from rlprobe.judge.inputs import Results
-from rlprobe.refine import substitution
+from rlprobe.refine import region, substitution
 from rlprobe.refine.difference import IMPLEMENTATION
 from rlprobe.refine.refined import Refined, read
+from rlprobe.refine.region import Region
 from rlprobe.refine.substitution import Substituted
 from rlprobe.refine.suspects import Plan
 from rlprobe.roles import BENCHMARK, TARGET
@@ -34,8 +35,23 @@ def sharpened(directory: Path, diagnosis: Diagnosis) -> Diagnosis:
         return diagnosis
     runs = Results.open(directory).plan.runs
     found = sharpen(diagnosis, refined, (runs[BENCHMARK].key, runs[TARGET].key))
-    after = substitution.read(directory)
-    return found if after is None or found is diagnosis else _and_after(found, after)
+    if found is diagnosis:
+        return diagnosis
+    after, where = substitution.read(directory), region.read(directory)
+    if after is not None:
+        found = _and_after(found, after)
+    return found if where is None else _and_where(found, where)
+
+
+def is_open(directory: Path, plan: Plan, refined: Refined) -> bool:
+    """Whether a closer look leaves the cause unknown, so that the region is worth a replay.
+
+    Raises:
+        DumpError: the diagnosis is damaged.
+    """
+    keys = (plan.benchmark, plan.target)
+    cause = sharpen(current(directory), refined, keys).cause
+    return cause is not None and cause.known == UNKNOWN
 
 
 def _and_after(diagnosis: Diagnosis, after: Substituted) -> Diagnosis:
@@ -47,6 +63,17 @@ def _and_after(diagnosis: Diagnosis, after: Substituted) -> Diagnosis:
     if after.agrees is False:
         where = after.next_module or after.next_record
         text += f" There is a second difference in {after.stage}, at {where}."
+    return msgspec.structs.replace(diagnosis, cause=fuller, sentence=text)
+
+
+def _and_where(diagnosis: Diagnosis, where: Region) -> Diagnosis:
+    """The diagnosis with the region in which the difference is made, where its cause is open."""
+    cause = diagnosis.cause
+    assert cause is not None
+    fuller = msgspec.structs.replace(cause, evidence=[*cause.evidence, where.said])
+    text = diagnosis.sentence
+    if cause.known == UNKNOWN and where.first is not None:
+        text += f" It is made between the input of {where.first} and the output of {where.last}."
     return msgspec.structs.replace(diagnosis, cause=fuller, sentence=text)
 
 

@@ -8,6 +8,7 @@ operator itself.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 from rlprobe.judge.roundoff import UNIT
@@ -180,9 +181,12 @@ def _are_moved(used: list[tuple[Value, Value]], floor: float) -> bool:
     """Whether values hold the same numbers, wherever they stand: what moves may also leave out."""
     allowed = max(floor, _KERNEL * UNIT["torch.float32"])
     return all(
-        not apart(getattr(one, name), getattr(other, name), allowed)
+        math.prod(one.shape) == math.prod(other.shape)
+        and not any(
+            apart(getattr(one, name), getattr(other, name), allowed)
+            for name in ("norm", "max", "min")
+        )
         for one, other in used
-        for name in ("norm", "max", "min")
     )
 
 

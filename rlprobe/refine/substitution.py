@@ -112,21 +112,39 @@ def _finite(value: object) -> float | None:
 
 def _reported(target: Run, suspects: Suspects) -> tuple[int, list[str]]:
     """How many calls were given other outputs, and why not more."""
-    path = target.path / "dump" / suspects.stage / f"step{suspects.step}"
-    path = path / f"rank{suspects.rank}" / "outputs" / "substituted.jsonl"
-    if not path.is_file():
-        return 0, []
-    try:
-        lines = read_bytes(path, _MAX_BYTES).splitlines()
-        entries = [msgspec.json.decode(line, type=_Entry) for line in lines]
-    except (DocumentError, msgspec.MsgspecError, RecursionError) as error:
-        raise DumpError(f"{path} is not readable: {error}; refine again") from error
+    entries = reported(target, suspects, "")
     return sum(entry.calls for entry in entries), [why for e in entries for why in e.failed]
 
 
-class _Entry(msgspec.Struct):
+def reported(target: Run, suspects: Suspects, below: str) -> list[Entry]:
+    """What a run reports of the outputs that were put in place.
+
+    Args:
+        target: the run.
+        suspects: what was looked at.
+        below: directory of one of several modules below the rank's.
+
+    Raises:
+        DumpError: it is damaged.
+    """
+    path = target.path / "dump" / suspects.stage / f"step{suspects.step}"
+    path = path / f"rank{suspects.rank}" / below / "outputs" / "substituted.jsonl"
+    if not path.is_file():
+        return []
+    try:
+        lines = read_bytes(path, _MAX_BYTES).splitlines()
+        return [msgspec.json.decode(line, type=Entry) for line in lines]
+    except (DocumentError, msgspec.MsgspecError, RecursionError) as error:
+        raise DumpError(f"{path} is not readable: {error}; refine again") from error
+
+
+class Entry(msgspec.Struct):
+    """An entry of a stage in which outputs were put in place."""
+
     calls: int
     failed: list[str]
+    #: Largest relative difference of what was replaced; a word where it is not finite.
+    apart: float | str = 0.0
 
 
 def _compared(place: Path, plan: Plan, suspects: Suspects, target: Run) -> Results:

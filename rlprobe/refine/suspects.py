@@ -19,6 +19,7 @@ from rlprobe.judge import origin as kinds
 from rlprobe.judge.analysis import OUTCOME, Finding
 from rlprobe.judge.inputs import Results, require
 from rlprobe.judge.row import Row, first
+from rlprobe.refine.blocks import blocks
 from rlprobe.roles import BENCHMARK, REPEAT, TARGET
 from rlprobe.spec import Suspects
 from rlprobe.store.read import Run, runs
@@ -91,6 +92,7 @@ def find(directory: Path, budget_mib: int) -> Plan:
             budget_mib=budget_mib,
             trace=kind,
             trace_module=origin.module if kind == "module" else None,
+            blocks=_blocks(diverged) if kind == "module" else (),
         ),
         benchmark.key,
         target.key,
@@ -98,6 +100,13 @@ def find(directory: Path, budget_mib: int) -> Plan:
         noise=_noise(diverged),
         floor=_floor(diverged),
     )
+
+
+def _blocks(diverged: Finding) -> tuple[str, ...]:
+    """The blocks that a forward pass goes through, where it is there that the sides part."""
+    assert diverged.origin is not None
+    forward = diverged.origin.row.get("phase") == execution.FORWARD
+    return blocks(diverged.stage.rows) if forward else ()
 
 
 def _floor(diverged: Finding) -> float:
@@ -121,6 +130,16 @@ def _noise(diverged: Finding) -> float:
     )
     widest = within.get_column("floor").max()
     return float(widest) if isinstance(widest, (int, float)) else 0.0
+
+
+def rows(directory: Path, suspects: Suspects) -> pl.DataFrame:
+    """The judged records of the suspects' stage.
+
+    Raises:
+        DumpError, StoreError: a file or run is missing or damaged.
+    """
+    found = tables.read(Results.open(directory), diagnosis.current(directory).judged)
+    return found.findings[suspects.stage].stage.rows
 
 
 def shared(plan: Plan, config: Path, directory: Path, store: Path) -> Plan:

@@ -247,7 +247,12 @@ def _kept(spec: RunSpec, store: Path) -> dict[str, Any]:
     if suspects.substitute is not None:
         there = store.absolute() / "runs" / suspects.substitute / "dump" / suspects.stage
         there = there / f"step{suspects.step}" / f"rank{suspects.rank}" / "outputs"
-        return {"trace_module": suspects.trace_module, "substitute": str(there)}
+        return {
+            "trace_module": suspects.trace_module,
+            "substitute": str(there),
+            "blocks": suspects.blocks,
+            "micro_steps": suspects.micro_steps,
+        }
     return {
         "keep_outputs": suspects.trace == "module" and spec.role == REPEAT,
         "modules": suspects.modules,
@@ -256,6 +261,7 @@ def _kept(spec: RunSpec, store: Path) -> dict[str, Any]:
         "tensor_budget": suspects.budget_mib << 20,
         "trace": suspects.trace,
         "trace_module": suspects.trace_module,
+        "blocks": suspects.blocks,
     }
 
 

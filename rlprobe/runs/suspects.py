@@ -67,12 +67,30 @@ def substituted(alignment: Alignment, suspects: Suspects, kept: str) -> RunSpec 
     """
     if suspects.trace != "module" or suspects.trace_module is None:
         return None
+    alone = dataclasses.replace(suspects, micro_steps=(), blocks=())
+    return _grafted(alignment, alone, kept)
+
+
+def forced(alignment: Alignment, suspects: Suspects, kept: str) -> RunSpec | None:
+    """The target's replay in which every block begins from the benchmark's numbers.
+
+    Args:
+        alignment, suspects, kept: as of :func:`substituted`.
+
+    Returns:
+        None where the benchmark's outputs of blocks were not kept, or several processes share the
+        step.
+    """
+    if not suspects.blocks:
+        return None
+    return _grafted(alignment, dataclasses.replace(suspects, trace_module=None), kept)
+
+
+def _grafted(alignment: Alignment, suspects: Suspects, kept: str) -> RunSpec | None:
     runs = plan(alignment)
     if runs[TARGET].world_size > 1:
         return None
-    alone = dataclasses.replace(
-        suspects, modules=(), micro_steps=(), trace=None, budget_mib=0, substitute=kept
-    )
+    alone = dataclasses.replace(suspects, modules=(), trace=None, budget_mib=0, substitute=kept)
     return _narrowed(runs[TARGET], alone, runs[BENCHMARK].key)
 
 

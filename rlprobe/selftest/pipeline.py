@@ -32,14 +32,14 @@ from rlprobe.files import replace_text
 from rlprobe.judge import tables
 from rlprobe.judge.inputs import NAME as PLAN
 from rlprobe.judge.inputs import Results
-from rlprobe.refine import decide, refined, substitution, suspects
+from rlprobe.refine import decide, refined, region, substitution, suspects
 from rlprobe.roles import BENCHMARK, REPEAT, TARGET, is_perturbed
 from rlprobe.rollouts import hdf5
 from rlprobe.rollouts.model import Ragged
 from rlprobe.runs.jobs import Jobs
 from rlprobe.runs.launch import Start, launch
 from rlprobe.runs.plan import pairs, plan
-from rlprobe.runs.suspects import refining, substituted
+from rlprobe.runs.suspects import forced, refining, substituted
 from rlprobe.selftest import alignments, stamp
 from rlprobe.selftest.catalogue import Case
 from rlprobe.spec import RunSpec
@@ -235,8 +235,11 @@ class Pipeline:
             Run.open(store, launch(spec, self._store, start=self._start).parent.name)
             for spec in specs.values()
         ]
-        refined.write(directory, refined.refine(plan_of, plan_of.suspects, *sides))
+        found = refined.refine(plan_of, plan_of.suspects, *sides)
+        refined.write(directory, found)
         self._substitute(trial, directory, plan_of, sides[0].key)
+        if decide.is_open(directory, plan_of, found):
+            self._force(trial, directory, plan_of, sides[0].key)
         sharper = decide.sharpened(directory, judged.diagnosis)
         text = json.dumps(sharper.as_dict(), indent=1)
         (directory / diagnosis.REFINED / diagnosis.NAME).write_text(text, encoding="utf-8")
@@ -252,6 +255,18 @@ class Pipeline:
         run = Run.open(self._store.absolute(), key)
         after = substitution.look(directory, found, found.suspects, run)
         substitution.write_found(directory, after)
+
+    def _force(self, trial: Trial, directory: Path, found: suspects.Plan, kept: str) -> None:
+        """The target once more, with every block given the benchmark's numbers."""
+        assert found.suspects is not None
+        spec = forced(self._jobs(trial).alignment, found.suspects, kept)
+        if spec is None:
+            return
+        spec = dataclasses.replace(spec, fault_strength=trial.strength)
+        key = launch(spec, self._store, start=self._start).parent.name
+        rows = suspects.rows(directory, found.suspects)
+        run = Run.open(self._store.absolute(), key)
+        region.write(directory, region.look(run, found.suspects, rows))
 
     def _diagnosed(self, jobs: Jobs, repeat: Path, directory: Path) -> Diagnosis:
         shutil.rmtree(directory, ignore_errors=True)

@@ -67,7 +67,9 @@ def test_everything_after_it_computes_as_the_other_side_did(tmp_path: Path) -> N
         with outputs.substituting([wrong], "pair", source, tmp_path / "t"):
             for row in rows:
                 assert torch.equal(wrong(row), right(row))
-    assert report(tmp_path) == [{"calls": 1, "failed": []}, {"calls": 2, "failed": []}]
+    assert [(line["calls"], line["failed"]) for line in report(tmp_path)] == [(1, []), (2, [])]
+    # of its two outputs one is half as large again
+    assert [line["apart"] for line in report(tmp_path)] == pytest.approx([0.5, 0.5])
     assert not torch.equal(wrong(X[0]), right(X[0])), "it ends with the body"
 
 

@@ -218,6 +218,12 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
     "halves": (lambda y: torch.cat([y[..., 12:], y[..., :12]], -1), "layout", "cat"),
     "dropout": (lambda y: nn.functional.dropout(y, 0.1), "nondeterministic", "bernoulli_"),
     "cap": (lambda y: 5 * torch.tanh(y / 5), "implementation", "tanh"),
+    "repeated": (lambda y: torch.cat([y[..., :12], y[..., :12]], -1), "implementation", "cat"),
+    "padded": (
+        lambda y: torch.cat([y, torch.zeros_like(y[..., :1])], -1).softmax(-1)[..., :-1],
+        "implementation",
+        "cat",
+    ),
     "noise": (lambda y: y + 0.01 * torch.cos(37 * y), "implementation", "cos"),
     "unused": (lambda y: (y * 3, y + 0.01)[1], "implementation", "add.Tensor(other=0.01"),
 }

@@ -5,15 +5,20 @@ computed: what still differs is a second difference. Gradients pass through as i
 the module's own. Activations that are recomputed in the backward pass call the module once more,
 for which nothing was kept: there nothing is put in place, and that is said.
 
-``{stage}/step{N}/rank{R}/outputs/``: ``outputs.jsonl`` with a line a tensor {call, index, dtype,
-shape, file}, the bytes of each in a file (null: over the budget). On the other side
-``substituted.jsonl``, a line an entry of the stage {calls, failed}.
+Put in place of many modules' at once, each begins from the other side's numbers, and what it makes
+before it is replaced is its own difference alone.
+
+``{stage}/step{N}/rank{R}/outputs/`` (of several modules ``blocks/{module}/outputs/``):
+``outputs.jsonl`` with a line a tensor {call, index, dtype, shape, file}, the bytes of each in a
+file (null: over the budget). On the other side ``substituted.jsonl``, a line an entry of the stage
+{calls, failed, apart}: the largest relative difference of what was replaced.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,11 +37,17 @@ from rlprobe.capture.trace.values import unpacked
 DIRECTORY = "outputs"
 INDEX = "outputs.jsonl"
 REPORT = "substituted.jsonl"
+#: Of several modules: a directory each below it.
+BLOCKS = "blocks"
 
 
 @contextmanager
 def keeping(
-    models: list[nn.Module], module: str, directory: Path, budget: int | None
+    models: list[nn.Module],
+    module: str,
+    directory: Path,
+    budget: int | None,
+    only: Collection[int] = (),
 ) -> Iterator[None]:
     """Write every output of a module's calls in the body.
 
@@ -45,6 +56,7 @@ def keeping(
         module: Hugging Face path.
         directory: of the rank's files.
         budget: bytes that may be written in an entry of the stage; what does not fit is left out.
+        only: the calls, from 0, that are kept; empty: all.
     """
     place = directory / DIRECTORY
     spent = 0
@@ -55,7 +67,7 @@ def keeping(
         if in_backward():
             return output
         number = next(calls)
-        for index, tensor in enumerate(_tensors(output)):
+        for index, tensor in enumerate(_tensors(output) if number in (only or (number,)) else ()):
             local = unpacked(tensor).detach()
             spent += local.numel() * local.element_size()
             _write(place, number, index, local, within=budget is None or spent <= budget)
@@ -67,7 +79,11 @@ def keeping(
 
 @contextmanager
 def substituting(
-    models: list[nn.Module], module: str, source: Path, directory: Path
+    models: list[nn.Module],
+    module: str,
+    source: Path,
+    directory: Path,
+    only: Collection[int] = (),
 ) -> Iterator[None]:
     """Give out kept outputs in place of a module's own in the body.
 
@@ -76,19 +92,23 @@ def substituting(
         module: Hugging Face path.
         source: what :func:`keeping` wrote on the other side, of this stage, step and rank.
         directory: of the rank's files here.
+        only: the calls, from 0, that are given other outputs; empty: all.
     """
     place = directory / DIRECTORY
     calls = _Counter(place / REPORT)
     there = _read(source / INDEX)
     failed: list[str] = []
     done = 0
+    apart = 0.0
 
     def substituted(output: Any) -> Any:
-        nonlocal done
+        nonlocal done, apart
         if in_backward():
             failed.append("activations are recomputed in the backward pass")
             return output
         number = next(calls)
+        if number not in (only or (number,)):
+            return output
         leaves, form = tree_flatten(output)
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         for index, at in enumerate(places):
@@ -97,7 +117,9 @@ def substituting(
             if line is None or why:
                 failed.append(f"call {number}, output {index}: {why}")
                 return output
-            leaves[at] = _InPlace.apply(leaves[at], _load(source, line, leaves[at]))
+            other = _load(source, line, leaves[at])
+            apart = max(apart, _apart(leaves[at].detach(), other))
+            leaves[at] = _InPlace.apply(leaves[at], other)
         done += 1
         return tree_unflatten(leaves, form)
 
@@ -105,7 +127,17 @@ def substituting(
         with _changed(models, module, substituted):
             yield
     finally:
-        append_line(place / REPORT, {"calls": done, "failed": failed[:8]})
+        found = apart if math.isfinite(apart) else str(apart)
+        append_line(place / REPORT, {"calls": done, "failed": failed[:8], "apart": found})
+
+
+def _apart(own: Tensor, other: Tensor) -> float:
+    """Relative L2 difference of a module's own output from the other side's."""
+    if not own.is_floating_point():
+        return 0.0
+    wide, exact = (t.to(torch.float32) for t in (own, other))
+    difference, size = float((wide - exact).norm()), float(exact.norm())
+    return difference / size if size else difference
 
 
 class _InPlace(torch.autograd.Function):

@@ -1,0 +1,152 @@
+"""Where no operator and no law is the cause: between which two places the difference is made.
+
+The target replays the step once more, and every block of the model (its layers, and what stands
+before and behind them) begins from the benchmark's numbers. What a block makes of them differs by
+what its own code does: one that is beyond its floor is the place; where none is, the difference
+adds up, and the region is the shortest run of blocks that makes most of it. One replay answers for
+all blocks what a bisection would take one for each halving.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import polars as pl
+
+from rlprobe.documents import structfile
+from rlprobe.documents.limits import DocumentError
+from rlprobe.errors import DumpError
+from rlprobe.files import replace_bytes
+from rlprobe.refine import substitution
+from rlprobe.spec import Suspects
+from rlprobe.store.read import Run
+
+NAME = "region.json"
+FORMAT = 1
+#: Share of the difference's squares that a region must make.
+_MOST = 0.9
+
+
+class Block(msgspec.Struct, frozen=True):
+    """What one block makes of the benchmark's numbers."""
+
+    module: str
+    #: Relative L2 difference of its output, of any of its calls, and its floor in the whole run.
+    error: float
+    floor: float | None
+
+
+class Region(msgspec.Struct, frozen=True):
+    """Between which blocks the difference is made."""
+
+    stage: str
+    blocks: list[Block]
+    #: First and last block of the region; None where nothing could be put in place.
+    first: str | None
+    last: str | None
+    #: Blocks that differ beyond their floors by themselves.
+    beyond: list[str]
+    said: str
+    failed: list[str]
+    format: int = FORMAT
+
+
+def look(target: Run, suspects: Suspects, rows: pl.DataFrame) -> Region:
+    """What a run shows in which every block began from the benchmark's numbers.
+
+    Args:
+        target: the run.
+        suspects: what was looked at; its ``blocks`` in the order they run.
+        rows: of the diagnosed stage, with ``module``, ``direction``, ``slot`` and ``floor``.
+
+    Raises:
+        DumpError: what it reports is damaged.
+    """
+    found, failed = [], []
+    for module in suspects.blocks:
+        entries = substitution.reported(target, suspects, f"blocks/{module}")
+        failed += [f"{module}: {why}" for entry in entries for why in entry.failed]
+        if any(entry.calls for entry in entries):
+            error = max(float(entry.apart) for entry in entries)
+            found.append(Block(module, error, _floor(rows, module)))
+    if failed or not found:
+        why = failed[0] if failed else "no block was called"
+        said = f"the benchmark's outputs of blocks could not be put in the target's place: {why}"
+        return Region(suspects.stage, found, None, None, [], said, failed[:8])
+    beyond = [b.module for b in found if b.floor is not None and not b.error <= b.floor]
+    first, last = _ends(found, beyond)
+    said = _said(found, beyond, first, last)
+    return Region(suspects.stage, found, first.module, last.module, beyond, said, [])
+
+
+def _floor(rows: pl.DataFrame, module: str) -> float | None:
+    """The widest floor of a block's outputs; None where none was judged."""
+    made = rows.filter(
+        (pl.col("module") == module)
+        & (pl.col("direction") == "forward")
+        & (pl.col("slot") == "output")
+        & pl.col("judged")
+    )
+    widest = made.get_column("floor").max()
+    return float(widest) if isinstance(widest, (int, float)) else None
+
+
+def _ends(found: list[Block], beyond: list[str]) -> tuple[Block, Block]:
+    """First and last block of the region."""
+    if beyond:
+        inside = [block for block in found if block.module in beyond]
+        return inside[0], inside[-1]
+    squares = [block.error**2 for block in found]
+    wanted = _MOST * sum(squares)
+    runs = [
+        (last - first, first, last)
+        for first in range(len(found))
+        for last in range(first, len(found))
+        if sum(squares[first : last + 1]) >= wanted
+    ]
+    _, first, last = min(runs)
+    return found[first], found[last]
+
+
+def _said(found: list[Block], beyond: list[str], first: Block, last: Block) -> str:
+    begins = f"given the benchmark's numbers at its input, each of {len(found)} blocks was run: "
+    where = f"between the input of {first.module} and the output of {last.module}"
+    if not any(block.error for block in found):
+        return f"{begins}none differs; what runs between them makes the difference"
+    if not beyond:
+        worst = max(found, key=lambda b: b.error / b.floor if b.floor else 0.0)
+        share = f" (at most {worst.error / worst.floor:.2g} of it)" if worst.floor else ""
+        return (
+            f"{begins}none differs by more than its floor{share}, so that no single place is "
+            f"wrong; {_MOST:.0%} of what they make adds up {where}"
+        )
+    shown = ", ".join(
+        f"{b.module} by {b.error:.2g} ({b.error / b.floor:.2g} times its floor)"
+        for b in found
+        if b.module in beyond and b.floor
+    )
+    alone = "it alone differs" if len(beyond) == 1 else f"{len(beyond)} differ by themselves"
+    return f"{begins}{alone}, {shown}: the difference is made {where}"
+
+
+def write(directory: Path, found: Region) -> Path:
+    """Write ``RESULTS_DIR/refine/region.json``."""
+    path = directory / "refine" / NAME
+    replace_bytes(path, structfile.encoded(found))
+    return path
+
+
+def read(directory: Path) -> Region | None:
+    """What was written; None where nothing was.
+
+    Raises:
+        DumpError: it is damaged, or was changed.
+    """
+    path = directory / "refine" / NAME
+    if not path.is_file():
+        return None
+    try:
+        return structfile.load(path, Region, (FORMAT,), again="refine again")
+    except DocumentError as error:
+        raise DumpError(f"{path} {error}; refine again") from error
