@@ -155,6 +155,32 @@ def table(directory: Path, name: str = RECORDS) -> pl.LazyFrame | None:
     return vouched(path, wanted, kind(name), TABLES[name], f"{SUMMARY} beside it", _AGAIN)
 
 
+def require_there(directory: Path) -> None:
+    """Make sure that the tables of a comparison are there, as long as they were written.
+
+    What is in them is held against its digest where they are read (:func:`table`): an answer that
+    was drawn from them need not read gigabytes to be told again.
+
+    Raises:
+        DumpError: one is missing, or shorter or longer than its summary says.
+    """
+    said = summary(directory)
+    named: Any = None if said is None else said.get("tables")
+    for name, wanted in named.items() if isinstance(named, dict) else ():
+        if name not in TABLES:
+            continue
+        path = directory / name
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise DumpError(f"{path} is missing, {SUMMARY} beside it names it; {_AGAIN}") from error
+        if isinstance(wanted, dict) and size != wanted.get("size"):
+            raise DumpError(
+                f"{path} has {size} bytes, {SUMMARY} beside it says {wanted.get('size')}: it was "
+                f"cut short, emptied or replaced; {_AGAIN}"
+            )
+
+
 def vouched(
     path: Path, wanted: Table, kind: str, known: tuple[int, ...], by: str, again: str
 ) -> pl.LazyFrame:

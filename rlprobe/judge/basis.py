@@ -57,7 +57,7 @@ def check(directory: Path, named: Mapping[str, str], answer: Path, again: str) -
         again: how to make it again, for messages.
 
     Raises:
-        DumpError: one of the files is missing or another.
+        DumpError: one of the files is missing or another, or a table that one of them names is.
     """
     there = {name for name in named if (directory / name).is_file()}
     if not there:
@@ -71,6 +71,8 @@ def check(directory: Path, named: Mapping[str, str], answer: Path, again: str) -
                 f"{answer} was made from another {path}: it is the answer to other comparisons, or "
                 f"that file was changed since; {again}"
             )
+        if path.name == tables.SUMMARY:
+            tables.require_there(path.parent)
 
 
 def _sha256(path: Path) -> str:

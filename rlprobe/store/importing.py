@@ -8,6 +8,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprobe.dumps import parquet
 from rlprobe.errors import StoreError
 from rlprobe.files import digest as digest_of
 from rlprobe.store import bundle, copies, heal
@@ -72,6 +73,7 @@ def import_bundle(
         for manifest, _ in manifests.values():
             for member in manifest.files:
                 check_type(member.path, objects.path(member.sha256))
+        _check_tables(archive, manifests, objects)
         name = f"imported-{hashlib.sha256(index.to_bytes()).hexdigest()[:16]}"
         # Before the runs appear: no alignment of this store names them yet, and gc must not take
         # them until one does.
@@ -115,6 +117,25 @@ def _check_agreement(
         raise StoreError(f"{archive}: object {stored.sha256} of {stored.size} bytes is not in it")
     for stored in sorted(offered - needed):
         raise StoreError(f"{archive}: object {stored.sha256} belongs to none of its runs")
+
+
+def _check_tables(
+    archive: Path, manifests: dict[str, tuple[Manifest, bytes]], objects: Objects
+) -> None:
+    """Every table can be read: one that cannot might end whatever process tries to."""
+    tables = {
+        objects.path(file.sha256): file.path
+        for manifest, _ in manifests.values()
+        for file in manifest.files
+        if file.path.endswith(".parquet")
+    }
+    found = parquet.try_apart(list(tables))
+    if found is not None:
+        path, why = found
+        raise StoreError(
+            f"{archive}: {tables[path]} is no table that can be read ({why}); export the run again "
+            "where it was made"
+        )
 
 
 def _check_conflicts(

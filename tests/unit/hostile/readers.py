@@ -20,10 +20,10 @@ from rlprobe.compare.samples.run import open_side
 from rlprobe.config import loading
 from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.gate import configuration
-from rlprobe.dumps import dumpjson, records, results, token_sketches
+from rlprobe.dumps import dumpjson, parquet, records, results, token_sketches
 from rlprobe.dumps.key_data import KeyData
 from rlprobe.dumps.tensors.tensorfile import map_file, read_tensor
-from rlprobe.errors import DumpError
+from rlprobe.errors import DumpError, StoreError
 from rlprobe.frameworks import switch
 from rlprobe.frameworks.slime import user_config
 from rlprobe.judge.inputs import Results
@@ -79,6 +79,10 @@ def _proof(path: Path) -> object:
 
 
 def _records(path: Path) -> pl.DataFrame:
+    # as a table comes in from elsewhere: one that ends the process that reads it is refused
+    found = parquet.try_apart([path])
+    if found is not None:
+        raise StoreError(f"{path}: {found[1]}")
     return records.read(path)
 
 

@@ -261,3 +261,19 @@ def test_an_index_names_pages_that_are_not_to_be_believed(
     assert "not_comparable" in listed and "report.html" in listed and "aligned" in listed
     assert main(["report", str(aligned.results), "-q"]) == 0
     assert main(["report", "--index", str(aligned.results), str(good_one), "-o", "o.html"]) == 0
+
+
+@pytest.mark.parametrize("word", ["verdict", "report", "refine", "index"])
+@pytest.mark.parametrize("left", [None, 0, 100], ids=["gone", "emptied", "cut short"])
+def test_an_answer_is_not_told_without_the_tables_that_it_was_drawn_from(
+    left: int | None, word: str, aligned: Aligned, told: Told, capsys
+) -> None:
+    path = next((aligned.results / _TARGET).glob(f"*/{tables.RECORDS}"))
+    if left is None:
+        path.unlink()
+    else:
+        with path.open("r+b") as file:
+            file.truncate(left)
+    said = refused(aligned, word, told, capsys)
+    assert str(path) in said
+    assert "compare again" in said

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -25,6 +26,10 @@ from tests.unit.store.bundle_helpers import (
     split,
     with_manifest,
 )
+
+_CORPUS = Path(__file__).parents[1] / "hostile/corpus"
+ENDING, PANICKING = (_CORPUS / f"records-{number}-1.parquet" for number in (4, 3))
+CUT = ENDING.read_bytes()[:200] + ENDING.read_bytes()[-400:]
 
 
 @settings(
@@ -201,6 +206,11 @@ def test_an_object_of_no_run_is_refused(exported, tmp_path):
         ("dump/x.json", b"\x80\x04K\x01.", "is not the .json file that its name says"),
         ("dump/x.json", b'{"a": "\0"}', "is not the .json file that its name says"),
         ("dump/x.log", b"\0", "is not the .log file that its name says"),
+        # by the type's mark a table, and none: it ends, panics or stops the process that reads it
+        ("records/x.parquet", ENDING.read_bytes(), r"x.parquet is no table .*memory allocation of"),
+        ("records/x.parquet", PANICKING.read_bytes(), "x.parquet is no table that can be read"),
+        ("weights.parquet", b"PAR1 nothing PAR1", "weights.parquet is no table that can be read"),
+        ("token_sketches/x.parquet", CUT, "x.parquet is no table that can be read"),
     ],
 )
 def test_a_file_of_another_type_than_its_name_says_is_refused(
