@@ -81,6 +81,11 @@ class Part:
         )
 
 
+def allowed(unit: float, number: int) -> float:
+    """What round-off allows of a pass's record, by its number from 0."""
+    return float(_ROUNDINGS * unit * (number + 1) ** 0.5)
+
+
 def weights(records: pl.DataFrame) -> list[Weights]:
     """Every step's weights, where the engine's were recorded.
 

@@ -10,7 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from rlprobe import files
-from rlprobe.diagnose import diagnosis, mismatch, sentence
+from rlprobe.diagnose import diagnosis, sentence
 from rlprobe.diagnose.curves import perturbed
 from rlprobe.diagnose.diagnosis import Diagnosis, GateItem, StageResult
 from rlprobe.judge import analysis, extent, noise
@@ -25,6 +25,7 @@ from rlprobe.report import (
     heat,
     history,
     payload,
+    rollout,
     scope,
     side_by_side,
     tables,
@@ -32,6 +33,7 @@ from rlprobe.report import (
 )
 from rlprobe.report.card import Card
 from rlprobe.report.commands import Command
+from rlprobe.report.rollout import Gap
 from rlprobe.report.scope import Grid, Reason
 from rlprobe.report.side_by_side import CurveRow, MetricRow, Setting, WeightRow
 from rlprobe.report.tables import StageTable
@@ -83,25 +85,6 @@ class KeyRow:
     where: str
     benchmark: float | None
     target: float | None
-
-
-@dataclass(frozen=True)
-class GapRow:
-    """Training against rollout on one side."""
-
-    side: str
-    tokens: int
-    numbers: list[float]
-
-
-@dataclass(frozen=True)
-class Gap:
-    """Training against rollout, both sides."""
-
-    columns: list[Markup]
-    rows: list[GapRow]
-    bars: dict[str, str]
-    svg: Markup | None
 
 
 @dataclass(frozen=True)
@@ -239,7 +222,7 @@ def gather(
         curves=side_by_side.verdicts(found.curves, first_step or 0, found.messages),
         curves_said=words.sentence(said_of_curves, {}) if said_of_curves else None,
         many_steps=any(len(curve["steps"]) > 2 for curve in curves),
-        mismatch=_gap(benchmark, target, step.number),
+        mismatch=rollout.gap(benchmark, target, step),
         weights=side_by_side.weights(benchmark, target, step.number),
         environment=different,
         same_environment=same,
@@ -408,32 +391,6 @@ def _aggregated(records: payload.Records) -> Markup | None:
     return words.both(
         "records_aggregated", n=f"{records.rows.height:,}", m=f"{records.total:,}", more=more
     )
-
-
-def _gap(benchmark: Run, target: Run, step: int) -> Gap | None:
-    measured = [
-        (side, found)
-        for side, run in (("benchmark", benchmark), ("target", target))
-        if (found := mismatch.measure(run, step)) is not None
-    ]
-    if not measured:
-        return None
-    lines = [(side, m.by_position.tolist()) for side, m in measured]
-    drawn = any(value > 0 for _, line in lines for value in line)
-    return Gap(
-        columns=[
-            words.both(key)
-            for key in ("mean_d", "max_d", "k1", "k3", "mask_0", "train_nonfinite",
-                        "rollout_nonfinite")
-        ],
-        rows=[
-            GapRow(side, m.tokens, [m.mean_abs, m.max_abs, m.k1, m.k3, m.masked,
-                                    m.trained_nonfinite, m.generated_nonfinite])
-            for side, m in measured
-        ],
-        bars={name: f"{bar:g}" for name, bar in mismatch.BARS.items()},
-        svg=chart.by_position(lines, mismatch.BARS["general"]) if drawn else None,
-    )  # fmt: skip
 
 
 def _provenance(

@@ -31,12 +31,12 @@ _END_S = 10.0
 class _Server:
     """One process with verl loaded; answers one request at a time."""
 
-    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, environment: Mapping[str, str], log: Path, python: str) -> None:
         self._log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE],
+                [python, "-m", _MODULE],
                 env={**os.environ, **environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -82,10 +82,12 @@ class ForkServers:
 
     Args:
         logs: where the servers' own messages go.
+        python: of the environment that verl and its engine are in.
     """
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, python: str = sys.executable) -> None:
         self._logs = logs
+        self._python = python
         self._servers: dict[tuple[tuple[str, str], ...], _Server] = {}
         #: CPU seconds of the runs so far.
         self.cpu = 0.0
@@ -141,6 +143,7 @@ class ForkServers:
         if server is None:
             while len(self._servers) >= _KEPT:
                 self._servers.pop(next(iter(self._servers))).close()
-            server = _Server(environment, self._logs / f"{os.getpid()}-{time.time_ns()}.log")
+            log = self._logs / f"{os.getpid()}-{time.time_ns()}.log"
+            server = _Server(environment, log, self._python)
         self._servers[key] = server  # the one used last stands last
         return server

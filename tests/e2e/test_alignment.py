@@ -38,15 +38,20 @@ def test_the_page_measures_training_against_rollout_on_both_sides(aligned: Align
     page = (aligned.results / "report.html").read_text(encoding="utf-8")
     section = page[page.index('<section id="mismatch"') :]
     rows = re.findall(
-        r'<span lang="en">(\w+)</span><span lang="zh">\w+</span></th><td[^>]*>(\d+)</td>'
-        + r"<td[^>]*>([^<]+)</td>" * 4,
+        r'<span lang="en">(\w+)</span><span lang="zh">\w+</span></th>'
+        r'<td><span lang="en">what was generated</span>.*?<td class="n">(\d+)</td>'
+        + r"<td[^>]*>([^<]+)</td>"
+        * 9,
         section,
     )
-    sides = {side: [float(n) for n in numbers] for side, *numbers in rows}
-    assert set(sides) == {"benchmark", "target"}
-    for tokens, mean, largest, k1, k3 in sides.values():
+    sides = {side: [float(n) for n in numbers] for side, *numbers in rows[:2]}
+    assert set(sides) == {"benchmark", "target"} and len(rows) == 4, "both steps are there"
+    for tokens, mean, tail, largest, k1, k3, low, high, trained, generated in sides.values():
         assert tokens == 8 * 16
-        assert 0 <= mean <= largest < 1e-4 and abs(k1) <= mean and 0 <= k3 <= largest**2
+        assert 0 <= mean <= tail <= largest < 1e-4
+        assert abs(k1) <= mean and 0 <= k3 <= largest**2
+        assert low == high == 1.0 and trained == generated > 1, "to three digits"
+    assert "On the benchmark side engine and training agree in all 2 blocks" in section
     assert sides["target"] != sides["benchmark"], "the target's kernels are others"
 
 

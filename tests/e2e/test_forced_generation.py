@@ -6,11 +6,13 @@ responses, and training goes on with the recorded rollouts.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from rlprobe import stages
+from rlprobe.cli import main
 from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.judge import forced, tables
 from rlprobe.judge.inputs import Results
@@ -71,6 +73,28 @@ def test_other_kernels_are_led_through_the_same_responses(pipeline: Pipeline, fa
         assert row["judged"] and row["count"] == SAMPLES * tokens and 0 < row["excess"] < 1
 
 
+def test_the_page_says_what_is_the_methods_and_what_the_devices(
+    pipeline: Pipeline, faults: Path
+) -> None:
+    found, _ = judged(pipeline, faults, "cache_off_by_one")
+    assert main(["report", str(found.directory)]) == 0
+    page = (found.directory / "report.html").read_text(encoding="utf-8")
+    section = page[page.index('<section id="mismatch"') : page.index('<section id="weights"')]
+    rows = re.findall(
+        r'<span lang="en">(\w+)</span><span lang="zh">\w+</span></th><td><span lang="en">([^<]+)<'
+        r'.*?<td class="n">(\d+)</td><td class="n">([^<]+)</td>',
+        section,
+    )
+    mean = {(side, against): float(d) for side, against, _, d in rows}
+    engine = ("its engine, prefill", "its engine, decoding")
+    assert all(mean["benchmark", against] < 1e-5 for against in ("what was generated", *engine))
+    assert mean["target", engine[0]] < 1e-5 < 0.1 < mean["target", engine[1]]
+    assert "来自设备的部分（双方相同的 token）" in section and "in decoding" in section
+    choices = section[section.index('id="generation"') :]
+    assert f'<td class="n">{SAMPLES}</td><td class="n">{SAMPLES * 16}</td>' in choices
+    assert '<td><span lang="en">no</span>' in choices and '"en">yes<' not in choices
+
+
 def test_a_cache_off_by_one_is_found_in_decoding(pipeline: Pipeline, faults: Path) -> None:
     found, diagnosis = judged(pipeline, faults, "cache_off_by_one")
     first = diagnosis.first
@@ -105,6 +129,10 @@ def test_other_angles_are_found_where_they_are_made(pipeline: Pipeline, faults: 
         stages.FORCED, "model.rotary_emb", "prefill",
     )  # fmt: skip
     assert apart(found, "prefill") == SAMPLES and apart(found, "decode") > 0
+    assert main(["report", str(found.directory)]) == 0
+    page = (found.directory / "report.html").read_text(encoding="utf-8")
+    assert "On the target side engine and training part from model.layers.0 on" in page
+    assert "On the benchmark side engine and training agree in all 2 blocks" in page
 
 
 @pytest.mark.long

@@ -56,6 +56,18 @@ def stale(module: ModuleType) -> None:
     module.Qwen2ForCausalLM.load_weights = load_weights
 
 
+def kept(module: ModuleType) -> None:
+    """One layer takes every weight a little too large."""
+    original = module.Qwen2ForCausalLM.load_weights
+
+    @functools.wraps(original)
+    def load_weights(self: Any, weights: Any) -> Any:
+        changed = ((n, v * 1.01 if _LAYER in n and "mlp" in n else v) for n, v in weights)
+        return original(self, changed)
+
+    module.Qwen2ForCausalLM.load_weights = load_weights
+
+
 def temperature(module: ModuleType) -> None:
     """Logits are divided by the temperature twice."""
     original = module.Sampler.apply_temperature
@@ -71,6 +83,7 @@ _PLANTED = {
     "rope": ("vllm.model_executor.layers.rotary_embedding.base", rope),
     "cache": ("vllm.v1.attention.backends.cpu_attn", cache),
     "stale": ("vllm.model_executor.models.qwen2", stale),
+    "kept": ("vllm.model_executor.models.qwen2", kept),
     "temperature": ("vllm.v1.sample.sampler", temperature),
 }
 

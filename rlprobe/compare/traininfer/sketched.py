@@ -1,7 +1,9 @@
-"""Prompt tokens of both models by their sketches, where tensors were not dumped.
+"""Tokens of both models by their sketches, where tensors were not dumped.
 
-A run's token sketches cover every block's output. Those of the generate stage are joined to the
-log-prob stage's by sample: the mock proof says which sample each captured request became.
+A run's token sketches cover every block's output. Those of an engine's stage are joined to the
+log-prob stage's by sample: the mock proof says which sample each captured request became. Of
+generation that is the prompt's forward; of an engine that was led through responses, the prefill of
+the whole sample.
 """
 
 from __future__ import annotations
@@ -34,13 +36,19 @@ class Sketched:
     notes: list[str]
 
 
-def compare(run: Path, rules: Rules) -> Sketched | None:
-    """Join the prompt tokens of a run's generate and log-prob stages; None without sketches.
+def compare(run: Path, rules: Rules, stage: str = stages.GENERATE) -> Sketched | None:
+    """Join the tokens of an engine's first pass of each sample to training's; None without
+    sketches.
+
+    Args:
+        run: its directory.
+        rules: which module of the engine is which of training's.
+        stage: of :data:`rlprobe.stages.ENGINE_STAGES`.
 
     Raises:
         DumpError, StoreError: a file is damaged.
     """
-    tables = [_read(run, stage) for stage in (stages.GENERATE, stages.LOG_PROB)]
+    tables = [_read(run, name) for name in (stage, stages.LOG_PROB)]
     inference, training = tables
     data = samples.open_side(run)
     if inference is None or training is None or data is None:
@@ -48,10 +56,12 @@ def compare(run: Path, rules: Rules) -> Sketched | None:
     steps = sorted({*inference.get_column("step").unique(), *training.get_column("step").unique()})
     batches = {step: data.micro_batches(step) for step in steps}
     lengths = {
-        sample: count
+        sample: (count, count + response)
         for places in batches.values()
         for batch in places.values()
-        for sample, count in zip(batch.samples, batch.prompts, strict=True)
+        for sample, count, response in zip(
+            batch.samples, batch.prompts, batch.responses, strict=True
+        )
     }
     placed = sketches.placed(training, batches)
     notes = []
@@ -60,11 +70,12 @@ def compare(run: Path, rules: Rules) -> Sketched | None:
             f"{placed.left_out} micro-batches of the log-prob stage are of another size than their "
             "key data; they are not compared"
         )
-    prefill, without = _prefill(inference, _requests(data, steps), lengths)
+    whole = stage == stages.FORCED
+    prefill, without = _prefill(inference, _requests(data, steps, stage), lengths, whole=whole)
     if without:
         notes.append(
-            f"{without} captured requests have no sample in the mock proof, or not the length of "
-            "its prompt; they are not compared"
+            f"{without} captured requests have no sample in the mock proof, or not its length; "
+            "they are not compared"
         )
     sides = [
         side.with_columns(record=_record(side.get_column("name"), rules))
@@ -83,12 +94,12 @@ def _read(run: Path, stage: str) -> pl.DataFrame | None:
         raise StoreError(f"{path} is not a readable table: {error}") from error
 
 
-def _requests(data: KeyData, steps: Sequence[int]) -> pl.DataFrame:
+def _requests(data: KeyData, steps: Sequence[int], stage: str) -> pl.DataFrame:
     """The sample of every captured request: columns step, rank, micro_step, digest."""
     rows = [
         (step, rank, number, sample)
         for step in steps
-        for rank, order in data.order(stages.GENERATE, step).items()
+        for rank, order in data.order(stage, step).items()
         for number, sample in enumerate(order)
     ]
     schema = {**dict.fromkeys(_REQUEST, pl.Int32), "digest": pl.String}
@@ -96,12 +107,20 @@ def _requests(data: KeyData, steps: Sequence[int]) -> pl.DataFrame:
 
 
 def _prefill(
-    inference: pl.DataFrame, requests: pl.DataFrame, lengths: Mapping[str, int]
+    inference: pl.DataFrame,
+    requests: pl.DataFrame,
+    lengths: Mapping[str, tuple[int, int]],
+    *,
+    whole: bool,
 ) -> tuple[pl.DataFrame, int]:
     """Tokens of the first pass of every request, and how many requests are of no known sample."""
     known = pl.DataFrame(
-        {"digest": list(lengths), "response_at": list(lengths.values())},
-        schema={"digest": pl.String, "response_at": pl.Int32},
+        [
+            (sample, prompt, every if whole else prompt)
+            for sample, (prompt, every) in lengths.items()
+        ],
+        schema={"digest": pl.String, "response_at": pl.Int32, "tokens": pl.Int32},
+        orient="row",
     )
     first = (
         inference.with_columns(pl.col("name").str.replace(r"\.forward\.\d+\.", ".").alias("plain"))
@@ -112,7 +131,7 @@ def _prefill(
     placed = (
         first.join(requests, on=_REQUEST)
         .join(known, on="digest")
-        .filter(pl.col("count") == pl.col("response_at"))
+        .filter(pl.col("count") == pl.col("tokens"))
     )
     turn = placed.select(*_REQUEST, "digest").unique().sort(*_REQUEST)
     turn = turn.with_columns(

@@ -123,3 +123,72 @@ def test_a_sample_that_occurs_twice_meets_itself_in_order(monkeypatch: pytest.Mo
     assert found is not None
     assert (found.samples, found.tokens, found.masked) == (2, 1, 1)
     assert found.mean_abs == pytest.approx(0.5)
+
+
+def test_tails_ratios_and_perplexities_are_of_the_same_tokens(measure: Any) -> None:
+    trained, generated = [-1.0, -2.0, -0.5, -3.0], [-1.5, -1.0, -0.5, -9.0]
+    found = measure({"a": trained}, {"a": generated}, {"a": [1, 1, 1, 0]})
+    d = np.array([0.5, -1.0, 0.0])
+    assert found.p99_abs == pytest.approx(np.quantile(np.abs(d), 0.99))
+    assert found.ratio_low == pytest.approx(np.exp(np.quantile(d, 0.01)))
+    assert found.ratio_high == pytest.approx(np.exp(np.quantile(d, 0.99)))
+    assert found.perplexity_trained == pytest.approx(np.exp(3.5 / 3))
+    assert found.perplexity_generated == pytest.approx(np.exp(1.0))
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Two runs, by what their key data hold of the same samples."""
+
+    def runs(*sides: dict[str, Rows]) -> list[Run]:
+        def load(run: Any, name: str, step: int) -> list[Row]:
+            return [
+                Row(sample, np.array(values, np.float32), 0, 0, response_at=at)
+                for sample, (values, at) in (
+                    (sample, (values, 2 if name == mismatch.TRAINED else 0))
+                    for sample, values in sides[run].get(name, {}).items()
+                )
+            ]
+
+        monkeypatch.setattr("rlprobe.diagnose.mismatch.keydata.load", load)
+        return [cast("Run", number) for number in range(len(sides))]
+
+    return runs
+
+
+#: Of a prompt of three tokens and a response of three, in the form that training has it.
+WHOLE = [-9.0, -9.0, -1.0, -2.0, -3.0, -9.0]
+
+
+def test_an_engine_that_was_led_through_a_part_is_held_against_that_part(held: Any) -> None:
+    (run,) = held(
+        {
+            mismatch.TRAINED: {"a": WHOLE},
+            mismatch.DECODE: {"a": [-1.5, -2.0]},
+            mismatch.MASKS[0]: {"a": [1, 1, 0]},
+        }
+    )
+    found = mismatch.measure(run, 0, mismatch.DECODE)
+    assert found is not None and found.tokens == 2
+    assert found.by_position == pytest.approx([0.5, 0.0])
+    (longer,) = held({mismatch.TRAINED: {"a": WHOLE}, mismatch.DECODE: {"a": [-1.0] * 9}})
+    assert mismatch.measure(longer, 0, mismatch.DECODE) is None, "more than the response has"
+
+
+def test_what_the_device_moves_is_of_the_same_tokens_and_of_those_that_count(held: Any) -> None:
+    other = [-7.0, -7.0, -1.5, -2.0, -4.0, -7.0]
+    one, two = held(
+        {mismatch.TRAINED: {"a": WHOLE}, mismatch.MASKS[0]: {"a": [1, 1, 0]},
+         mismatch.PREFILL: {"a": [-1.0, -2.0]}},
+        {mismatch.TRAINED: {"a": other}, mismatch.PREFILL: {"a": [-1.25, float("nan")]}},
+    )  # fmt: skip
+    assert mismatch.moved(one, two, 0, mismatch.TRAINED) == pytest.approx(0.25)
+    assert mismatch.moved(one, two, 0, mismatch.PREFILL) == pytest.approx(0.25)
+    assert mismatch.moved(one, two, 0, mismatch.DECODE) is None
+
+
+def test_near_ties_are_a_share_of_the_tokens_that_an_engine_was_led_through(held: Any) -> None:
+    (run, without) = held({"forced_prefill_margins": {"a": [0.5, 1e-6], "b": [2e-6, 0.1]}}, {})
+    assert mismatch.near_ties(run, 0, 1e-5) == 0.5
+    assert mismatch.near_ties(run, 0, 1e-7) == 0.0
+    assert mismatch.near_ties(without, 0, 1.0) is None

@@ -1,0 +1,185 @@
+"""The page's section on engine and training: how far apart, by what, from which layer on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from markupsafe import Markup
+
+from rlprobe.diagnose import engine_layers, mismatch
+from rlprobe.diagnose.engine_layers import Block
+from rlprobe.diagnose.mismatch import Mismatch
+from rlprobe.errors import ReplayError
+from rlprobe.judge import forced
+from rlprobe.judge.analysis import Step
+from rlprobe.report import chart, words
+from rlprobe.rollouts import hdf5
+from rlprobe.store.read import Run
+
+_COLUMNS = ("mean_d", "p99_d", "max_d", "k1", "k3", "ratio_low", "ratio_high", "ppl_train",
+            "ppl_rollout", "mask_0", "train_nonfinite", "rollout_nonfinite")  # fmt: skip
+#: Which log-probs of an engine a row is against, and the text that says so.
+_AGAINST = {
+    mismatch.GENERATED: "engine_generated",
+    mismatch.PREFILL: "engine_prefill",
+    mismatch.DECODE: "engine_decode",
+}
+
+
+@dataclass(frozen=True)
+class GapRow:
+    """Training against an engine on one side at one step."""
+
+    step: int
+    side: str
+    against: Markup
+    tokens: int
+    numbers: list[float]
+
+
+@dataclass(frozen=True)
+class PhaseRow:
+    """Both sides' engines on the same responses."""
+
+    phase: Markup
+    samples: int
+    tokens: int
+    largest: float
+    parted: int
+    near: int
+
+
+@dataclass(frozen=True)
+class PartingRow:
+    """Where a sample's choice parts first."""
+
+    phase: Markup
+    sample: str
+    token: int
+    benchmark: int
+    target: int
+    moved: float
+    near: bool
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Training against rollout, both sides, and engine against engine."""
+
+    columns: list[Markup]
+    rows: list[GapRow]
+    bars: dict[str, str]
+    svg: Markup | None
+    #: Which part of a gap is the method's and which the device's, near ties, and where it begins.
+    said: list[Markup]
+    blocks: dict[str, list[Block]]
+    phases: list[PhaseRow] = field(default_factory=list)
+    partings: list[PartingRow] = field(default_factory=list)
+
+
+def gap(benchmark: Run, target: Run, step: Step) -> Gap | None:
+    """The section; None where no engine's log-probs are among the key data.
+
+    Raises:
+        DumpError, StoreError: a file is damaged.
+    """
+    steps = sorted({*benchmark.manifest.steps, *target.manifest.steps} | {step.number})
+    rows = [row for number in steps for row in _rows(benchmark, target, number)]
+    measured = {
+        side: found
+        for side, run in (("benchmark", benchmark), ("target", target))
+        if (found := mismatch.measure(run, step.number)) is not None
+    }
+    if not rows:
+        return None
+    lines = [(side, found.by_position.tolist()) for side, found in measured.items()]
+    drawn = any(value > 0 for _, line in lines for value in line)
+    blocks = {
+        side: of_side
+        for side, run in (("benchmark", benchmark), ("target", target))
+        if (of_side := engine_layers.blocks(run, step.number))
+    }
+    choices = forced.of_step(step)
+    ids = _ids(benchmark, step.number) if choices else {}
+    return Gap(
+        columns=[words.both(key) for key in _COLUMNS],
+        rows=rows,
+        bars={name: f"{bar:g}" for name, bar in mismatch.BARS.items()},
+        svg=chart.by_position(lines, mismatch.BARS["general"]) if drawn else None,
+        said=[*_parts(benchmark, target, step.number, measured.get("benchmark")),
+              *_begins(blocks)],
+        blocks=blocks,
+        phases=[
+            PhaseRow(words.both(f"phase_{c.phase}"), c.samples, c.tokens, c.largest,
+                     len(c.partings), sum(p.near_tie for p in c.partings))
+            for c in choices
+        ],
+        partings=[
+            PartingRow(words.both(f"phase_{c.phase}"), ids.get(p.sample, p.sample[:19]),
+                       p.token, p.benchmark, p.target, p.moved, p.near_tie)
+            for c in choices
+            for p in c.first.values()
+        ],
+    )  # fmt: skip
+
+
+def _ids(benchmark: Run, step: int) -> dict[str, str]:
+    """Ids of samples by digest; empty where the rollouts are not there."""
+    path = benchmark.rollouts.get(step)
+    if path is None:
+        return {}
+    try:
+        return {sample.sample_digest: sample.id for sample in hdf5.read(path).samples}
+    except ReplayError:
+        return {}  # the gate says that they cannot be read
+
+
+def _rows(benchmark: Run, target: Run, step: int) -> Iterator[GapRow]:
+    for engine, against in _AGAINST.items():
+        for side, run in (("benchmark", benchmark), ("target", target)):
+            found = mismatch.measure(run, step, engine)
+            if found is not None:
+                numbers = [
+                    found.mean_abs, found.p99_abs, found.max_abs, found.k1, found.k3,
+                    found.ratio_low, found.ratio_high, found.perplexity_trained,
+                    found.perplexity_generated, found.masked, found.trained_nonfinite,
+                    found.generated_nonfinite,
+                ]  # fmt: skip
+                yield GapRow(step, side, words.both(against), found.tokens, numbers)
+
+
+def _parts(benchmark: Run, target: Run, step: int, own: Mismatch | None) -> Iterator[Markup]:
+    """What is the method's, what the device's, and how many tokens are near ties."""
+    trained = mismatch.moved(benchmark, target, step, mismatch.TRAINED)
+    if own is not None and own.tokens and trained is not None:
+        engines = [
+            mismatch.moved(benchmark, target, step, name)
+            for name in (mismatch.PREFILL, mismatch.DECODE)
+        ]
+        given = {"method": f"{own.mean_abs:.2g}", "training": f"{trained:.2g}"}
+        if engines[0] is None or engines[1] is None:
+            yield words.both("gap_of_training", **given)
+        else:
+            prefill, decode = (f"{engine:.2g}" for engine in engines)
+            yield words.both("gap_of_both", **given, prefill=prefill, decode=decode)
+        share = mismatch.near_ties(benchmark, step, 2 * own.p99_abs)
+        if share is not None:
+            yield words.both("gap_ties", share=f"{share:.1%}", within=f"{2 * own.p99_abs:.2g}")
+
+
+def _begins(blocks: dict[str, list[Block]]) -> Iterator[Markup]:
+    """From which layer on engine and training part, on each side."""
+    if not blocks:
+        yield words.both("gap_layers_unknown")
+    for side, found in blocks.items():
+        name = {"side_en": words.text(side, "en"), "side_zh": words.text(side, "zh")}
+        first = next((block for block in found if block.parts), None)
+        if first is not None:
+            yield words.both("gap_begins", **name, module=first.module, error=f"{first.median:.2g}",
+                             allowed=f"{first.allowed or 0.0:.2g}")  # fmt: skip
+        elif all(block.allowed is not None for block in found):
+            nearest = max(block.median / (block.allowed or 1.0) for block in found)
+            yield words.both("gap_none_begins", **name, count=len(found), nearest=f"{nearest:.2g}")
+        else:
+            yield words.both("gap_not_judged", **name)

@@ -1,0 +1,167 @@
+"""The same responses through a real vLLM on two "devices" (other kernels): `generation: compare`.
+
+Is a fault of the target's engine alone found at its layer, in prefill or in decoding, and nothing
+where there is none? Runs where ``RLPROBE_ENGINES`` names the Python of an environment with vLLM:
+``make engines``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rlprobe import frameworks, stages
+from rlprobe.compare import sides
+from rlprobe.compare.compare import Options, compare
+from rlprobe.config import load
+from rlprobe.diagnose.diagnosis import Diagnosis
+from rlprobe.diagnose.run import diagnose
+from rlprobe.frameworks import RunDirectories
+from rlprobe.judge import forced, inputs
+from rlprobe.judge.inputs import PlannedPair, PlannedRun
+from rlprobe.roles import BENCHMARK, TARGET
+from rlprobe.runs.jobs import Jobs
+from rlprobe.runs.launch import launch
+from rlprobe.runs.plan import pairs, plan
+from rlprobe.selftest.forkservers import ForkServers
+
+PYTHON = os.environ.get("RLPROBE_ENGINES", "")
+ROOT = Path(__file__).resolve().parents[2]
+SAMPLES, TOKENS = 4, 5
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not PYTHON, reason="RLPROBE_ENGINES names no Python with vLLM: make engines"
+    ),
+]
+Judge = Callable[..., Diagnosis]
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    work = tmp_path_factory.mktemp("vllm-devices")
+    # every run has an environment of its own, and a server of that
+    servers = ForkServers(work / "logs", PYTHON)
+
+    def one(fault: str) -> Diagnosis:
+        jobs = _jobs(work, fault)
+        for role in (BENCHMARK, TARGET):
+            launch(jobs.runs[role], work / "store", start=servers)
+        results = Path(jobs.results)
+        left, right = (
+            sides.resolve(str(work / "store/runs" / jobs.runs[role].key), None)
+            for role in (BENCHMARK, TARGET)
+        )
+        out = results / "compare" / TARGET
+        compare(left, right, out, Options(pair=TARGET, stages=jobs.stages(TARGET)))
+        inputs.write(
+            results / inputs.NAME, name=fault or "clean", store=str(work / "store"),
+            runs={
+                role: PlannedRun(spec.key, "cpu", "fp32", list(spec.stages))
+                for role, spec in jobs.runs.items()
+            },
+            pairs={TARGET: PlannedPair(BENCHMARK, TARGET, list(jobs.stages(TARGET)))},
+            framework="verl", framework_version="0.9.1",
+        )  # fmt: skip
+        return diagnose(results)
+
+    yield one
+    servers.close()
+
+
+def _jobs(work: Path, fault: str) -> Jobs:
+    raw: dict[str, Any] = yaml.safe_load((ROOT / "config/examples/verl_vllm_cpu.yaml").read_text())
+    raw |= {
+        "name": fault or "clean",
+        "store": str(work / "store"),
+        "results": str(work / "results"),
+        "generation": "compare",
+        "steps": {"total": 1, "start": 0, "end": 0},
+        "controls": {"repeat": False},
+        "capture": {"forced_samples": SAMPLES, "forced_tokens": TOKENS, "token_range": None},
+        "overrides": [*raw["overrides"], "actor_rollout_ref.rollout.temperature=0.7"],
+    }
+    path = work / f"{raw['name']}.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    spec = plan(load(path), {})[TARGET]
+    modules = frameworks.get("verl").environment(spec, RunDirectories(work, work / "store/assets"))[
+        "VERL_USE_EXTERNAL_MODULES"
+    ]
+    raw["target"]["environment"] |= {
+        "VERL_USE_EXTERNAL_MODULES": f"{modules},engine_faults",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests/engines")]),
+        "ENGINE_FAULT": fault,
+    }
+    path.write_text(yaml.safe_dump(raw))
+    alignment = load(path)
+    runs = plan(alignment, {})
+    return Jobs(alignment, runs, pairs(runs))
+
+
+@pytest.fixture(scope="module")
+def clean(judge: Judge) -> Diagnosis:
+    return judge("")
+
+
+def test_other_kernels_compute_the_same_responses_alike(clean: Diagnosis) -> None:
+    assert clean.verdict == "aligned", clean.sentence
+    strip = {cell.stage: cell for cell in clean.stages}
+    assert strip[stages.FORCED].state == "aligned"
+    # a forward is 39 records and its weights
+    assert strip[stages.FORCED].records > SAMPLES * (1 + TOKENS) * 39
+    gate = {item.item: item for item in clean.gate}
+    assert gate["mock proof"].state == gate["tokens"].state == gate["weights"].state == "open"
+    assert stages.FORCED in gate["tokens"].evidence and stages.FORCED in gate["weights"].evidence
+
+
+@pytest.mark.long
+def test_other_angles_part_in_every_forward(judge: Judge) -> None:
+    found = judge("rope")
+    assert found.verdict == "diverged" and found.first is not None, found.sentence
+    first = found.first
+    assert (first.stage, first.phase) == (stages.FORCED, "prefill")
+    assert first.module is not None and first.module.startswith("model.layers.0.self_attn")
+    assert _others_agree(found)
+
+
+@pytest.mark.long
+def test_a_cache_off_by_one_parts_in_decoding_only(judge: Judge) -> None:
+    found = judge("cache")
+    assert found.first is not None and found.cause is not None, found.sentence
+    first = found.first
+    assert (first.stage, first.phase, first.token) == (stages.FORCED, "decode", 1)
+    assert first.module is not None and first.module.startswith("model.layers.1.self_attn")
+    assert f"prefills of prompt and response: 0 of {SAMPLES} part" in found.cause.evidence
+    assert _others_agree(found)
+
+
+@pytest.mark.long
+def test_a_temperature_applied_twice_parts_in_what_is_sampled(judge: Judge) -> None:
+    found = judge("temperature")
+    assert found.first is not None and found.cause is not None, found.sentence
+    first = found.first
+    assert (first.stage, first.module, first.phase) == (stages.FORCED, None, "decode")
+    assert first.operator == forced.log_probs("decode")
+    assert found.cause.class_ == "sampling_semantics", found.cause
+    assert "at 0.7 times the benchmark's temperature" in found.cause.statement
+    assert _others_agree(found)
+
+
+@pytest.mark.long
+def test_weights_that_the_engine_did_not_take_shut_the_gate(judge: Judge) -> None:
+    found = judge("kept")
+    assert found.verdict == "not_comparable", found.sentence
+    assert f"{stages.FORCED}: " in found.sentence and ".layers.1." in found.sentence
+
+
+def _others_agree(found: Diagnosis) -> bool:
+    """Training goes on with what was recorded: the engine's fault is in no other stage."""
+    others = [cell for cell in found.stages if cell.stage not in stages.ENGINE_STAGES]
+    return bool(others) and all(cell.beyond == 0 for cell in others)
