@@ -105,6 +105,8 @@ class RunSpec:
     resources: ResourcesSection
     identities: Identities
     entry_point: EntryPointSection | None = None
+    #: Whether the framework's processes are Ray's. The numbers are the same either way.
+    ray: bool = True
     #: Canonical stages that the framework executes under these settings, in order.
     executed: tuple[str, ...] = ()
     #: ``FILE:NAME`` of a planted fault.

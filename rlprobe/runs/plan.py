@@ -92,6 +92,7 @@ def plan(
             rejoin=alignment.controls.rejoin,
             resume_from=alignment.resume_from,
             entry_point=alignment.entry_point,
+            ray=alignment.ray,
             fault=fault,
             replay_of=replay_of,
             imported=imported,

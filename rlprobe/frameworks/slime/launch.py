@@ -53,8 +53,8 @@ class SlimeFramework:
         """Refuse what slime's hooks do not do.
 
         Raises:
-            ConfigError: the run is to be joined to the benchmark's state, or its engine to be led
-                through recorded responses.
+            ConfigError: the run is to be joined to the benchmark's state, its engine to be led
+                through recorded responses, or it is to do without Ray.
         """
         if spec.generation == "compare":
             raise ConfigError(
@@ -66,6 +66,8 @@ class SlimeFramework:
                 f"controls.rejoin: {spec.role}: slime's hooks neither keep nor load states; "
                 "accepted: verl"
             )
+        if not spec.ray:
+            raise ConfigError("ray: slime's processes are Ray's; accepted with slime: true")
 
     def checkpoint_step(self, path: str) -> int:
         """slime's own checkpoints are given by its flags.

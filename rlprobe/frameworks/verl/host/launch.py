@@ -23,6 +23,7 @@ from rlprobe.frameworks.verl.host import (
     megatron,
     plan,
     vllm,
+    withoutray,
 )
 
 if TYPE_CHECKING:
@@ -62,8 +63,8 @@ class VerlFramework:
     builtins: Collection[str] = assets.NAMES
 
     def check(self, spec: RunSpec) -> None:
-        """Refuse keys that verl lacks, back ends whose state is not kept, and checkpoints that verl
-        would stop at.
+        """Refuse keys that verl lacks, what only Ray can give where there is none, back ends whose
+        state is not kept, and checkpoints that verl would stop at.
 
         Raises:
             ConfigError: names the key.
@@ -72,6 +73,8 @@ class VerlFramework:
             keys.require(spec.overrides, spec.framework_version)
         if spec.generation == "compare":
             forced.check(plan.from_overrides([*_base(spec), *_given(spec)]), spec.capture)
+        if not spec.ray:
+            withoutray.require(spec, plan.from_overrides([*_base(spec), *_given(spec)]))
         backend = self.layout(spec).backend
         if spec.rejoin and backend not in _KEPT:
             raise ConfigError(
@@ -145,8 +148,8 @@ class VerlFramework:
         return Layout(str(actor.get("strategy", "fsdp")), spec.world_size, context=int(sequences))
 
     def command(self, spec: RunSpec, directories: RunDirectories) -> list[str]:
-        """``python -m verl.trainer.main_ppo``, or the user's own entry point, with every override
-        this run needs.
+        """``python -m verl.trainer.main_ppo``, the same without Ray, or the user's own entry point,
+        with every override this run needs.
 
         Later overrides win: verl's defaults for an alignment, the user's, and last what a run
         cannot do without (paths, steps, and in a replay the absence of an engine).
@@ -162,7 +165,8 @@ class VerlFramework:
         for override in ours:
             merged.pop(key_of(override), None)
             merged[key_of(override)] = override
-        return [*entrypoint.words(spec), *merged.values()]
+        start = entrypoint.words(spec) if spec.ray else ["python", "-m", withoutray.MODULE]
+        return [*start, *merged.values()]
 
     def environment(self, spec: RunSpec, directories: RunDirectories) -> dict[str, str]:
         """Hooks on in every verl process; offline; Ray apart from any other on the machine."""
