@@ -24,6 +24,7 @@ import time
 import traceback
 from typing import Any
 
+from rlprobe import imports
 from rlprobe.capture.session import ENV
 from rlprobe.errors import RlprobeError, RunError
 from rlprobe.frameworks import verl
@@ -249,13 +250,15 @@ def _fork(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _preload() -> None:
-    from transformers import AutoModelForImageTextToText
+def preload() -> None:
+    """Import what a run needs, torch and verl above all."""
+    with imports.uncollected():
+        from transformers import AutoModelForImageTextToText
 
-    for name in _PRELOADED:
-        importlib.import_module(name)
-    # verl looks a model's class up in these keys, which loads every configuration there is
-    list(AutoModelForImageTextToText._model_mapping.keys())
+        for name in _PRELOADED:
+            importlib.import_module(name)
+        # verl looks a model's class up in these keys, which loads every configuration there is
+        list(AutoModelForImageTextToText._model_mapping.keys())
 
 
 def serve() -> None:
@@ -263,7 +266,7 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # libraries print while they load
     verl.activate()
-    _preload()
+    preload()
     for line in sys.stdin:
         answers.write(json.dumps(_fork(json.loads(line))) + "\n")
         answers.flush()

@@ -18,6 +18,7 @@ def main(overrides: list[str]) -> int:
     """The exit status of a run, its error told on stderr as rlprobe's commands do."""
     verl.activate()
     try:
+        inprocess.preload()
         inprocess.train(overrides)
     except RlprobeError as error:
         sys.stderr.write(f"rlprobe: error: {error}\n")
