@@ -14,20 +14,24 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
-_STAMP = re.compile(r"^\[(\w{3} \w{3} +\d+ [\d:]{8} \d{4})\]$")
-_STARTS = re.compile(r"^Job (\d+): (.+)$")
-_ENDS = re.compile(r"^Finished jobid: (\d+) \(Rule: (\w+)\)$")
+#: A line of a finished job (``rlprobe.runs.console``): what it was, and how long it took.
+_JOB = re.compile(r"^\[ *\d+/\d+\] (.+)  ((?:\d+ h )?(?:\d+ min)? ?(?:[\d.]+ s)?)$", re.MULTILINE)
+_UNITS = {"h": 3600.0, "min": 60.0, "s": 1.0}
 
 
 def align(settings: Namespace) -> dict[str, Any]:
-    """Wall time of ``make align`` after installation, with where it goes."""
+    """Wall time of ``make align`` after installation, with where it goes; the peer is the same
+    alignment under Ray."""
+    peer = None
+    if not settings.no_peer:
+        with _alignment(ray=True) as config:
+            peer = _run(config)[:2]
     with _alignment() as config:
         seconds, mib, output = _run(config)
         again, _, second = _run(config)
@@ -35,7 +39,7 @@ def align(settings: Namespace) -> dict[str, Any]:
             raise RuntimeError(f"a second call had something to do:\n{second[-2000:]}")
         runs = _runs(config)
     return {
-        **_result("align", seconds, mib, "workflow/align config/config.yaml"),
+        **_result("align", seconds, mib, "workflow/align config/config.yaml", peer),
         "jobs_s": _jobs(output),
         "runs": runs,
         "second_call_s": round(again, 2),
@@ -48,7 +52,7 @@ def report(settings: Namespace) -> dict[str, Any]:
         _run(config)
         shutil.rmtree(yaml.safe_load(config.read_text())["results"])
         seconds, mib, output = _run(config)
-        if "run_benchmark" in output:
+        if any(" on cpu, log " in job for job in _jobs(output)):
             raise RuntimeError(f"something was trained:\n{output[-2000:]}")
     command = "workflow/align config/config.yaml, results deleted before"
     return {**_result("report", seconds, mib, command), "jobs_s": _jobs(output)}
@@ -57,24 +61,26 @@ def report(settings: Namespace) -> dict[str, Any]:
 BENCHMARKS: dict[str, Callable[[Namespace], dict[str, Any]]] = {"align": align, "report": report}
 
 
-def _result(name: str, seconds: float, mib: float, command: str) -> dict[str, Any]:
+def _result(
+    name: str, seconds: float, mib: float, command: str, peer: tuple[float, float] | None = None
+) -> dict[str, Any]:
     return {
         "name": name,
         "ours_s": round(seconds, 2),
-        "peer_s": None,
-        "ratio": None,
+        "peer_s": round(peer[0], 2) if peer else None,
+        "ratio": round(peer[0] / seconds, 2) if peer else None,
         "ours_mib": round(mib),
-        "peer_mib": None,
+        "peer_mib": round(peer[1]) if peer else None,
         "command": command,
     }
 
 
 @contextmanager
-def _alignment() -> Iterator[Path]:
-    """The default configuration with a store and results of its own."""
+def _alignment(**changes: Any) -> Iterator[Path]:
+    """The default configuration with a store and results of its own, and what else is changed."""
     with tempfile.TemporaryDirectory(prefix="rlprobe-align-") as directory:
         raw = yaml.safe_load((ROOT / "config/config.yaml").read_text())
-        raw |= {"store": f"{directory}/store", "results": f"{directory}/results"}
+        raw |= {"store": f"{directory}/store", "results": f"{directory}/results", **changes}
         config = Path(directory, "config.yaml")
         config.write_text(yaml.safe_dump(raw, sort_keys=False))
         yield config
@@ -117,26 +123,14 @@ def _available() -> float:
     return int(found.group(1)) / 1024
 
 
-def _jobs(output: str) -> dict[str, list[float]]:
-    """Rule -> [start, end] in seconds since the first job, from the earliest to the last of it."""
-    now: datetime | None = None
-    began: dict[str, datetime] = {}
-    spans: dict[str, list[datetime]] = {}
-    for line in output.splitlines():
-        if stamp := _STAMP.match(line):
-            now = datetime.strptime(stamp.group(1), "%a %b %d %H:%M:%S %Y")
-        elif now is not None and (job := _STARTS.match(line)):
-            began[job.group(1)] = now
-        elif now is not None and (job := _ENDS.match(line)) and job.group(1) in began:
-            start = began[job.group(1)]
-            span = spans.setdefault(job.group(2), [start, now])
-            span[:] = [min(span[0], start), max(span[1], now)]
-    first = min((span[0] for span in spans.values()), default=None)
-    return {
-        rule: [(moment - first).total_seconds() for moment in span]
-        for rule, span in spans.items()
-        if first is not None
-    }
+def _jobs(output: str) -> dict[str, float]:
+    """Seconds of each job, by what the terminal calls it."""
+    return {what: _seconds(took) for what, took in _JOB.findall(output)}
+
+
+def _seconds(took: str) -> float:
+    words = took.split()
+    return sum(float(n) * _UNITS[unit] for n, unit in zip(words[::2], words[1::2], strict=True))
 
 
 def _runs(config: Path) -> dict[str, dict[str, float]]:

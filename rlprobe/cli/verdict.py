@@ -10,6 +10,7 @@ from typing import Any
 from rlprobe import terminal
 from rlprobe.cli.common import given_path, write_json
 from rlprobe.diagnose import diagnosis
+from rlprobe.errors import UsageError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -35,6 +36,11 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not args.diagnosis.exists():
+        raise UsageError(
+            f"{args.diagnosis} does not exist (looked in {Path.cwd()}); give the results of an "
+            "alignment (results/NAME), or the diagnosis.json in them"
+        )
     path = args.diagnosis / diagnosis.NAME if args.diagnosis.is_dir() else args.diagnosis
     if path.name != diagnosis.NAME:
         found = diagnosis.read(path)

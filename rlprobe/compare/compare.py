@@ -20,6 +20,7 @@ from rlprobe.compare.tables import Table
 from rlprobe.compare.writer import Summary
 from rlprobe.errors import NotComparableError
 from rlprobe.imports import uncollected
+from rlprobe.said import exactly, of_side, say
 from rlprobe.stages import ALIASES, GENERATE
 from rlprobe.store import listing
 
@@ -85,7 +86,12 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
     for stage in sorted(plan, key=lambda one: stages.order(one.stage)):
         summary = Summary(options.pair, stage.stage, list(stage.notes), of=of)
         if samples is not None and samples.lone and not summaries:
-            summary.notes.append(f"key data are on the {samples.lone} only, and were not compared")
+            summary.notes.append(
+                say(
+                    "key data are on the {side} only, and were not compared",
+                    side=of_side(samples.lone),
+                )
+            )
         summary.across_dtypes = options.pair == OTHER_PRECISION
         tables = _tables(stage, options)
         if samples is not None:
@@ -102,7 +108,8 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
 
 def _of_key_data(stage: str) -> StagePlan:
     """A stage of which both sides have key data and no records in common."""
-    return StagePlan(stage, None, None, (), ("compared are its key data: no records in common",))
+    note = say("compared are its key data: no records in common")
+    return StagePlan(stage, None, None, (), (note,))
 
 
 def _write_nothing(
@@ -112,7 +119,7 @@ def _write_nothing(
     empty = pl.DataFrame(schema=writer.SCHEMA)
     wanted = [ALIASES.get(name, name) for name in options.stages]
     for stage in wanted or dict.fromkeys([*benchmark.stages, *target.stages]):
-        summary = Summary(options.pair, stage, [message], of=_of(benchmark, target))
+        summary = Summary(options.pair, stage, [exactly(message)], of=_of(benchmark, target))
         writer.write_stage(out / stage, [empty], summary)
 
 

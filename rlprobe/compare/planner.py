@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from rlprobe import stages
 from rlprobe.compare.sides import UNNAMED, Process, RolloutStage, Side, StageSource
 from rlprobe.errors import NotComparableError, UsageError
+from rlprobe.said import COMMA, Said, exactly, joined, of_side, say
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class StagePlan:
     benchmark: StageSource | None
     target: StageSource | None
     pairings: tuple[Pairing, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[Said, ...] = field(default=())
 
 
 def plan(
@@ -117,9 +118,15 @@ def _single(
     (first, source_b), (second, source_t) = (*benchmark.stages.items(), *target.stages.items())
     if len(names) > 1:
         raise UsageError("both sides are a single stage: give one --stage, its name")
-    notes: list[str] = []
+    notes: list[Said] = []
     if first != second and UNNAMED not in (first, second):
-        notes.append(f"stage {first} of the benchmark is compared with {second} of the target")
+        notes.append(
+            say(
+                "stage {first} of the benchmark is compared with {second} of the target",
+                first=first,
+                second=second,
+            )
+        )
     name = names[0] if names else (first if first != UNNAMED else second)
     return _stage_plan(name, source_b, source_t, steps, notes)
 
@@ -129,7 +136,7 @@ def _stage_plan(
     benchmark: StageSource | None,
     target: StageSource | None,
     steps: Mapping[int, int],
-    notes: Sequence[str] = (),
+    notes: Sequence[Said] = (),
 ) -> StagePlan:
     own = [note for source in (benchmark, target) if source is not None for note in source.notes]
     notes = list(dict.fromkeys([*notes, *own]))
@@ -150,7 +157,7 @@ def _stage_plan(
                 )
                 for p in only.processes
             ),
-            (*notes, f"stage {stage} is on the {side} only"),
+            (*notes, say("stage {stage} is on the {side} only", stage=stage, side=of_side(side))),
         )
     pairings, more = _pair_processes(benchmark, target, steps)
     return StagePlan(stage, benchmark, target, tuple(pairings), (*notes, *more))
@@ -158,11 +165,11 @@ def _stage_plan(
 
 def _pair_processes(
     benchmark: StageSource, target: StageSource, map_steps: Mapping[int, int]
-) -> tuple[list[Pairing], list[str]]:
-    notes: list[str] = []
+) -> tuple[list[Pairing], list[Said]]:
+    notes: list[Said] = []
     have = [sorted({p.step for p in side.processes}) for side in (benchmark, target)]
     pairings: list[Pairing] = []
-    said: list[str] = []
+    said: list[Said] = []
     for step_b, step_t in pair_steps(have[0], have[1], map_steps, notes):
         step = step_b if step_b is not None else step_t
         assert step is not None
@@ -187,9 +194,13 @@ def _pair_processes(
             )
         if step_b is not None and step_t is not None and len(ranks_b) != len(ranks_t):
             said.append(
-                f"benchmark has {len(ranks_b)} ranks, target {len(ranks_t)}: ranks of the same "
-                "number are compared; their samples and shards need not be the same, so "
-                "activations may differ in shape, and the other ranks' records are one-sided"
+                say(
+                    "benchmark has {one} ranks, target {other}: ranks of the same number are "
+                    "compared; their samples and shards need not be the same, so activations may "
+                    "differ in shape, and the other ranks' records are one-sided",
+                    one=len(ranks_b),
+                    other=len(ranks_t),
+                )
             )
     return pairings, [*notes, *dict.fromkeys(said)]
 
@@ -207,7 +218,7 @@ def _by_content(
     step: int,
     sides: tuple[StageSource, StageSource],
     at: tuple[list[Process], list[Process]],
-    notes: list[str],
+    notes: list[Said],
 ) -> list[Pairing]:
     """Processes of one step that ranks do not name."""
     # Imported here: most dumps say their ranks.
@@ -215,24 +226,29 @@ def _by_content(
 
     tables = [[side.table(process) for process in own] for side, own in zip(sides, at, strict=True)]
     found: list[Pairing] = []
-    labels: dict[bool, list[str]] = {True: [], False: []}
+    labels: dict[bool, list[Said]] = {True: [], False: []}
     for number, pair in enumerate(processes.pair(*tables)):
         one = None if pair.benchmark is None else at[0][pair.benchmark]
         other = None if pair.target is None else at[1][pair.target]
         named = [
-            "none" if process is None else side.label(process)
+            say("none") if process is None else exactly(side.label(process))
             for side, process in zip(sides, (one, other), strict=True)
         ]
-        labels[pair.guessed].append(" with ".join(named))
+        labels[pair.guessed].append(say("{one} with {other}", one=named[0], other=named[1]))
         found.append(Pairing(step, number if one is None else one.rank, one, other))
     for guessed, how in (
-        (False, "are paired by what they were given"),
-        (True, "are paired in order, which is a guess: nothing they were given tells them apart"),
+        (False, say("by what they were given")),
+        (True, say("in order, which is a guess: nothing they were given tells them apart")),
     ):
         if labels[guessed]:
             notes.append(
-                f"step {step}: processes without ranks {how} ({_listed(labels[guessed])}, "
-                "benchmark first)"
+                say(
+                    "step {step}: processes without ranks are paired {how} ({pairs}, benchmark "
+                    "first)",
+                    step=step,
+                    how=how,
+                    pairs=_listed(labels[guessed]),
+                )
             )
     return found
 
@@ -241,23 +257,34 @@ def pair_steps(
     benchmark: Sequence[int],
     target: Sequence[int],
     map_steps: Mapping[int, int],
-    notes: list[str],
+    notes: list[Said],
 ) -> list[tuple[int | None, int | None]]:
     """Steps of the benchmark and the target that are one; None where one side lacks it."""
     for own, other in map_steps.items():
         if own not in benchmark or other not in target:
             notes.append(
-                f"--map-step {own}:{other}: the benchmark has steps {_numbers(benchmark)}, the "
-                f"target {_numbers(target)}"
+                say(
+                    "--map-step {own}:{other}: the benchmark has steps {benchmark}, the target "
+                    "{target}",
+                    own=own,
+                    other=other,
+                    benchmark=_numbers(benchmark),
+                    target=_numbers(target),
+                )
             )
     if not map_steps:
         pairs = _pair(benchmark, target, "step", notes)
         if benchmark and target and all(None in pair for pair in pairs):
             notes.append(
-                f"no step in common: the benchmark has steps {_numbers(benchmark)}, the target "
-                f"{_numbers(target)}; where a run was resumed, --map-step "
-                f"{benchmark[0]}:{target[0]} compares step {benchmark[0]} with step {target[0]}, "
-                "and the others at the same distance"
+                say(
+                    "no step in common: the benchmark has steps {benchmark}, the target {target}; "
+                    "where a run was resumed, --map-step {one}:{other} compares step {one} with "
+                    "step {other}, and the others at the same distance",
+                    benchmark=_numbers(benchmark),
+                    target=_numbers(target),
+                    one=benchmark[0],
+                    other=target[0],
+                )
             )
         else:
             for side, alone in (
@@ -265,7 +292,13 @@ def pair_steps(
                 ("target", [t for b, t in pairs if b is None and t is not None]),
             ):
                 if alone:
-                    notes.append(f"steps {_numbers(alone)} are on the {side} only")
+                    notes.append(
+                        say(
+                            "steps {steps} are on the {side} only",
+                            steps=_numbers(alone),
+                            side=of_side(side),
+                        )
+                    )
         return pairs
     moved = next(t - b for b, t in map_steps.items()) if len(map_steps) == 1 else 0
     taken = set(map_steps.values())
@@ -279,7 +312,7 @@ def pair_steps(
     return [*found, *((None, step) for step in target if step not in met)]
 
 
-def _numbers(steps: Sequence[int]) -> str:
+def _numbers(steps: Sequence[int]) -> Said:
     """Steps as ranges: 0 to 3, 7."""
     found: list[list[int]] = []
     for step in steps:
@@ -287,24 +320,36 @@ def _numbers(steps: Sequence[int]) -> str:
             found[-1].append(step)
         else:
             found.append([step])
-    return _listed([f"{r[0]} to {r[-1]}" if len(r) > 1 else str(r[0]) for r in found])
+    return _listed([
+        say("{first} to {last}", first=r[0], last=r[-1]) if len(r) > 1 else exactly(str(r[0]))
+        for r in found
+    ])  # fmt: skip
 
 
-def _listed(items: Sequence[str]) -> str:
+def _listed(items: Sequence[str]) -> Said:
     """The first few."""
-    return ", ".join([*items[:_LISTED], *(["…"] if len(items) > _LISTED else [])])
+    return joined([*items[:_LISTED], *(["…"] if len(items) > _LISTED else [])], COMMA)
 
 
 #: Pairs and steps named in a note.
 _LISTED = 6
+#: What is numbered, as a note calls it.
+_WHAT = {"step": say("step"), "rank": say("rank")}
 
 
 def _pair(
-    benchmark: Sequence[int], target: Sequence[int], what: str, notes: list[str]
+    benchmark: Sequence[int], target: Sequence[int], what: str, notes: list[Said]
 ) -> list[tuple[int | None, int | None]]:
     """Equal numbers together; a single one on either side together whatever its number."""
     left, right = sorted(set(benchmark)), sorted(set(target))
     if len(left) == len(right) == 1 and left != right:
-        notes.append(f"{what} {left[0]} of the benchmark is compared with {what} {right[0]}")
+        notes.append(
+            say(
+                "{what} {one} of the benchmark is compared with {what} {other}",
+                what=_WHAT[what],
+                one=left[0],
+                other=right[0],
+            )
+        )
         return [(left[0], right[0])]
     return [(n if n in left else None, n if n in right else None) for n in sorted({*left, *right})]

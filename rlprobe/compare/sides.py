@@ -21,6 +21,7 @@ from rlprobe import stages
 from rlprobe.compare.tables import Held, Stored, Table
 from rlprobe.dumps import records
 from rlprobe.errors import ConfigError, DumpError, StoreError, UsageError
+from rlprobe.said import Said, say
 from rlprobe.store import listing
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class StageSource:
         return frozenset()
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Said, ...]:
         """What the user should know of it."""
         return ()
 
@@ -168,11 +169,12 @@ class RolloutStage(StageSource):
     last: dict[Process, Read] = field(default_factory=dict, repr=False, compare=False)
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def notes(self) -> tuple[Said, ...]:
         from rlprobe.dumps.rollouts.sample import OF_THE_RUN
 
         names = ", ".join(sorted(OF_THE_RUN))
-        return (*self.folder.notes, f"what names a request of one run is not compared: {names}")
+        left_out = say("what names a request of one run is not compared: {names}", names=names)
+        return (*self.folder.notes, left_out)
 
     def read(self, process: Process) -> Read:
         """The records of a step, and what its samples are known by.
@@ -291,6 +293,7 @@ def _run_of_key(store: Path | None, name: str) -> Path:
 
 
 def _from_run(path: Path) -> dict[str, StageSource]:
+    listing.require_manifest(path)
     tables = sorted((path / RECORDS).glob("*.parquet"))
     if (path / MANIFEST).is_file():
         # a stage whose table is gone must not look like one that was not captured
@@ -301,7 +304,12 @@ def _from_run(path: Path) -> dict[str, StageSource]:
         raise DumpError(f"run {path} holds no {RECORDS}/*.parquet: nothing was captured in it")
     found: dict[str, StageSource] = {}
     for table in tables:
-        rows = _rows(table)
+        try:
+            rows = _rows(table)
+        except StoreError:
+            # of a table that is not what was committed it is known how to mend it
+            listing.found(path, f"{RECORDS}/{table.name}")
+            raise
         tree = _stage_tree(path / DUMP, table.stem)
         found[table.stem] = RunStage(sorted(rows), table, rows, tree)
     return _in_order(found)

@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 
+from rlprobe import said
 from rlprobe.compare import lacking, measures
 from rlprobe.compare.lacking import Lacking
 from rlprobe.compare.match.rules import RECOMPUTE
@@ -19,6 +20,7 @@ from rlprobe.dumps.results import FORMAT, RECORDS, SUMMARY
 from rlprobe.dumps.schema import SLOTS
 from rlprobe.files import replace_text, written
 from rlprobe.formats import mark
+from rlprobe.said import Said, say
 
 #: Names of unmatched records listed in the summary, per side; all are in the records.
 LISTED = 50
@@ -96,7 +98,7 @@ class Summary:
 
     pair: str
     stage: str
-    notes: list[str] = field(default_factory=list)
+    notes: list[Said] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     rules: Counter[str] = field(default_factory=Counter)
     #: Records with content on each side, and those of them that were measured.
@@ -181,7 +183,11 @@ class Summary:
         if self.slots:
             known = ", ".join(f"{lacking.short(s)} ({n:,})" for s, n in self.slots.most_common(6))
             self.notes.append(
-                f"records of slots that msprobe knows nothing of, compared like any other: {known}"
+                say(
+                    "records of slots that msprobe knows nothing of, compared like any other: "
+                    "{known}",
+                    known=known,
+                )
             )
 
     def _count_checksums(self, table: pl.DataFrame) -> None:
@@ -244,7 +250,8 @@ class Summary:
             "rules": dict(sorted(self.rules.items())),
             "max_error": self.max_error,
             "samples": self.samples,
-            "notes": self.notes,
+            "notes": [str(note) for note in self.notes],
+            "messages": said.kept(self.notes)[1],
             "tables": dict(sorted(self.tables.items())),
         }
 

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from rlprobe.judge import tables as judged
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.inputs import Results
 from rlprobe.report import words
-from rlprobe.report.printable import printable
 from rlprobe.roles import TARGET
 
 #: Records shown per stage: those in order that part, then those nearest to their floor.
@@ -66,7 +65,8 @@ def notes(results: Results, step: Step) -> list[tuple[str, Markup]]:
         if summary is None:
             found.append((name, words.both("note_not_compared")))
             continue
-        found += [(name, escape(printable(str(note)))) for note in summary["notes"]]
+        messages = summary.get("messages") or {}
+        found += [(name, words.sentence(str(note), messages)) for note in summary["notes"]]
         finding = step.findings.get(name)
         if finding is not None and finding.stage.misplaced is not None:
             why = words.sentence(finding.stage.misplaced, {})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from snakemake_interface_logger_plugins.base import LogHandlerBase
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from rlprobe import redaction, terminal
+from rlprobe.runs import workflowlock
 
 #: What Snakemake says around a failure, which the failure itself says better.
 _EMPTY = (
@@ -30,7 +32,14 @@ _EMPTY = (
 )
 #: Said when somebody presses Ctrl-C: what fails after it is no failure.
 _INTERRUPTED = ("Terminating processes on user request", "Cancelling snakemake on user request")
+_KEPT = "interrupted; what is done is kept, the same command goes on from there"
 _NOTHING = "Nothing to be done"
+#: What Snakemake says of a lock advises to take it away, whoever holds it.
+_LOCKED = "LockException"
+#: Around what rlprobe found wrong in an alignment: places in the workflow, which is not at fault.
+_PLACE = re.compile(r'^(?:WorkflowError in file ".*", line \d+:|  File ".*", line \d+, in .*)$')
+#: Rules that make nothing, and gather what others make.
+_GATHERING = ("all", "align", "collect")
 #: Lines of a failed job's log that are shown.
 _TAIL = 8
 #: Jobs that tell their own progress, and their own failure.
@@ -117,6 +126,8 @@ class Lines:
         self._running: dict[int, _Job] = {}
         self._finished: list[tuple[_Job, float]] = []
         self._interrupted = False
+        self._gathering = 0
+        self._reasons: set[tuple[str, ...]] = set()
 
     def of(self, level: int, text: str, facts: Mapping[str, Any]) -> list[str]:
         """What a log record says to somebody who waits.
@@ -127,8 +138,14 @@ class Lines:
             facts: its attributes, with ``event`` and what belongs to it.
         """
         event = facts.get("event")
-        self._interrupted |= text.strip().startswith(_INTERRUPTED)
+        if not self._interrupted and text.strip().startswith(_INTERRUPTED):
+            self._interrupted = True
+            return [] if os.environ.get(SUMMARY_FOLLOWS) else [_KEPT]
         if self._interrupted and level >= logging.WARNING:
+            return []
+        if event == LogEvent.RUN_INFO:
+            counts = facts.get("stats") or {}
+            self._gathering = sum(int(counts.get(rule) or 0) for rule in _GATHERING)
             return []
         if event == LogEvent.JOB_INFO:
             job = _Job.of(facts)
@@ -140,7 +157,7 @@ class Lines:
                 self._finished.append((done, time.monotonic() - done.since))
             return []
         if event == LogEvent.PROGRESS:
-            return self._progress(int(facts["done"]), int(facts["total"]))
+            return self._progress(int(facts["done"]), int(facts["total"]) - self._gathering)
         if event in (LogEvent.JOB_ERROR, LogEvent.GROUP_ERROR):
             return self._failed(facts)
         if _NOTHING in text:
@@ -171,15 +188,33 @@ class Lines:
         where = f" (log: {', '.join(logs)})" if logs else ""
         lines = [self._paint.bad("failed: ") + terminal.safe(f"{what}{where}")]
         if not name.startswith(_TALKING):
-            lines += [f"    {line}" for log in logs for line in tail(Path(log))]
+            reason = tuple(f"    {line}" for log in logs for line in tail(Path(log)))
+            # one damaged file may fail many jobs
+            lines += ["    for the same reason"] if reason in self._reasons else reason
+            self._reasons.update({reason} if reason else ())
         return lines
 
     def _warned(self, level: int, text: str) -> list[str]:
         shown = text.strip()
         if not shown or shown.startswith(_EMPTY):
             return []
+        if shown.startswith(_LOCKED):
+            shown = _locked(Path.cwd()) or shown
+        own = [line for line in shown.splitlines() if not _PLACE.match(line)]
+        if shown.startswith("WorkflowError in file") and own:
+            shown = "\n".join(own)
         said = terminal.message(redaction.text(shown, names=False))
         return [self._paint.bad(said) if level >= logging.ERROR else said]
+
+
+def _locked(directory: Path) -> str:
+    state, said = workflowlock.look(directory)
+    if state == workflowlock.DEAD:
+        return (
+            f"The last workflow in {directory} was killed, and its lock is left: "
+            "`snakemake --unlock`, then the same command again."
+        )
+    return said
 
 
 def tail(log: Path) -> list[str]:

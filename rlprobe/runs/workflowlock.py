@@ -69,8 +69,10 @@ def look(directory: Path) -> tuple[int, str]:
 
 
 def _running_here(directory: Path) -> int | None:
-    """A Snakemake on this host that works in the directory."""
+    """Another Snakemake on this host that works in the directory."""
     for process in Path("/proc").glob("[0-9]*"):
+        if int(process.name) == os.getpid():
+            continue
         try:
             works_here = process.joinpath("cwd").readlink() == directory
             words = process.joinpath("cmdline").read_bytes().split(b"\0") if works_here else []

@@ -5,6 +5,7 @@ Apart from :mod:`rlprobe.store.manifest`, whose models load slowly: comparisons 
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from rlprobe.files import Digest
 
 MANIFEST = "manifest.json"
 _MAX_BYTES = 512 << 20
+#: Where a store has its runs, by their keys.
+_RUNS, _KEY = "runs", re.compile(r"[0-9a-f]{64}")
 
 
 def listed(run: Path) -> dict[str, Digest]:
@@ -41,7 +44,9 @@ def _read(run: Path) -> tuple[str, dict[str, Digest]]:
     try:
         state = path.stat()
     except OSError as error:
-        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise StoreError(
+            f"{path} cannot be read: {error.strerror or error}; {_mend(run)}"
+        ) from error
     return _manifest(path, state.st_ino, state.st_size, state.st_mtime_ns)
 
 
@@ -52,7 +57,19 @@ def _manifest(path: Path, *_identity: int) -> tuple[str, dict[str, Digest]]:
         rows = {row["path"]: Digest(row["sha256"], row["size"]) for row in said["files"]}
         return str(said.get("key", "")), rows
     except (DocumentError, ValueError, TypeError, KeyError) as error:
-        raise StoreError(f"{path} lists no files: {error}") from error
+        raise StoreError(f"{path} lists no files: {error}; {_mend(path.parent)}") from error
+
+
+def require_manifest(run: Path) -> None:
+    """Refuse a run of a store whose manifest is gone: nothing says what was captured in it.
+
+    Raises:
+        StoreError: it is.
+    """
+    inside = run.absolute()
+    of_a_store = inside.parent.name == _RUNS and _KEY.fullmatch(inside.name)
+    if of_a_store and not (run / MANIFEST).is_file():
+        raise StoreError(f"{run / MANIFEST} is missing, and says what the run holds; {_mend(run)}")
 
 
 def checked(run: Path, name: str, wanted: Digest | None = None) -> Path:

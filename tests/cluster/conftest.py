@@ -62,7 +62,7 @@ class Site:
             (self.directory / name).symlink_to(ROOT / name)
         (self.directory / "ascend_cluster").symlink_to("profiles/ascend_cluster")
         self.raw = yaml.safe_load((ROOT / "config/config.yaml").read_text())
-        self.raw["steps"] = {"total": 2, "start": 0, "end": 1}
+        self.raw |= {"steps": {"total": 2, "start": 0, "end": 1}, "ray": True}
 
     @property
     def environment(self) -> dict[str, str]:

@@ -36,7 +36,7 @@ class Runs:
         config = work / "config.yaml"
         work.mkdir(parents=True, exist_ok=True)
         raw = yaml.safe_load((ROOT / "config/config.yaml").read_text())
-        raw |= {"store": str(work / "store"), "results": str(work / "results")}
+        raw |= {"store": str(work / "store"), "results": str(work / "results"), "ray": True}
         raw["steps"] = {"total": 2, "start": 0, "end": 1}
         config.write_text(yaml.safe_dump(raw))
         self.specs: dict[str, RunSpec] = plan(load(config), {})

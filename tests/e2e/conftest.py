@@ -80,6 +80,8 @@ def configure(workspace: Path) -> Callable[..., Path]:
         raw = yaml.safe_load((ROOT / source).read_text())
         if source in _ONE_STEP:  # the tests ask about a second step too
             raw["steps"] = {"total": 2, "start": 0, "end": 1}
+        if source == "config/config.yaml":  # the planted fault is run without Ray, as it stands
+            raw["ray"] = True
         raw |= {"store": str(workspace / "store"), "results": str(workspace / "results"), **changes}
         raw["name"] = name or raw["name"]
         path = workspace / f"{raw['name']}.yaml"

@@ -196,6 +196,14 @@ def test_an_empty_path_is_not_taken_for_the_directory_one_is_in(
     assert "an empty path; was a shell variable not set?" in capsys.readouterr().err
 
 
+def test_a_verdict_of_results_that_are_not_there_says_where_it_looked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verdict", str(tmp_path / "typo")]) == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'typo'} does not exist (looked in {Path.cwd()})" in said
+
+
 @pytest.mark.parametrize(
     "words", [["diagnose"], ["report"], ["report", "--format", "md"], ["reproduce", "-o", "x"]]
 )

@@ -14,7 +14,7 @@ from rlprobe.compare import planner, sides
 from rlprobe.compare.compare import Options, compare, insufficient
 from rlprobe.compare.sides import UNNAMED, Process
 from rlprobe.dumps import records
-from rlprobe.errors import DumpError, NotComparableError, UsageError
+from rlprobe.errors import DumpError, NotComparableError, StoreError, UsageError
 from tests.msprobe import dumps
 from tests.msprobe.dumps import call, tensor
 from tests.unit.compare_helpers import list_files
@@ -96,6 +96,32 @@ def test_runs_are_found_by_directory_and_by_key(tmp_path: Path) -> None:
     for name in (str(tmp_path / "runs" / key), key, key[:10], key[:7], key[:4]):
         side = sides.resolve(name, tmp_path)
         assert list(side.stages["actor_update"].processes) == [Process(0, 0), Process(0, 1)]
+
+
+def test_a_run_without_its_manifest_is_no_dump(tmp_path: Path) -> None:
+    """Nothing says any more what was captured in it: what is left may be half of it."""
+    run = stored(tmp_path / "runs" / ("0123abcd" * 8), "actor_update")
+    (run / "manifest.json").unlink()
+    with pytest.raises(StoreError, match=r"manifest\.json is missing.*`rlprobe store verify"):
+        sides.resolve(str(run))
+    # a directory that no store holds is what lies there
+    assert sides.resolve(str(run.rename(tmp_path / "copied"))).stages
+
+
+@pytest.mark.parametrize("content", ["", '{"a', "[1]"])
+def test_a_damaged_manifest_says_the_way_back(tmp_path: Path, content: str) -> None:
+    run = stored(tmp_path / "runs" / ("0123abcd" * 8), "actor_update")
+    (run / "manifest.json").write_text(content)
+    with pytest.raises(StoreError, match=f"`rlprobe store verify --store {tmp_path}`"):
+        sides.resolve(str(run))
+
+
+def test_a_cut_table_says_the_way_back(tmp_path: Path) -> None:
+    run = stored(tmp_path / "runs" / ("0123abcd" * 8), "actor_update")
+    table = run / "records/actor_update.parquet"
+    table.write_bytes(table.read_bytes()[:-9])
+    with pytest.raises(StoreError, match=r"is not what was committed.*`rlprobe store verify"):
+        sides.resolve(str(run))
 
 
 @pytest.mark.parametrize(

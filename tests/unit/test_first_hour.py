@@ -13,7 +13,7 @@ import pytest
 def checkout(root: Path, tmp_path: Path) -> Path:
     """What a clone has of these, without an environment."""
     made = tmp_path / "clone"
-    for name in ("bin", "workflow", "profiles"):
+    for name in ("bin", "workflow", "profiles", "config"):
         shutil.copytree(root / name, made / name, symlinks=True)
     return made
 
@@ -87,6 +87,23 @@ def test_a_profile_that_there_is_not_is_named_with_those_there_are(installed: Pa
     done = call(installed / "bin/snakemake", "--profile", "profiles/nope", cwd=installed)
     assert done.returncode == 2 and done.stdout == ""
     assert "no profile profiles/nope" in done.stderr and "profiles/local" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--configfile", "mine.yaml"), ("--configfile=mine.yaml",),
+     ("--profile", "profiles/local", "--configfile", "config/config.yaml", "mine.yaml")],
+)  # fmt: skip
+def test_an_alignment_that_there_is_not_is_named(installed: Path, words: tuple[str, ...]) -> None:
+    done = call(installed / "bin/snakemake", *words, cwd=installed)
+    assert done.returncode == 2 and done.stdout == ""
+    assert f"no alignment mine.yaml (looked in {installed})" in done.stderr
+
+
+def test_an_alignment_that_there_is_goes_to_snakemake(installed: Path) -> None:
+    words = ("--configfile", "config/config.yaml", "--profile", "profiles/local", "collect")
+    done = call(installed / "bin/snakemake", *words, cwd=installed)
+    assert done.stdout.strip() == " ".join(("snakemake", *words)), done.stderr
 
 
 def test_another_directory_says_where_the_workflow_is(installed: Path, tmp_path: Path) -> None:

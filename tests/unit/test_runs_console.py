@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlprobe import terminal
-from rlprobe.runs import console
+from rlprobe.runs import console, workflowlock
 from rlprobe.runs.console import Lines
 
 
@@ -85,10 +85,64 @@ def test_a_failure_says_why_and_where_its_log_is(lines: Lines, tmp_path: Path) -
 
 def test_what_ends_after_ctrl_c_has_not_failed(lines: Lines) -> None:
     begin(lines, 7, "compare", "compare target")
-    assert lines.of(logging.WARNING, "Terminating processes on user request, this might", {}) == []
+    said = lines.of(logging.WARNING, "Terminating processes on user request, this might", {})
+    assert said == ["interrupted; what is done is kept, the same command goes on from there"]
+    assert lines.of(logging.WARNING, "Cancelling snakemake on user request.", {}) == []
     told = {"event": "job_error", "jobid": 7, "rule_name": "compare", "log": []}
     assert lines.of(logging.ERROR, "Error in rule compare", told) == []
     assert lines.of(logging.ERROR, "RuleException:\nCalledProcessError", {}) == []
+
+
+def test_ctrl_c_is_told_once_where_somebody_else_tells_it(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(console.SUMMARY_FOLLOWS, "yes")
+    assert lines.of(logging.WARNING, "Terminating processes on user request, this might", {}) == []
+
+
+def test_one_damaged_file_is_told_once(lines: Lines, tmp_path: Path) -> None:
+    told = []
+    for number, why in enumerate(["x is damaged", "x is damaged", "y is damaged"]):
+        log = tmp_path / f"{number}.log"
+        log.write_text(f"rlprobe: error: {why}\n")
+        begin(lines, number + 1, "compare", f"compare {number}")
+        facts = {"event": "job_error", "jobid": number + 1, "rule_name": "compare",
+                 "log": [str(log)]}  # fmt: skip
+        told += lines.of(logging.ERROR, "", facts)[1:]
+    assert told == ["    rlprobe: error: x is damaged", "    for the same reason",
+                    "    rlprobe: error: y is damaged"]  # fmt: skip
+
+
+def test_what_only_gathers_is_not_counted(lines: Lines) -> None:
+    stats = {"event": "run_info", "stats": {"compare": 2, "all": 1, "total": 3}}
+    assert lines.of(logging.INFO, "Job stats:\n…", stats) == []
+    begin(lines, 1, "compare", "one")
+    assert [line.split("]")[0] for line in finish(lines, 1, 2, 3)] == ["[2/2"]
+
+
+@pytest.mark.parametrize(
+    ("held", "told"),
+    [(workflowlock.UNKNOWN, "A workflow runs in x already"), (workflowlock.DEAD, "was killed")],
+)
+def test_a_lock_says_who_holds_it_and_never_to_take_it_from_somebody(
+    held: int, told: str, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = (held, "A workflow runs in x already: process 7 on this host.")
+    monkeypatch.setattr(workflowlock, "look", lambda directory: found)
+    snakemakes = "LockException:\nError: Directory cannot be locked. … the --unlock argument."
+    (said,) = lines.of(logging.ERROR, snakemakes, {})
+    assert told in said
+    assert ("--unlock" in said) == (held == workflowlock.DEAD)
+
+
+def test_a_wrong_alignment_is_told_without_places_in_the_workflow(lines: Lines) -> None:
+    text = (
+        'WorkflowError in file "/x/workflow/Snakefile", line 32:\noverrides: verl has no a.b\n'
+        '  File "/x/workflow/Snakefile", line 32, in <module>'
+    )
+    assert lines.of(logging.ERROR, text, {}) == ["overrides: verl has no a.b"]
+    other = 'SyntaxError in file "/x/workflow/Snakefile", line 3:\ninvalid syntax'
+    assert lines.of(logging.ERROR, other, {}) == [other]
 
 
 def test_a_training_that_failed_has_said_why_itself(lines: Lines, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ for role in jobs.made_here():
             f"{role}: {ALIGNMENT.framework} on {jobs.runs[role].device}, log {LOGS}/{role}.log"
         shell:
             "rlprobe run --config {params.config} --role {params.role}"
-            " --store {params.store} --log {log}"
+            " --store {params.store} --log {log} > /dev/null"
 
 
 rule collect:

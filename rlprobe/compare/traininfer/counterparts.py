@@ -7,14 +7,15 @@ import re
 import polars as pl
 
 from rlprobe.compare import measures
+from rlprobe.said import Said, listed, say
 
 _LAYER = re.compile(r"\.\d+(?=\.|$)")
 #: Modules that a sentence names; all of them are in the records.
 _NAMED = 12
-_MODELS = {measures.BENCHMARK_ONLY: "the engine", measures.TARGET_ONLY: "training"}
+_MODELS = {measures.BENCHMARK_ONLY: say("the engine"), measures.TARGET_ONLY: say("training")}
 
 
-def lacking(table: pl.DataFrame) -> list[str]:
+def lacking(table: pl.DataFrame) -> list[Said]:
     """A sentence a model whose modules have no counterpart at all in the other.
 
     Layers of one model are alike, so that their numbers are left out: ``layers.*.attn``.
@@ -29,12 +30,16 @@ def lacking(table: pl.DataFrame) -> list[str]:
     for status, model in _MODELS.items():
         alone = table.filter((pl.col("status") == status) & pl.col("reason").is_null())
         modules = dict.fromkeys(
-            _LAYER.sub(".*", module) or "the whole model"
+            _LAYER.sub(".*", module) or say("the whole model")
             for module in alone.get_column("module").drop_nulls()
             if module not in met
         )
         if modules:
-            named = ", ".join(list(modules)[:_NAMED])
-            more = f" and {len(modules) - _NAMED} more" if len(modules) > _NAMED else ""
-            found.append(f"recorded in {model} only, and not compared: {named}{more}")
+            found.append(
+                say(
+                    "recorded in {model} only, and not compared: {modules}",
+                    model=model,
+                    modules=listed(modules, _NAMED),
+                )
+            )
     return found

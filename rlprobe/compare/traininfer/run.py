@@ -29,6 +29,7 @@ from rlprobe.compare.traininfer.tokens import Matched, match
 from rlprobe.compare.writer import Summary
 from rlprobe.dumps.results import RECORDS, TOKEN_SKETCHES
 from rlprobe.errors import NotComparableError
+from rlprobe.said import Said, say
 
 _log = logging.getLogger(__name__)
 
@@ -121,10 +122,10 @@ def _said(error: float | None) -> str:
 def _tables(
     sides: Sides, rules: Rules, options: Options, summary: Summary
 ) -> Iterator[pl.DataFrame]:
-    alone: dict[str, None] = {}
+    alone: dict[Said, None] = {}
     for step in steps(sides, summary.notes):
         if not step.engines:
-            summary.notes.append(f"step {step.number}: the engine was not captured")
+            summary.notes.append(say("step {step}: the engine was not captured", step=step.number))
             continue
         for engine in _one_a_rank(step.engines):
             trainer = step.trainers[0]
@@ -134,22 +135,33 @@ def _tables(
             if weights is not None:
                 yield _completed(weights, step.number, engine, trainer)
         for name, found, source in (
-            ("engine", step.inference, step.engines),
-            ("training", step.training, step.trainers),
+            (say("engine"), step.inference, step.engines),
+            (say("training"), step.training, step.trainers),
         ):
             if not found:
                 summary.notes.append(
-                    f"step {step.number}: no token ids in the {name}'s dump of {len(source)} "
-                    "processes (they are the embedding's input, in a dump of task tensor)"
+                    say(
+                        "step {step}: no token ids in the {name}'s dump of {count} processes (they "
+                        "are the embedding's input, in a dump of task tensor)",
+                        step=step.number,
+                        name=name,
+                        count=len(source),
+                    )
                 )
         if not (step.inference and step.training):
             continue
         same = match(step.inference, step.training)
         known = sum(bool(parts) for parts in same)
         summary.notes.append(
-            f"step {step.number}: {known} of {len(step.inference)} forward passes of the engine "
-            "hold tokens that training ran as well "
-            f"({_count(same, False)} tokens of prompts, {_count(same, True)} generated ones)"
+            say(
+                "step {step}: {known} of {all} forward passes of the engine hold tokens that "
+                "training ran as well ({prompts} tokens of prompts, {generated} generated ones)",
+                step=step.number,
+                known=known,
+                all=len(step.inference),
+                prompts=_count(same, False),
+                generated=_count(same, True),
+            )
         )
         for one, parts in zip(step.inference, same, strict=True):
             if parts:

@@ -17,6 +17,7 @@ from rlprobe.compare.traininfer.tokens import match, with_starts
 from rlprobe.dumps.key_data import KeyData
 from rlprobe.dumps.tensors.tensorfile import TensorFileError
 from rlprobe.errors import DumpError
+from rlprobe.said import Said, say
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Step:
     training: Sequence[Pass]
 
 
-def steps(sides: Sides, notes: list[str]) -> Iterator[Step]:
+def steps(sides: Sides, notes: list[Said]) -> Iterator[Step]:
     """Every training step; what cannot be placed is added to ``notes``.
 
     Raises:
@@ -98,7 +99,7 @@ def _passes(sides: Sides, source: StageSource, processes: Sequence[Process]) -> 
 
 
 def _placed(
-    every: Sequence[Pass], training: dict[int, list[Pass]], notes: list[str]
+    every: Sequence[Pass], training: dict[int, list[Pass]], notes: list[Said]
 ) -> list[int | None]:
     """The training step of each of the engine's passes; None where nothing says."""
     having: list[set[int]] = [set() for _ in every]
@@ -115,8 +116,12 @@ def _placed(
     left = sum(step is None and bool(found) for step, found in zip(placed, having, strict=True))
     if left:
         notes.append(
-            f"{left} of {len(every)} forward passes of the engine hold prompts of several steps "
-            "and may be of either; they are not compared"
+            say(
+                "{left} of {all} forward passes of the engine hold prompts of several steps and "
+                "may be of either; they are not compared",
+                left=left,
+                all=len(every),
+            )
         )
     return placed
 

@@ -33,7 +33,7 @@ from rlprobe.judge.extent import Extents
 from rlprobe.judge.generated import Generated
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import TARGET
-from rlprobe.said import COMMA, SEMICOLON, Said, joined, listed, say
+from rlprobe.said import COMMA, SEMICOLON, Said, joined, listed, restored, say
 
 UNKNOWN = say("not known from dumps alone")
 #: Items of an alignment that follow from what a run records of itself, and what to do instead.
@@ -368,7 +368,11 @@ def _stages(results: Results, step: Step) -> GateItem:
     compared = [name for name, summary in known if summary["compared"]]
     lacking = [name for name, s in known if not s["compared"] and name not in alone]
     steps = sorted({n for _, summary in known for n in summary["steps"]})
-    notes = [note for _, summary in known for note in summary["notes"]]
+    notes = [
+        restored(note, summary.get("messages") or {})
+        for _, summary in known
+        for note in summary["notes"]
+    ]
     if not compared and not alone:
         return shut(extent.STAGES, say("nothing was compared"), say("see what compare said"))
     if not compared:

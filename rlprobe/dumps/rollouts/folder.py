@@ -11,6 +11,7 @@ from rlprobe.dumps.rollouts import files
 from rlprobe.dumps.rollouts.files import Rollout
 from rlprobe.dumps.tensors.tensorfile import Archive, TensorFileError, map_file
 from rlprobe.errors import DumpError
+from rlprobe.said import Said, say
 
 #: Levels below the folder that is named: experiment, batch sizes, step, part.
 _DEPTH = 4
@@ -43,7 +44,7 @@ class Folder:
     #: Files of each step as the trainer numbers it, in order.
     steps: dict[int, tuple[Path, ...]] = field(default_factory=dict)
     #: What was left aside.
-    notes: tuple[str, ...] = ()
+    notes: tuple[Said, ...] = ()
 
     def read(self, step: int) -> Rollout:
         """All samples of a step.
@@ -65,10 +66,10 @@ def find(path: Path) -> Folder | None:
         DumpError: of two kinds, or one step twice.
     """
     met: dict[Kind, dict[int, list[Path]]] = {}
-    notes: list[str] = []
+    notes: list[Said] = []
     for kind, step, file in _files(path):
         if kind is SLIME and file.stem.startswith(_EVALUATION) and file != path:
-            notes.append(f"{file.name} is of an evaluation and was left aside")
+            notes.append(say("{name} is of an evaluation and was left aside", name=file.name))
             continue
         met.setdefault(kind, {}).setdefault(step, []).append(file)
     if not met:
