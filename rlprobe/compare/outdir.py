@@ -27,6 +27,7 @@ _OF_ALL = (
     "report.html",
     "report.md",
     "report.json",
+    "records.csv",
     "history/[0-9]*T*Z-*.html",
     "judged/*.parquet",
     results.SIDES,

@@ -15,6 +15,7 @@ import polars as pl
 from markupsafe import Markup, escape
 
 from rlprobe.judge.roundoff import UNIT
+from rlprobe.report import words
 
 WIDTH, HEIGHT = 520, 250
 LEFT, RIGHT, TOP, BOTTOM = 46, 8, 14, 34
@@ -70,10 +71,11 @@ def error_against_depth(rows: pl.DataFrame, marked: str | None = None) -> Markup
     first = next((p for p in points if p.name == marked and p.beyond), None)
     if first is not None:
         parts.append(_mark(first, scale))
-    title = f"Relative error of {len(points)} records in execution order, over the noise band"
+    title = words.label("depth_drawn", n=f"{len(points):,}")
     return Markup(
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(title)}">' + "".join(parts) + "</svg>"
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"{title}>'
+        + "".join(parts)
+        + "</svg>"
     )
 
 
@@ -162,7 +164,8 @@ def _layers(shown: pl.DataFrame, scale: _Scale) -> str:
         taken = x + 6.0 * max(0, len(name) - 2)
         parts.append(
             f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
-            f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}">{escape(name)}</text>'
+            f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}">'
+            f"{escape(name) if name.startswith('L') else words.drawn(name)}</text>"
         )
     return "".join(parts)
 
@@ -190,8 +193,8 @@ def _points(points: Iterable[Point], scale: _Scale) -> str:
     for point in points:
         kind = "beyond" if point.beyond else "equal" if point.error == 0 else "within"
         radius = 3.2 if point.beyond else 2.0
-        floor = f", floor {point.floor:.2g}" if point.floor is not None else ""
-        said = escape(f"{point.name}: error {point.error:.3g}{floor}")
+        floor = f" / {point.floor:.2g}" if point.floor is not None else ""
+        said = escape(f"{point.name}: {point.error:.3g}{floor}")
         parts.append(
             f'<circle class="{kind}" cx="{scale.x(point.place):.1f}" '
             f'cy="{scale.y(point.error):.1f}" r="{radius}"><title>{said}</title></circle>'
@@ -206,7 +209,7 @@ def _mark(point: Point, scale: _Scale) -> str:
     return (
         f'<line class="first" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
         f'<text class="first" x="{x + shift:.1f}" y="{TOP + 10}" text-anchor="{anchor}">'
-        "parts here</text>"
+        f"{words.drawn('parts_here')}</text>"
     )
 
 
@@ -234,8 +237,8 @@ def by_position(series: Sequence[tuple[str, Sequence[float]]], bar: float | None
             f'text-anchor="middle">{place}</text>'
         )
     return Markup(
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        'aria-label="Mean difference of log-probs by position in the response">'
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
+        f"{words.label('position_drawn')}>"
         + "".join(parts)
         + "</svg>"
     )

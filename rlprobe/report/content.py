@@ -387,10 +387,10 @@ def _controls(found: Diagnosis) -> list[Markup]:
 def _aggregated(records: payload.Records) -> Markup | None:
     if not records.aggregated:
         return None
-    more = ", then those nearest to their floor" if records.rows.height >= payload.MOST else ""
-    return words.both(
-        "records_aggregated", n=f"{records.rows.height:,}", m=f"{records.total:,}", more=more
-    )
+    key = "records_aggregated"
+    if records.rows.height >= payload.MOST:
+        key = "records_aggregated_more"
+    return words.both(key, n=f"{records.rows.height:,}", m=f"{records.total:,}")
 
 
 def _provenance(

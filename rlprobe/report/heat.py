@@ -18,6 +18,7 @@ from rlprobe.dumps.results import TOKEN_SKETCHES
 from rlprobe.errors import DumpError, ReplayError
 from rlprobe.judge.analysis import Finding
 from rlprobe.judge.inputs import Results
+from rlprobe.report import words
 from rlprobe.roles import TARGET
 from rlprobe.rollouts import hdf5
 from rlprobe.store.read import Run
@@ -129,7 +130,7 @@ def _drawn(table: pl.DataFrame) -> Markup:
             cells[key] = (times, name, token)
     parts = [_label(names[row * per_row], row) for row in range(rows)]
     for (row, column), (times, name, token) in sorted(cells.items()):
-        said = escape(f"{name}: token {token}, {times:.3g} times its floor")
+        said = escape(f"{name}: token {token}, {times:.3g} ×")
         parts.append(
             f'<rect class="h{shade(times)}" x="{LEFT + column * width:.1f}" y="{TOP + row * ROW}" '
             f'width="{max(width - 0.4, 0.6):.1f}" height="{ROW - 1}"><title>{said}</title></rect>'
@@ -140,8 +141,9 @@ def _drawn(table: pl.DataFrame) -> Markup:
             f"{column * per_cell}</text>"
         )
     return Markup(
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" '
-        'aria-label="Error over its floor by layer and token">' + "".join(parts) + "</svg>"
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img"{words.label("heat_drawn")}>'
+        + "".join(parts)
+        + "</svg>"
     )
 
 
@@ -154,5 +156,5 @@ def shade(times: float) -> int:
 
 def _label(name: str, row: int) -> str:
     match = _LAYER.search(name)
-    text = f"layer {match[1]}" if match else name.split(".")[-4:][0]
+    text = f"L{match[1]}" if match else name.split(".")[-4:][0]
     return f'<text class="tick" x="2" y="{TOP + row * ROW + 12}">{escape(text[:16])}</text>'

@@ -13,7 +13,7 @@ from rlprobe.diagnose import diagnosis
 from rlprobe.files import replace_text
 from rlprobe.judge import tables
 from rlprobe.judge.inputs import Results, require
-from rlprobe.report import history, payload, words
+from rlprobe.report import history, payload, spreadsheet, words
 from rlprobe.report.content import Page, gather
 from rlprobe.report.printable import printable
 from rlprobe.roles import BENCHMARK, TARGET
@@ -35,7 +35,8 @@ _STYLES = ("vendor/tabulator.min.css", "vendor/uplot.min.css", "assets/page.css"
 
 
 def write(directory: Path, *, texts: bool = True) -> Path:
-    """Write ``RESULTS_DIR/report.html`` from its diagnosis, judged tables and runs.
+    """Write ``RESULTS_DIR/report.html`` from its diagnosis, judged tables and runs, and
+    ``records.csv`` beside it.
 
     Args:
         directory: RESULTS_DIR, diagnosed.
@@ -51,6 +52,7 @@ def write(directory: Path, *, texts: bool = True) -> Path:
     content = gather(results, found, step, benchmark, target, texts=texts)
     path = directory / NAME
     history.keep(path, content.runs)
+    spreadsheet.write(directory / spreadsheet.NAME, content.records)
     replace_text(path, history.sealed(render(content)))
     return path
 

@@ -54,6 +54,35 @@ def both(key: str, **given: Any) -> Markup:
     return pair(*(text(key, language, **given) for language in LANGUAGES))
 
 
+def label(key: str, **given: Any) -> Markup:
+    """An element's label for a screen reader, in both languages; as attributes, escaped.
+
+    Args:
+        key: of the text.
+        given: what is filled in; a name of a text stands for that text.
+    """
+    known = _texts("words")
+    said = [
+        text(
+            key,
+            language,
+            **{name: known[v][language] if v in known else v for name, v in given.items()},
+        )
+        for language in LANGUAGES
+    ]
+    english, chinese = map(printable, said)
+    return Markup(' aria-label="{0}" data-label-en="{0}" data-label-zh="{1}"').format(
+        english, chinese
+    )
+
+
+def drawn(key: str) -> Markup:
+    """A text within a drawing, in both languages; escaped."""
+    return Markup('<tspan lang="en">{}</tspan><tspan lang="zh">{}</tspan>').format(
+        *(text(key, language) for language in LANGUAGES)
+    )
+
+
 def together(*parts: tuple[str, dict[str, Any]]) -> Markup:
     """Several texts as one, in both languages: each by its key and what is filled in."""
     return pair(

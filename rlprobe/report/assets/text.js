@@ -42,6 +42,10 @@ function setLanguage(value) {
   for (const element of $$("[data-say-label]")) {
     element.setAttribute("aria-label", say(element.dataset.sayLabel));
   }
+  for (const element of $$("[data-label-zh]")) {
+    const { labelEn, labelZh } = element.dataset;
+    element.setAttribute("aria-label", language() ? labelZh : labelEn);
+  }
   for (const element of $$("[data-say-hint]")) element.placeholder = say(element.dataset.sayHint);
   for (const paint of repaint) paint();
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -16,7 +17,8 @@ import pytest
 from rlprobe.cli import main
 from rlprobe.dumps.results import describe
 from rlprobe.judge import tables
-from rlprobe.report import payload, words
+from rlprobe.judge.inputs import Results
+from rlprobe.report import payload, spreadsheet, words
 from tests import resealed
 from tests.resealed import edited
 from tests.unit.diagnose.conftest import aligner
@@ -210,6 +212,32 @@ def test_what_was_found_is_said_in_chinese(show: Open, results: Path) -> None:
     assert "不一致" in view.inner_text("#first ul")
 
 
+#: Texts on the screen and for screen readers, but for code, names and what was generated.
+_SHOWN_TEXTS = """() => {
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let at = walker.nextNode(); at; at = walker.nextNode()) {
+    const parent = at.parentElement;
+    if (parent.closest("script, style, pre, code, .mono, .decoded, title, #grid, #tree")) continue;
+    if (parent.checkVisibility()) found.push(at.data.trim());
+  }
+  for (const labelled of document.querySelectorAll("[aria-label]")) {
+    if (labelled.checkVisibility()) found.push(labelled.getAttribute("aria-label"));
+  }
+  return found.filter((text) => text);
+}"""
+
+
+def test_no_sentence_stays_in_english_alone(show: Open, results: Path) -> None:
+    view = show(results / "report.html", locale="zh-CN").view
+    for one in view.query_selector_all("details"):
+        one.evaluate("(it) => { it.open = true; }")
+    texts = view.evaluate(_SHOWN_TEXTS)
+    assert len(texts) > 200
+    english = re.compile(r"\b[A-Za-z]?[a-z]+ [a-z]+ [a-z]+\b")
+    assert [text for text in texts if english.search(text)] == []
+
+
 def test_every_section_has_an_address(show: Open, results: Path) -> None:
     view = show(results / "report.html").view
     sections = view.eval_on_selector_all("main section", "all => all.map(one => one.id)")
@@ -373,6 +401,27 @@ def test_a_page_of_other_runs_is_kept_and_listed(show: Open, results: Path, tmp_
     with_pages = out.read_text(encoding="utf-8")
     assert with_pages.count('href="results/') == 2
     assert main(["report", "--index", str(tmp_path / "nowhere"), "-o", str(out)]) == 2
+
+
+def test_the_records_are_there_for_a_spreadsheet(show: Open, results: Path) -> None:
+    shown = show(results / "report.html")
+    link = shown.view.locator('a[href="records.csv"]')
+    assert link.is_visible()
+    written = pl.read_csv(results / "records.csv", infer_schema_length=None)
+    kept = payload.records(Results.open(results), written["stage"].unique(maintain_order=True))
+    assert written.height == kept.rows.height == int(re.sub(r"\D", "", shown.count().split()[0]))
+    assert written["error"].to_list() == kept.rows["error"].to_list(), "all of their digits"
+
+
+@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1"])
+def test_no_name_of_a_dump_is_a_formula(name: str, tmp_path: Path) -> None:
+    row = dict.fromkeys(tables.SCHEMA) | {"name": name, "error": -1.5e-7}
+    rows = pl.DataFrame([row], schema=tables.SCHEMA).with_columns(
+        stage=pl.lit("actor_update"), shape_benchmark=pl.lit("[2]"), shape_target=pl.lit("[2]")
+    )
+    spreadsheet.write(tmp_path / "r.csv", payload.Records(rows, 1))
+    (found,) = csv.DictReader((tmp_path / "r.csv").read_text().splitlines())
+    assert found["name"] == f"'{name}" and float(found["error"]) == -1.5e-7
 
 
 def test_the_judged_tables_lie_where_the_page_says(results: Path) -> None:

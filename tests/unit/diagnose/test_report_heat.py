@@ -72,7 +72,7 @@ def test_a_token_beyond_its_floor_stands_out(
     page = (alignment.results / "report.html").read_text(encoding="utf-8")
     assert cells(page) == ["0"] * (2 * TOKENS - 1) + [shade]
     assert f"{TOKENS} <span" in page and "response from token 7" in page
-    assert f"token {TOKENS - 1}, {times:.3g} times its floor" in page
+    assert f"token {TOKENS - 1}, {times:.3g} ×" in page
 
 
 def test_without_sketches_per_token_there_is_no_map(alignment: Alignment) -> None:
@@ -111,4 +111,4 @@ def test_many_tokens_share_cells_and_the_worst_is_shown() -> None:
     drawn = str(heat._drawn(table))
     shades = cells(drawn)
     assert len(shades) <= heat.COLUMNS and shades.count("4") == 1
-    assert "token 777, 500 times" in drawn and ">layer 3<" in drawn
+    assert "token 777, 500 ×" in drawn and ">L3<" in drawn
