@@ -26,6 +26,7 @@ COMMANDS: dict[str, str] = {
     "exec": "run any framework command line with the hooks on",
     "compare": "measure every difference between two runs or dumps",
     "official-table": "write msprobe's own comparison table (needs torch)",
+    "official-key-data": "write msprobe's own tables of key data",
     "refine": "tensors for the suspects only, and a sharper verdict",
     "reproduce": "a folder for the kernel team: tensors, operators and a script of plain torch",
     "diagnose": "gate, noise floor, first divergence and cause, as diagnosis.json",

@@ -17,8 +17,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "official-table",
         help="write msprobe's own comparison table (needs torch)",
-        description="Run `msprobe compare` on every stage, in one process, and keep its CSV and "
-        "XLSX as OUT/{stage}/official.csv and .xlsx.",
+        description="Run `msprobe compare` on every stage and keep its CSV and XLSX as "
+        "OUT/{stage}/official.csv and .xlsx; with --graph its graph view too, official.vis.db.",
     )
     parser.add_argument("benchmark", metavar="BENCHMARK", nargs="?", help="as for compare")
     parser.add_argument("target", metavar="TARGET", nargs="?", help="as for compare")
@@ -38,6 +38,17 @@ def add_parser(subparsers: Any) -> None:
         default="first",
         help="the first captured step (default), or every one",
     )
+    parser.add_argument(
+        "--graph",
+        action="store_true",
+        help="msprobe's graph view as well (OUT/{stage}/official.vis.db, for its TensorBoard "
+        "plug-in)",
+    )
+    parser.add_argument(
+        "--no-fail",
+        action="store_true",
+        help="exit 0 even where msprobe wrote no table; the file in its place says why",
+    )
     parser.set_defaults(run=run)
 
 
@@ -45,10 +56,10 @@ def run(args: argparse.Namespace) -> int:
     plan = _plan(args)
     # msprobe and its libraries write too
     with disk.writing(args.out):
-        results = official.write(plan, args.out, every_step=args.steps == "all")
+        results = official.write(plan, args.out, every_step=args.steps == "all", graph=args.graph)
     if args.json is not None:
         write_json(args.json, results)
-    if not any(result["written"] for result in results):
+    if not args.no_fail and not any(result["written"] for result in results):
         reasons = {result["message"] for result in results} or {"no stage is on both sides"}
         raise NotComparableError(f"msprobe wrote no table: {'; '.join(sorted(reasons))}")
     return 0

@@ -167,8 +167,13 @@ class AnalysisSection(Section):
     )
     official_table: bool | Literal["all"] = Field(
         default=True,
-        description="msprobe's own table (CSV and XLSX) beside ours: true for the first captured "
-        "step, all for every one.",
+        description="msprobe's own tables beside ours, a job a stage (CSV and XLSX) and one for "
+        "key data: true for the first captured step, all for every one.",
+    )
+    official_graph: bool = Field(
+        default=False,
+        description="msprobe's own graph view (.vis.db, for its TensorBoard plug-in) beside each "
+        "of these tables; some KiB for each call.",
     )
     resources: ResourcesSection = Field(
         default_factory=ResourcesSection, description="What such a job asks the scheduler for."

@@ -238,7 +238,5 @@ def by_position(series: Sequence[tuple[str, Sequence[float]]], bar: float | None
         )
     return Markup(
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
-        f"{words.label('position_drawn')}>"
-        + "".join(parts)
-        + "</svg>"
+        f"{words.label('position_drawn')}>" + "".join(parts) + "</svg>"
     )

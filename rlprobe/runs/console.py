@@ -137,36 +137,43 @@ class Lines:
             text: its message.
             facts: its attributes, with ``event`` and what belongs to it.
         """
-        event = facts.get("event")
         if not self._interrupted and text.strip().startswith(_INTERRUPTED):
             self._interrupted = True
             return [] if os.environ.get(SUMMARY_FOLLOWS) else [_KEPT]
         if self._interrupted and level >= logging.WARNING:
             return []
-        if event == LogEvent.RUN_INFO:
-            counts = facts.get("stats") or {}
-            self._gathering = sum(int(counts.get(rule) or 0) for rule in _GATHERING)
-            return []
-        if event == LogEvent.JOB_INFO:
-            job = _Job.of(facts)
-            self._running[int(facts["jobid"])] = job
-            return [f"  …  {terminal.safe(job.what)}"] if job.talks else []
-        if event == LogEvent.JOB_FINISHED:
-            done = self._running.pop(int(facts["job_id"]), None)
-            if done is not None:
-                self._finished.append((done, time.monotonic() - done.since))
-            return []
-        if event == LogEvent.PROGRESS:
-            return self._progress(int(facts["done"]), int(facts["total"]) - self._gathering)
-        if event in (LogEvent.JOB_ERROR, LogEvent.GROUP_ERROR):
-            return self._failed(facts)
+        told = {
+            LogEvent.RUN_INFO: self._planned,
+            LogEvent.JOB_INFO: self._began,
+            LogEvent.JOB_FINISHED: self._ended,
+            LogEvent.PROGRESS: self._progress,
+            LogEvent.JOB_ERROR: self._failed,
+            LogEvent.GROUP_ERROR: self._failed,
+        }.get(facts.get("event"))  # type: ignore[arg-type]
+        if told is not None:
+            return told(facts)
         if _NOTHING in text:
             return [text]
-        if level >= logging.WARNING:
-            return self._warned(level, text)
+        return self._warned(level, text) if level >= logging.WARNING else []
+
+    def _planned(self, facts: Mapping[str, Any]) -> list[str]:
+        counts = facts.get("stats") or {}
+        self._gathering = sum(int(counts.get(rule) or 0) for rule in _GATHERING)
         return []
 
-    def _progress(self, done: int, total: int) -> list[str]:
+    def _began(self, facts: Mapping[str, Any]) -> list[str]:
+        job = _Job.of(facts)
+        self._running[int(facts["jobid"])] = job
+        return [f"  …  {terminal.safe(job.what)}"] if job.talks else []
+
+    def _ended(self, facts: Mapping[str, Any]) -> list[str]:
+        done = self._running.pop(int(facts["job_id"]), None)
+        if done is not None:
+            self._finished.append((done, time.monotonic() - done.since))
+        return []
+
+    def _progress(self, facts: Mapping[str, Any]) -> list[str]:
+        done, total = int(facts["done"]), int(facts["total"]) - self._gathering
         width = len(str(total))
         lines = []
         first = done - len(self._finished)

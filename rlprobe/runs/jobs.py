@@ -117,6 +117,16 @@ class Jobs:
             return "rlprobe"
         return f"rlprobe enter --config {config}{' --torch' if torch else ''} --"
 
+    def official_files(self, pair: str, stage: str) -> list[str]:
+        """What msprobe's own job of a stage writes."""
+        kinds = ["csv", "xlsx", *(["vis.db"] if self.alignment.analysis.official_graph else [])]
+        return [f"{self.results}/compare/{pair}/{stage}/official.{kind}" for kind in kinds]
+
+    @property
+    def official_steps(self) -> str:
+        """Which captured steps msprobe's own jobs look at."""
+        return "all" if self.alignment.analysis.official_table == "all" else "first"
+
     def official_pairs(self) -> list[str]:
         """Pairs that msprobe's own table is written for: the target's, where it is wanted."""
         return [TARGET] if self.alignment.analysis.official_table else []

@@ -22,7 +22,18 @@ def test_a_fresh_clone_runs_everything(project: Project) -> None:
 
 def test_the_official_table_is_made_beside_ours_where_it_is_wanted(project: Project) -> None:
     project.write(analysis={"official_table": True})
-    assert project.planned()["official_table_target"] == 1
+    planned = project.planned()
+    own = {job: n for job, n in planned.items() if job.startswith("official")}
+    assert own == {"official_table": 5, "official_key_data": 1}, "a job a stage, one for key data"
+
+
+def test_the_report_profile_leaves_msprobes_own_tables_out(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They need torch, which a machine that makes pages may lack."""
+    project.write(analysis={"official_table": True, "official_graph": True})
+    fabricate.store(project.jobs(monkeypatch))
+    assert not [job for job in project.planned(profile="profiles/report") if "official" in job]
 
 
 def test_collect_runs_the_benchmark_only(project: Project) -> None:

@@ -47,37 +47,58 @@ rule compare:
         " --stage {wildcards.stage} --coverage {params.coverage} --no-fail > {log} 2>&1"
 
 
-for pair in jobs.official_pairs():
+# msprobe's own: a job a stage, so that none waits for another.
+rule official_table:
+    input:
+        manifests=lambda wildcards: jobs.manifests(wildcards.pair),
+        mark=lambda wildcards: jobs.pair_mark(wildcards.pair),
+    output:
+        jobs.official_files("{pair}", "{stage}"),
+    log:
+        f"{LOGS}/compare/{{pair}}/official-{{stage}}.log",
+    priority: -1
+    container:
+        lambda wildcards: jobs.image(torch=True)
+    resources:
+        **slurm(ALIGNMENT.analysis.resources),
+    params:
+        sides=lambda wildcards, input: [
+            Path(manifest).parent for manifest in input.manifests
+        ],
+        out=lambda wildcards, output: Path(output[0]).parents[1],
+        steps=jobs.official_steps,
+        graph="--graph" if ALIGNMENT.analysis.official_graph else "",
+        rlprobe=jobs.entered(CONFIG, torch=True),
+    message:
+        "msprobe's own table of {wildcards.pair}: {wildcards.stage}"
+    shell:
+        "{params.rlprobe} official-table {params.sides} -o {params.out}"
+        " --stage {wildcards.stage} --steps {params.steps} {params.graph} --no-fail"
+        " > {log} 2>&1"
 
-    rule:
-        name:
-            f"official_table_{pair}"
-        input:
-            manifests=jobs.manifests(pair),
-            mark=jobs.pair_mark(pair),
-        output:
-            [
-                f"{RESULTS}/compare/{pair}/{stage}/official.{kind}"
-                for stage in jobs.stages(pair)
-                for kind in ("csv", "xlsx")
-            ],
-        log:
-            f"{LOGS}/compare/{pair}/official.log",
-        priority: -1
-        container:
-            lambda wildcards: jobs.image(torch=True)
-        resources:
-            **slurm(ALIGNMENT.analysis.resources),
-        params:
-            sides=lambda wildcards, input: [
-                Path(manifest).parent for manifest in input.manifests
-            ],
-            out=lambda wildcards, output: Path(output[0]).parents[1],
-            stages=[f"--stage {stage}" for stage in jobs.stages(pair)],
-            steps="all" if ALIGNMENT.analysis.official_table == "all" else "first",
-            rlprobe=jobs.entered(CONFIG, torch=True),
-        message:
-            f"msprobe's own table of {pair}"
-        shell:
-            "{params.rlprobe} official-table {params.sides} -o {params.out} {params.stages}"
-            " --steps {params.steps} > {log} 2>&1"
+
+rule official_key_data:
+    input:
+        manifests=lambda wildcards: jobs.manifests(wildcards.pair),
+        mark=lambda wildcards: jobs.pair_mark(wildcards.pair),
+    output:
+        directory(f"{RESULTS}/compare/{{pair}}/official_key_data"),
+    log:
+        f"{LOGS}/compare/{{pair}}/official-key-data.log",
+    priority: -1
+    container:
+        lambda wildcards: jobs.image(torch=True)
+    resources:
+        **slurm(ALIGNMENT.analysis.resources),
+    params:
+        sides=lambda wildcards, input: [
+            Path(manifest).parent for manifest in input.manifests
+        ],
+        out=lambda wildcards, output: Path(output[0]).parent,
+        steps=jobs.official_steps,
+        rlprobe=jobs.entered(CONFIG, torch=True),
+    message:
+        "msprobe's own tables of {wildcards.pair}: key data"
+    shell:
+        "{params.rlprobe} official-key-data {params.sides} -o {params.out}"
+        " --steps {params.steps} --no-fail > {log} 2>&1"

@@ -1,8 +1,8 @@
 """msprobe's own tables, written by msprobe.
 
-One process for all stages, because importing msprobe and torch takes longer than most tables do.
 ``OUT/{stage}/official.{csv,xlsx}`` is the first captured step's lowest rank; other ranks, other
-steps and debug.json stand beside it (``official-step1-rank0-debug.csv``).
+steps and debug.json stand beside it (``official-step1-rank0-debug.csv``), and on request msprobe's
+graph view of each process (``official.vis.db``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rlprobe import imports
+from rlprobe.compare.msprobe import graphs
 from rlprobe.compare.planner import Pairing, StagePlan
 from rlprobe.compare.sides import DumpStage, Process, RunStage, Side, StageSource
 from rlprobe.compare.traininfer import sources
@@ -43,13 +45,14 @@ PtCompare = Callable[..., None]
 
 
 def write(
-    plan: Sequence[StagePlan], out: Path, *, every_step: bool = False
+    plan: Sequence[StagePlan], out: Path, *, every_step: bool = False, graph: bool = False
 ) -> list[dict[str, Any]]:
     """Write ``out/{stage}/official.{csv,xlsx}`` of each stage, or why there is none.
 
     Args:
         plan: what is compared with what.
         every_step: tables of all steps, not of the first alone.
+        graph: msprobe's graph view too, ``official.vis.db``.
 
     Returns:
         Of each table stage, step, rank, file, whether it was written, and msprobe's complaints.
@@ -61,9 +64,11 @@ def write(
     results: list[dict[str, Any]] = []
     for stage in plan:
         if stage.benchmark is not None and stage.target is not None:
-            results += _stage_tables(pt_compare, stage, out / stage.stage, every_step)
+            results += _stage_tables(pt_compare, stage, out / stage.stage, every_step, graph)
         else:
             _explain(out / stage.stage, NAME, "the stage is on one side only")
+            if graph:
+                graphs.explain(_graph(out / stage.stage, NAME), "the stage is on one side only")
     return results
 
 
@@ -124,7 +129,8 @@ def _msprobe() -> PtCompare:
         RlprobeError: msprobe or torch is not installed.
     """
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # a false complaint about CANN
+        # a false complaint about CANN
+        with contextlib.redirect_stdout(io.StringIO()), imports.uncollected():
             from msprobe.pytorch.compare.pt_compare import pt_compare
     except ImportError as error:
         raise RlprobeError(
@@ -136,7 +142,7 @@ def _msprobe() -> PtCompare:
 
 
 def _stage_tables(
-    pt_compare: PtCompare, stage: StagePlan, out: Path, every_step: bool
+    pt_compare: PtCompare, stage: StagePlan, out: Path, every_step: bool, graph: bool
 ) -> Iterator[dict[str, Any]]:
     """Tables of one stage's process pairs; the first keeps the plain name."""
     pairs = [p for p in stage.pairings if p.benchmark is not None and p.target is not None]
@@ -144,11 +150,15 @@ def _stage_tables(
         pairs = [p for p in pairs if p.step == pairs[0].step]
     for number, pairing in enumerate(pairs):
         with _laid_out(stage, pairing) as (benchmark, target):
+            place = f"-step{pairing.step}-rank{pairing.rank}" if number else ""
+            if graph:
+                lacking = graphs.write(benchmark, target, _graph(out, f"{NAME}{place}"))
+                if lacking:
+                    _log.warning("%s: msprobe made no graph: %s", stage.stage, lacking)
             options = _consistency(stage, (benchmark, target))
             for file, suffix in ((records.DUMP, ""), (records.DEBUG, "-debug")):
                 if not ((benchmark / file).is_file() and (target / file).is_file()):
                     continue
-                place = f"-step{pairing.step}-rank{pairing.rank}" if number else ""
                 message = _table(
                     pt_compare,
                     (benchmark / file, target / file),
@@ -168,6 +178,12 @@ def _stage_tables(
                 }
     if not (out / f"{NAME}.csv").is_file():
         _explain(out, NAME, "no process has a dump.json on both sides")
+    if graph and not _graph(out, NAME).is_file():
+        graphs.explain(_graph(out, NAME), "no process is on both sides")
+
+
+def _graph(out: Path, name: str) -> Path:
+    return out / f"{name}{graphs.SUFFIX}"
 
 
 def _table(
@@ -191,43 +207,60 @@ def _table(
                         **options,
                     )
             except Exception as error:  # noqa: BLE001 - whatever msprobe raises ends its table only
-                return _explain(out, name, f"{_complaints(said.getvalue())} ({error!r})")
+                return _explain(out, name, f"{complaints(said.getvalue())} ({error!r})")
             written = sorted(Path(aside).glob(f"*.{kind}"))
             if not written:
-                return _explain(out, name, _complaints(said.getvalue()))
+                return _explain(out, name, complaints(said.getvalue()))
             shutil.copyfile(written[0], out / f"{name}.{kind}")
     return None
 
 
 def _explain(out: Path, name: str, reason: str) -> str:
     """Files that say why there is no table, so that nobody takes a missing one for agreement."""
-    from openpyxl import Workbook  # type: ignore[import-untyped]
-
     out.mkdir(parents=True, exist_ok=True)
     text = reason.replace('"', "'")
-    (out / f"{name}.csv").write_text(f'"msprobe wrote no table"\n"{text}"\n', encoding="utf-8")
+    (out / f"{name}.csv").write_text(f'"{_NO_TABLE}"\n"{text}"\n', encoding="utf-8")
+    return explain_in(out / f"{name}.xlsx", text)
+
+
+_NO_TABLE = "msprobe wrote no table"
+
+
+def explain_in(file: Path, reason: str) -> str:
+    """A workbook that says why msprobe wrote none; returns the reason."""
+    from openpyxl import Workbook  # type: ignore[import-untyped]
+
     book = Workbook()
-    for row in ("msprobe wrote no table", text):
+    for row in (_NO_TABLE, reason):
         book.active.append([row])
-    book.save(out / f"{name}.xlsx")
+    book.save(file)
     return reason
 
 
-def _complaints(output: str) -> str:
-    """What msprobe complained about."""
+def complaints(output: str) -> str:
+    """What msprobe complained about in what it printed."""
     lines = [line for line in output.splitlines() if "[ERROR]" in line or "[WARNING]" in line]
     texts = dict.fromkeys(line.split("] ", 1)[-1].strip() for line in lines)
     return " ".join(texts) or "it said nothing"
+
+
+def require_path(path: str) -> None:
+    """Refuse a path that msprobe would refuse.
+
+    Raises:
+        RlprobeError: it has other characters than msprobe takes.
+    """
+    if not _ACCEPTED.match(path):
+        raise RlprobeError(
+            f"msprobe refuses the path {path}: set TMPDIR to one of letters, digits and _.:/-"
+        )
 
 
 @contextlib.contextmanager
 def _laid_out(stage: StagePlan, pairing: Pairing) -> Iterator[tuple[Path, Path]]:
     """Both processes' files as plain files, in a place whose path msprobe accepts."""
     with tempfile.TemporaryDirectory(prefix="rlprobe-official-") as aside:
-        if not _ACCEPTED.match(aside):
-            raise RlprobeError(
-                f"msprobe refuses the path {aside}: set TMPDIR to one of letters, digits and _.:/-"
-            )
+        require_path(aside)
         places = []
         for name, source, process in (
             ("benchmark", stage.benchmark, pairing.benchmark),

@@ -408,7 +408,9 @@ def test_the_records_are_there_for_a_spreadsheet(show: Open, results: Path) -> N
     link = shown.view.locator('a[href="records.csv"]')
     assert link.is_visible()
     written = pl.read_csv(results / "records.csv", infer_schema_length=None)
-    kept = payload.records(Results.open(results), written["stage"].unique(maintain_order=True))
+    kept = payload.records(
+        Results.open(results), written["stage"].unique(maintain_order=True).to_list()
+    )
     assert written.height == kept.rows.height == int(re.sub(r"\D", "", shown.count().split()[0]))
     assert written["error"].to_list() == kept.rows["error"].to_list(), "all of their digits"
 
