@@ -141,6 +141,8 @@ class RunSpec:
         del capture["budget_mib"]
         if not self.forces:
             del capture["forced_samples"], capture["forced_tokens"]
+        if not capture["coordinate_sketch"]:
+            del capture["coordinate_sketch"]
         declared: dict[str, Any] = {
             "role": self.role,
             "framework": self.framework,

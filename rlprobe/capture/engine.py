@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from torch import nn
 
 
@@ -43,6 +46,12 @@ class Watch(Protocol):
 
     def micro_step(self, index: int) -> None:
         """A micro-batch begins. In generation a new sequence begins: tokens count from 0."""
+
+    def tokens(self, samples: Sequence[npt.NDArray[np.int64]] | None) -> None:
+        """The tokens of each sample of the micro-batch that begins; None where unknown."""
+
+    def updated(self) -> None:
+        """An optimizer is about to step: what runs after it has other weights."""
 
     def finish(self) -> Tally:
         """Remove every hook and publish the stage's files (written aside, then renamed)."""

@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlprobe.logical.names import FUSED_NORM, INNER, LINEAR, OUTER
+
 #: Where a decoder layer stands: ``decoder.layers.3``, and the same below a vision-language model.
 _LAYER = re.compile(r"^(?P<outer>(?:[a-z_]+\.)*?)decoder\.layers\.(?P<index>[0-9]+)(?:\.|$)")
 _LOCAL_EXPERT = re.compile(r"^(?P<head>.*\bmlp\.experts)\.local_experts\.(?P<index>[0-9]+)(?=\.|$)")
@@ -26,46 +28,6 @@ _LOCAL_EXPERT = re.compile(r"^(?P<head>.*\bmlp\.experts)\.local_experts\.(?P<ind
 _GROUPED_EXPERT = re.compile(
     r"^(?P<head>.*\bmlp\.experts)\.(?P<linear>linear_fc[12])\.(?P<kind>weight|bias)(?P<index>[0-9]+)$"
 )
-
-#: Components outside the layers.
-_OUTER = {
-    "embedding.word_embeddings": "model.embed_tokens",
-    "embedding": "model.embedding",
-    "rotary_pos_emb": "model.rotary_emb",
-    "decoder.final_layernorm": "model.norm",
-    "decoder": "model.decoder",
-    "output_layer": "lm_head",
-}
-#: Components of a layer, longest first: Megatron's spelling and Hugging Face's.
-_INNER = {
-    # multi-head latent attention (DeepSeek)
-    "self_attention.linear_q_down_proj": "self_attn.q_a_proj",
-    "self_attention.linear_q_up_proj": "self_attn.q_b_proj",
-    "self_attention.linear_q_proj": "self_attn.q_proj",
-    "self_attention.linear_kv_down_proj": "self_attn.kv_a_proj_with_mqa",
-    "self_attention.linear_kv_up_proj": "self_attn.kv_b_proj",
-    "self_attention.kv_layernorm": "self_attn.kv_a_layernorm",
-    # attention
-    "self_attention.linear_qkv": "self_attn.qkv_proj",
-    "self_attention.linear_proj": "self_attn.o_proj",
-    "self_attention.q_layernorm": "self_attn.q_norm",
-    "self_attention.k_layernorm": "self_attn.k_norm",
-    "self_attention": "self_attn",
-    # the norm after attention is the one before the MLP
-    "pre_mlp_layernorm": "post_attention_layernorm",
-    "mlp.router": "mlp.gate",
-    "mlp.linear_fc1": "mlp.gate_up_proj",
-    "mlp.linear_fc2": "mlp.down_proj",
-}
-_LINEAR = {"linear_fc1": "gate_up_proj", "linear_fc2": "down_proj"}
-#: Transformer Engine fuses a norm into the projection behind it; its weight is the norm's.
-_FUSED_NORM = {
-    "self_attention.linear_qkv.layer_norm_": "input_layernorm.",
-    "self_attention.linear_q_down_proj.layer_norm_": "input_layernorm.",
-    "self_attention.linear_q_up_proj.layer_norm_": "self_attn.q_a_layernorm.",
-    "self_attention.linear_kv_up_proj.layer_norm_": "self_attn.kv_a_layernorm.",
-    "mlp.linear_fc1.layer_norm_": "post_attention_layernorm.",
-}
 
 
 class MegatronNames:
@@ -109,7 +71,7 @@ class MegatronNames:
         found = _LAYER.match(path)
         if found is not None:
             inner = path[found.end() :]
-            for fused, norm in _FUSED_NORM.items():
+            for fused, norm in FUSED_NORM.items():
                 if inner.startswith(fused):
                     layer = self.module(chunk, path[: found.end()].rstrip("."))
                     return f"{layer}.{norm}{inner[len(fused) :]}"
@@ -117,15 +79,15 @@ class MegatronNames:
             if grouped is not None:
                 experts = self.module(chunk, grouped["head"])
                 index = self._expert(chunk, grouped["head"], int(grouped["index"]))
-                return f"{experts}.{index}.{_LINEAR[grouped['linear']]}.{grouped['kind']}"
+                return f"{experts}.{index}.{LINEAR[grouped['linear']]}.{grouped['kind']}"
         module, _, leaf = path.rpartition(".")
         return f"{self.module(chunk, module)}.{leaf}" if module else leaf
 
     def _outside(self, chunk: int, path: str) -> str:
         outer, rest = _vision_language(path)
-        for component in sorted(_OUTER, key=len, reverse=True):
+        for component in sorted(OUTER, key=len, reverse=True):
             if rest == component or rest.startswith(component + "."):
-                name = _OUTER[component]
+                name = OUTER[component]
                 if name == "lm_head":
                     # a critic's last layer gives one value a token
                     name = "score" if self._value_head[chunk] else name
@@ -138,15 +100,15 @@ class MegatronNames:
         if expert is not None:
             index = self._expert(chunk, expert["head"], int(expert["index"]))
             parts = path[expert.end() :].lstrip(".").split(".")
-            within = [_LINEAR.get(part, part) for part in parts if part]
+            within = [LINEAR.get(part, part) for part in parts if part]
             return ".".join(["mlp.experts", str(index), *within])
         if self._latent and inner == "self_attention.q_layernorm":
             return "self_attn.q_a_layernorm"
-        for component in sorted(_INNER, key=len, reverse=True):
+        for component in sorted(INNER, key=len, reverse=True):
             if inner == component or inner.startswith(component + "."):
-                return _INNER[component] + inner[len(component) :]
+                return INNER[component] + inner[len(component) :]
         # shared experts, and grouped experts seen as modules
-        return ".".join(_LINEAR.get(part, part) for part in inner.split("."))
+        return ".".join(LINEAR.get(part, part) for part in inner.split("."))
 
     def _expert(self, chunk: int, experts: str, local: int) -> int:
         indices = self._experts[chunk].get(experts.rpartition(".")[0], ())

@@ -42,6 +42,8 @@ class Held:
     complete: bool = True
     #: Rows of the whole, ``(first, how many)``, where ``local`` is several slices of it.
     pieces: tuple[tuple[int, int], ...] = ()
+    #: Elements of the flattened whole, ``(first, how many)``, where ``local`` is several stretches.
+    stretches: tuple[tuple[int, int], ...] = ()
 
     def offsets(self) -> dict[str, Any] | None:
         """Where the shard begins, for the record; None when whole or unknown."""
@@ -49,6 +51,8 @@ class Held:
             return {"dim": self.cut[0], "index": self.cut[1]}
         if self.pieces:
             return {"dim": 0, "pieces": [list(piece) for piece in self.pieces]}
+        if self.stretches:
+            return {"stretches": [list(stretch) for stretch in self.stretches]}
         return None if self.start is None else {"element": self.start}
 
     def part_of(self, tensor: Tensor) -> Tensor | None:
@@ -81,6 +85,10 @@ class Held:
             places = [first * math.prod(self.shape[1:]) for first, _ in self.pieces]
             parts = [sketch(part, place) for part, place in zip(rows, places, strict=True)]
             return torch.stack(parts).sum(dim=0)
+        if self.stretches:
+            parts = tensor.reshape(-1).split([count for _, count in self.stretches])
+            found = zip(parts, self.stretches, strict=True)
+            return torch.stack([sketch(part, first) for part, (first, _) in found]).sum(dim=0)
         if self.start is not None:
             return sketch(tensor, self.start)
         return sketch(tensor) if self.complete else None

@@ -294,6 +294,14 @@ class StageScope:
         if self._watch is not None:
             self._watch.micro_step(index)
 
+    def tokens(self, samples: list[npt.NDArray[np.int64]] | None) -> None:
+        """The tokens of each sample of the micro-batch that begins, prompt and response.
+
+        None where they are not known; they are then read off what the model is given.
+        """
+        if self._watch is not None:
+            self._watch.tokens(samples)
+
     def key_data(
         self, name: str, value: Tensor | npt.NDArray[np.generic], micro_step: int | None = None
     ) -> None:
@@ -346,6 +354,8 @@ class StageScope:
         """
         if self._trace is not None and kind == "grad_reduced":
             self._trace.update(self._models)
+        if self._watch is not None and kind == "grad_reduced":
+            self._watch.updated()
         if self._updates is not None:
             with self._unwatched():
                 self._updates.gradients(self._models, kind, optimizer)

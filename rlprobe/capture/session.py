@@ -43,6 +43,8 @@ class CaptureOptions:
     sketch: bool = True
     #: Per-token sketches of block outputs and log-probs.
     token_sketch: bool = False
+    #: Records of whole stages by what their elements are (:mod:`rlprobe.coordinates`).
+    coordinate_sketch: bool = False
     key_data: bool = True
     configurations: bool = True
     memory: bool = False

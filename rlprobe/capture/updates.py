@@ -6,7 +6,7 @@ They go to debug.json: ``{parameter}.grad.{n}.debug``, ``.grad_reduced.``, ``.gr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlprobe import sketch as sketch_definition
 from rlprobe.capture import megatron_grads
+from rlprobe.capture.fused_parameters import FusedParameters
 from rlprobe.capture.light.statistics import Statistics, has_values
 from rlprobe.capture.parameters import Held, held
 from rlprobe.errors import UsageError
@@ -64,18 +65,22 @@ class UpdateRecords:
             found = megatron_grads.gradients(models, optimizer)
         else:
             found = ((item, _gradient(item)) for item in held(models))
-        for item, gradient in found:
-            if gradient is not None and self._wants(item):
-                self._add(f"{item.name}.{kind}", item, gradient)
+        projections = FusedParameters(models)
+        for whole, gradient in found:
+            if gradient is None:
+                continue
+            for item, part in projections.apart(whole, gradient):
+                if self._wants(item):
+                    self._add(f"{item.name}.{kind}", item, part)
 
     def changes(self, models: list[nn.Module], before: dict[str, Tensor]) -> None:
         """Statistics of every parameter's new value minus ``before`` (see :func:`snapshot`)."""
-        for item in self._items(models):
+        for item, local in _apart(models, self._wanted):
             old = before.get(item.name)
-            if old is None or old.shape != item.local.shape:
+            if old is None or old.shape != local.shape:
                 continue
-            wide = _wide(item.local)
-            new = item.local.to(wide)
+            wide = _wide(local)
+            new = local.to(wide)
             self._add(f"{item.name}.change", item, new - old.to(device=new.device, dtype=wide))
 
     def loss(self, part: str, value: Any) -> None:
@@ -96,9 +101,6 @@ class UpdateRecords:
                 leaf["Sketch"] = sketch_definition.encode(values.numpy())
         self._sketches.clear()
         return len(self.data)
-
-    def _items(self, models: list[nn.Module]) -> list[Held]:
-        return [item for item in held(models) if self._wants(item)]
 
     def _wants(self, item: Held) -> bool:
         return self._wanted(item.name.rpartition(".")[0])
@@ -161,7 +163,16 @@ def _gradient(item: Held) -> Tensor | None:
 def snapshot(models: list[nn.Module], wanted: Wanted) -> dict[str, Tensor]:
     """Copies of all parameters on this rank, in host memory, by name."""
     return {
-        item.name: item.local.to("cpu", copy=True)
-        for item in held(models)
-        if has_values(item.local) and wanted(item.name.rpartition(".")[0])
+        item.name: local.to("cpu", copy=True)
+        for item, local in _apart(models, wanted)
+        if has_values(local)
     }
+
+
+def _apart(models: list[nn.Module], wanted: Wanted) -> Iterator[tuple[Held, Tensor]]:
+    """Every parameter that is captured, with its values; those of fused projections apart."""
+    projections = FusedParameters(models)
+    for whole in held(models):
+        for item, local in projections.apart(whole, whole.local):
+            if wanted(item.name.rpartition(".")[0]):
+                yield item, local

@@ -15,11 +15,13 @@ from __future__ import annotations
 import hashlib
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rlprobe.capture.fused_parameters import FusedParameters
 from rlprobe.capture.light.statistics import has_values
 from rlprobe.capture.parameters import Held, held
 
@@ -44,10 +46,9 @@ def describe(models: list[nn.Module], with_sketch: bool) -> list[dict[str, Any]]
     records: list[dict[str, Any]] = []
     norms: list[Tensor | None] = []
     sketches: list[Tensor | None] = []
-    for item in held(models):
-        local = item.local
+    for item, local in _apart(models):
         readable = has_values(local)
-        records.append(_record(item, readable))
+        records.append(_record(item, local, readable))
         norms.append(_norm(local) if readable else None)
         sketches.append(item.sketch_of(local) if readable and with_sketch else None)
     for record, norm, sketch in zip(records, norms, sketches, strict=True):
@@ -58,6 +59,13 @@ def describe(models: list[nn.Module], with_sketch: bool) -> list[dict[str, Any]]
     return records
 
 
+def _apart(models: list[nn.Module]) -> Iterator[tuple[Held, Tensor]]:
+    """Every parameter with its values; those of fused projections apart."""
+    projections = FusedParameters(models)
+    for item in held(models):
+        yield from projections.apart(item, item.local)
+
+
 def _norm(tensor: Tensor) -> Tensor:
     """L2 norm in fp32 at least."""
     wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
@@ -65,13 +73,13 @@ def _norm(tensor: Tensor) -> Tensor:
     return torch.linalg.vector_norm(values, dtype=wide)
 
 
-def _record(item: Held, readable: bool) -> dict[str, Any]:
+def _record(item: Held, local: Tensor, readable: bool) -> dict[str, Any]:
     return {
         "name": item.name,
-        "dtype": str(item.local.dtype),
+        "dtype": str(local.dtype),
         "shape": list(item.shape),
-        "local_shape": list(item.local.shape),
+        "local_shape": list(local.shape),
         "offset": item.offsets(),
-        "digest": digest(item.local) if readable else None,
+        "digest": digest(local) if readable else None,
         "complete": item.complete,
     }

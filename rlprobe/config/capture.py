@@ -73,6 +73,14 @@ class CaptureSection(Section):
     token_sketch: bool = Field(
         default=False, description="Sketches per token, of block outputs and log-probs only."
     )
+    coordinate_sketch: bool | None = Field(
+        default=None,
+        description="One record per module for a whole stage, by sample, position and feature, "
+        "which is the same in every layout: other micro-batches, other ranks, packed or padded, "
+        "FSDP against Megatron (engine light). null: where the two sides' world_size, versions, or "
+        "options that divide samples and models differ; true keeps the benchmark's run if the "
+        "target's layout changes later.",
+    )
     key_data: bool = Field(
         default=True,
         description="responses, input_ids, masks, log-probs, entropies and values per micro-batch.",
@@ -122,6 +130,8 @@ class CaptureSection(Section):
                     )
         if self.token_sketch and not self.sketch:
             raise ValueError("token_sketch: true needs sketch: true")
+        if self.coordinate_sketch and not (self.sketch and self.engine == "light"):
+            raise ValueError("coordinate_sketch: true needs engine: light and sketch: true")
         if self.stages == ():
             raise ValueError("stages: an empty list records nothing; accepted: all, or stage names")
         if self.token_range is not None:

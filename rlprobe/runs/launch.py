@@ -228,6 +228,7 @@ def _captured(spec: RunSpec, store: Path) -> CaptureOptions:
         summary_mode=capture.summary_mode,
         sketch=capture.sketch,
         token_sketch=capture.token_sketch,
+        coordinate_sketch=bool(capture.coordinate_sketch),
         key_data=capture.key_data,
         configurations=capture.configurations,
         memory=capture.memory,

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 
 from rlprobe import frameworks, roles
 from rlprobe.config import Alignment, DeviceSection
+from rlprobe.config.capture import CaptureSection
 from rlprobe.errors import ConfigError
 from rlprobe.roles import BENCHMARK, HIGH_PRECISION, PAIRS, REPEAT, REPEAT_TARGET, TARGET
 from rlprobe.runs import code, identity
 from rlprobe.spec import Identities, RunSpec
 
+#: Options of verl's and slime's that say how samples and models are divided.
+_OF_LAYOUT = re.compile(
+    r"parallel|micro_batch|micro-batch|batch_size|batch-size|strategy|model_engine|megatron|fsdp|"
+    r"remove_padding|dynamic_bsz|dynamic-batch|token_len|tokens-per-gpu|balance|num-gpus|num-nodes|"
+    r"num_gpus|n_gpus|nnodes|qkv-format",
+    re.IGNORECASE,
+)
 #: Environment variable that plants a fault in the target, before the file's: ``FILE:NAME``.
 FAULT_ENV = "RLPROBE_FAULT"
 
@@ -43,6 +52,7 @@ def plan(
         else None
     )
     start = identity.entry_point(alignment.entry_point) if located else None
+    capture = _captured(alignment)
 
     def spec(
         role: str,
@@ -66,7 +76,7 @@ def plan(
             deterministic=alignment.deterministic,
             recompute_rewards=alignment.recompute_rewards,
             overrides=(*alignment.overrides, *side.overrides),
-            capture=alignment.capture,
+            capture=capture,
             device=side.device,
             precision=precision or side.precision,
             world_size=side.world_size,
@@ -138,6 +148,22 @@ def plan(
             role, benchmark, "benchmark", replay_of=origin, imported=key, perturbed=number
         )
     return runs
+
+
+def _captured(alignment: Alignment) -> CaptureSection:
+    """What every run captures: records by coordinates where the sides may be laid out otherwise."""
+    capture = alignment.capture
+    if capture.coordinate_sketch is not None:
+        return capture
+    sides = (alignment.benchmark, alignment.target)
+    own = set(sides[0].overrides) ^ set(sides[1].overrides)
+    unlike = (
+        sides[0].world_size != sides[1].world_size
+        or alignment.version(sides[0]) != alignment.version(sides[1])
+        or any(_OF_LAYOUT.search(override) for override in own)
+    )
+    wanted = unlike and capture.sketch and capture.engine == "light"
+    return capture.model_copy(update={"coordinate_sketch": wanted})
 
 
 def _perturbed(alignment: Alignment) -> list[tuple[int, str | None]]:

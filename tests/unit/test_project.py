@@ -49,7 +49,7 @@ _FLOORS = (
         "imports",
         "said",
     },
-    {"files", "documents"},
+    {"files", "documents", "coordinates", "logical"},
     {"config", "rollouts", "capture", "faults", "claims"},
     {"dumps"},
     {"store"},

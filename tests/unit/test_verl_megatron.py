@@ -70,7 +70,7 @@ class Engine(MegatronEngine):
 def test_every_chunk_and_loss_is_of_its_micro_batch(chunks: int) -> None:
     engine = Engine(chunks)
     assert megatron.is_megatron(engine)
-    begun: list[tuple[int, Any]] = []
+    begun: list[tuple[int, Any, bool]] = []
     ended: list[tuple[int, Any, Any]] = []
     megatron.watch(engine, lambda *found: begun.append(found), lambda *found: ended.append(found))
     for batch in (["a", "b", "c"], ["d"]):
@@ -79,10 +79,11 @@ def test_every_chunk_and_loss_is_of_its_micro_batch(chunks: int) -> None:
     for batch in (["a", "b", "c"], ["d"]):
         plain.forward_backward_batch(batch)
     assert engine.forwards == plain.forwards, "the engine must see what it would see without us"
-    with_data = [found for found in begun if found[1] is not None]
+    with_data = [(number, data) for number, data, first in begun if first]
     assert with_data == [(0, "a"), (1, "b"), (2, "c"), (0, "d")]
     assert len(begun) == chunks * 4
-    assert [n for n, data in begun if data is None] == ([0, 1, 2, 0] if chunks == 2 else [])
+    later = [(number, data) for number, data, first in begun if not first]
+    assert later == (with_data if chunks == 2 else [])
     assert ended == [(n, f"loss {data}", {"model_output": f"out {data}"}) for n, data in with_data]
 
 
@@ -92,7 +93,7 @@ def test_a_rank_without_the_last_stage_has_no_losses() -> None:
     ended: list[Any] = []
     megatron.watch(engine, lambda *found: begun.append(found), lambda *found: ended.append(found))
     engine.forward_backward_batch(["a", "b"])
-    assert begun == [(0, "a"), (1, "b")]
+    assert begun == [(0, "a", True), (1, "b", True)]
     assert ended == []
 
 
@@ -145,7 +146,7 @@ def test_mindspeeds_patches_are_inside_ours(
     pytest.importorskip("torch")
     from rlprobe.frameworks.verl import workers
 
-    def begins(number: int, data: Any) -> None:
+    def begins(number: int, data: Any, first: bool) -> None:
         mindspeed.append("begins")
 
     session = types.SimpleNamespace(perturbed=0)

@@ -24,6 +24,8 @@ from torch import Tensor
 MAX_NODES = 20_000
 #: Number of a leaf's node (AccumulateGrad), which is older than everything that uses it.
 LEAF = (1 << 64) - 1
+#: Of which end of a module a gradient is.
+INPUT, OUTPUT = "input", "output"
 
 #: ``(node, output index)``: what autograd calls the gradient edge of a tensor.
 Edge = tuple[Any, int]
@@ -150,7 +152,7 @@ class ModuleGradients:
         inputs: how many inputs with gradients it has.
         consumers: see :meth:`Graph.consumers`.
         inner: outputs that are not watched, likewise.
-        measure: makes a leaf of a gradient.
+        measure: makes a leaf of a gradient, and is told of which output or input, by its index.
         report: called with the output gradients' leaves and the input gradients' leaves whenever
             one was added (again if the graph is walked twice).
         track: keeps a hook's handle, to be removed at the end of the stage.
@@ -163,7 +165,7 @@ class ModuleGradients:
         inputs: int,
         consumers: list[tuple[Any, int, int]],
         inner: set[int],
-        measure: Callable[[Tensor], dict[str, Any]],
+        measure: Callable[[Tensor, str, int], dict[str, Any]],
         report: Callable[[list[Any], list[Any]], None],
         track: Callable[[Any], None],
         active: Callable[[], bool],
@@ -189,13 +191,13 @@ class ModuleGradients:
     def settle(self) -> None:
         """Measure what has arrived at inputs some of whose consumers never ran (dead branches)."""
         for index, total in self._sums.items():
-            self.input_leaves[index] = self._measure(total)
+            self.input_leaves[index] = self._measure(total, INPUT, index)
         self._sums.clear()
 
     def _output_hook(self, index: int) -> Callable[[Tensor], None]:
         def hook(gradient: Tensor) -> None:
             if self._active():
-                self.output_leaves[index] = self._measure(gradient)
+                self.output_leaves[index] = self._measure(gradient, OUTPUT, index)
                 self._report(self.output_leaves, self.input_leaves)
 
         return hook
@@ -213,7 +215,8 @@ class ModuleGradients:
                     # Autograd adds contributions in the order they arrive; so does this.
                     self._sums[index] = part if held is None else held + part
                 if self._awaited[index] == 0 and index in self._sums:
-                    self.input_leaves[index] = self._measure(self._sums.pop(index))
+                    total = self._sums.pop(index)
+                    self.input_leaves[index] = self._measure(total, INPUT, index)
             self._report(self.output_leaves, self.input_leaves)
 
         return hook

@@ -15,12 +15,16 @@ from torch import nn
 from rlprobe import stages
 from rlprobe.capture.dumpfile import DumpFiles, mark_partial
 from rlprobe.capture.engine import StageContext, Tally
-from rlprobe.capture.light.hooks import Tape, attach
+from rlprobe.capture.light.coordinates import Samples
+from rlprobe.capture.light.hooks import Tape, attach, attach_root
+from rlprobe.capture.light.logical import Logical
+from rlprobe.capture.light.pieces import Places, Undivided
 from rlprobe.capture.light.statistics import Statistics
 from rlprobe.capture.light.tensors import Tensors
 from rlprobe.capture.light.token_range import TokenRange
 from rlprobe.capture.light.token_sketches import TokenSketches
-from rlprobe.capture.names import named_modules
+from rlprobe.capture.megatron_places import MegatronPlaces
+from rlprobe.capture.names import named_modules, unwrap
 from rlprobe.capture.session import CaptureOptions, Session
 from rlprobe.errors import ConfigError
 
@@ -55,6 +59,10 @@ class _StageState:
         if options.token_sketch:
             budget = options.token_sketch_mib << 20
             self.tokens = TokenSketches(Path(session.side), context, budget)
+        self.logical: Logical | None = None
+        # an engine's forwards are told apart by request and token, not by sample
+        if options.coordinate_sketch and context.stage != stages.GENERATE:
+            self.logical = Logical(Path(session.side), context)
         self.counts: dict[str, int] = {}
         self.failed = False
         self.micro_step = 0
@@ -106,10 +114,22 @@ class LightWatch:
         numbers = state.numbers
         trains = context.stage in stages.UPDATE_STAGES
         self._tape = Tape(
-            state.counts, files.construct, files.stacks, numbers, state.tokens, trains
+            state.counts,
+            files.construct,
+            files.stacks,
+            numbers,
+            state.tokens,
+            trains,
+            state.logical,
         )
         wanted = set(options.modules)
-        attach(self._tape, named_modules(models), lambda path: not wanted or path in wanted)
+        places: Places = Undivided()
+        if state.logical is not None:
+            roots = [unwrap(model)[1] for model in models]
+            for root in roots:
+                attach_root(self._tape, root)
+            places = MegatronPlaces.of(roots) or places
+        attach(self._tape, named_modules(models), lambda path: not wanted or path in wanted, places)
         self._tokens = None
         counted = context.stage == stages.GENERATE and not context.chosen_forwards
         if counted and options.token_range is not None:
@@ -124,6 +144,16 @@ class LightWatch:
         self._tape.micro_step = self._state.micro_step = index
         if self._tokens is not None:
             self._tokens.restart()
+
+    def tokens(self, samples: Samples | None) -> None:
+        """The tokens of each sample of the micro-batch that begins; None: read off the model."""
+        if self._state.logical is not None:
+            self._state.logical.told(samples)
+
+    def updated(self) -> None:
+        """Records of the whole stage are of what ran before weights first changed."""
+        if self._state.logical is not None:
+            self._state.logical.close()
 
     def finish(self) -> Tally:
         tape = self._tape
@@ -141,6 +171,8 @@ class LightWatch:
             self._state.files.publish(tape.data)
             if self._state.tokens is not None:
                 self._state.tokens.publish()
+            if self._state.logical is not None:
+                self._state.logical.publish()
         return Tally(records, len(tape.data))
 
     def abort(self) -> None:

@@ -7,6 +7,7 @@ for bit what they are without capture.
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,8 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from rlprobe.capture.engine import Nest
-from rlprobe.capture.light.backward import Edge, Graph, ModuleGradients, edge, next_number
+from rlprobe.capture.light.backward import (
+    INPUT,
+    OUTPUT,
+    Edge,
+    Graph,
+    ModuleGradients,
+    edge,
+    next_number,
+)
+from rlprobe.capture.light.coordinates import Batch
+from rlprobe.capture.light.logical import Logical, Owner, tensors
 from rlprobe.capture.light.nesting import nest, with_gradient
+from rlprobe.capture.light.pieces import Places, Undivided
 from rlprobe.capture.light.recompute import Recomputation
 from rlprobe.capture.light.stack import Stacks, Trace, trace
 from rlprobe.capture.light.statistics import Statistics
@@ -27,7 +39,10 @@ from rlprobe.capture.light.token_sketches import TokenSketches, is_block
 class _Call:
     """A module call that has begun and not ended."""
 
-    __slots__ = ("backward", "edges", "entry", "first", "name", "parameters", "trace", "watch")
+    __slots__ = (
+        "backward", "batch", "edges", "entry", "first", "graded", "name", "parameters", "trace",
+        "watch",
+    )  # fmt: skip
 
     def __init__(self, watch: ModuleWatch, name: str, backward: str, where: Trace) -> None:
         self.watch = watch
@@ -41,6 +56,10 @@ class _Call:
         self.edges: list[Edge] = []
         #: Number of the first node the call may make.
         self.first = 0
+        #: Which tokens the call works on, and which of its inputs with gradients has a logical
+        #: record; None where that is not known.
+        self.batch: Batch | None = None
+        self.graded: int | None = None
 
 
 class _Quiet:
@@ -79,6 +98,7 @@ class Tape:
         statistics: where tensors become leaves.
         tokens: where block outputs are sketched per token; None where that is off.
         trains: whether the stage has backward passes.
+        logical: where records of whole stages are added up; None where that is off.
     """
 
     def __init__(
@@ -89,7 +109,9 @@ class Tape:
         statistics: Statistics,
         tokens: TokenSketches | None = None,
         trains: bool = False,
+        logical: Logical | None = None,
     ) -> None:
+        self.logical = logical
         self.recomputation = Recomputation(trains)
         self.tokens = tokens
         self.micro_step = 0
@@ -157,15 +179,23 @@ class ModuleWatch:
         enclosing: prefix of the module that holds this one, or None.
         module: the module.
         block: whether its output is sketched per token, where that is wanted.
+        owner: whose logical records it adds to.
     """
 
     def __init__(
-        self, tape: Tape, prefix: str, enclosing: str | None, module: nn.Module, block: bool
+        self,
+        tape: Tape,
+        prefix: str,
+        enclosing: str | None,
+        module: nn.Module,
+        block: bool,
+        owner: Owner,
     ) -> None:
         self.tape = tape
         self.prefix = prefix
         self.enclosing = enclosing
         self.block = block
+        self.owner = owner
         tape.handles.append(module.register_forward_pre_hook(self.before, with_kwargs=True))
         # Parameters first among the forward hooks: FSDP2's own, which frees them, comes after.
         # The output last: other hooks may change it, and the caller gets what they leave.
@@ -199,6 +229,16 @@ class ModuleWatch:
             if torch.is_grad_enabled():
                 call.edges = [edge(tensor) for tensor in with_gradient((args, kwargs))]
                 call.first = next_number()
+            if tape.logical is not None:
+                self._take(tape.logical, call, args, kwargs)
+
+    def _take(self, logical: Logical, call: _Call, args: Any, kwargs: dict[str, Any]) -> None:
+        """Add what the module is given to its logical record."""
+        call.batch = logical.batch
+        taken = logical.taken(tensors((args, kwargs)), call.batch)
+        logical.add(self.owner, "forward", "input", taken, call.batch)
+        if taken is not None and call.edges:
+            call.graded = _index(taken.tensor, with_gradient((args, kwargs)))
 
     def _position(self) -> int:
         """Index of this module's latest call among those under way, -1 for none."""
@@ -230,10 +270,19 @@ class ModuleWatch:
             tape.move_to_end(call.name, call.entry)
             if self.block and tape.tokens is not None:
                 tape.tokens.add(f"{call.name}.output.0", tape.micro_step, output)
+            graded = None
+            if tape.logical is not None and not failed:
+                graded = self._give(tape.logical, call, outputs)
             if not failed and torch.is_grad_enabled():
-                self._watch_gradients(call, outputs)
+                self._watch_gradients(call, outputs, graded)
             if not calls:
                 tape.graph.clear()
+
+    def _give(self, logical: Logical, call: _Call, outputs: tuple[Any, ...]) -> int | None:
+        """Add what the module gives to its logical record; which of its gradients is that of it."""
+        taken = logical.taken(tensors(outputs), call.batch)
+        logical.add(self.owner, "forward", "output", taken, call.batch)
+        return None if taken is None else _index(taken.tensor, with_gradient(outputs))
 
     def _parameters(self, module: nn.Module) -> dict[str, Any]:
         leaves: dict[str, Any] = {}
@@ -269,7 +318,9 @@ class ModuleWatch:
 
         tape.handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def _watch_gradients(self, call: _Call, outputs: tuple[Any, ...]) -> None:
+    def _watch_gradients(
+        self, call: _Call, outputs: tuple[Any, ...], graded: int | None = None
+    ) -> None:
         tape = self.tape
         tensors = with_gradient(outputs)
         if not tensors:
@@ -278,8 +329,15 @@ class ModuleWatch:
         above = tape.construct.get(call.name)
         parent = above.replace(".forward.", ".backward.") if above is not None else None
 
-        def measure(gradient: Tensor) -> dict[str, Any]:
+        logical, batch, owner = tape.logical, call.batch, self.owner
+        recorded = {(OUTPUT, graded): "input", (INPUT, call.graded): "output"}
+
+        def measure(gradient: Tensor, end: str, index: int) -> dict[str, Any]:
             with tape.quiet:
+                slot = recorded.get((end, index))
+                if logical is not None and slot is not None:
+                    taken = logical.taken([gradient], batch)
+                    logical.add(owner, "backward", slot, taken, batch)
                 return tape.statistics.leaf(gradient)
 
         def report(output_leaves: list[Any], input_leaves: list[Any]) -> None:
@@ -305,22 +363,54 @@ class ModuleWatch:
             tape.gradients.append(watched)
 
 
-def attach(tape: Tape, modules: Iterator[tuple[str, str, nn.Module]], wanted: Wanted) -> int:
+def attach(
+    tape: Tape,
+    modules: Iterator[tuple[str, str, nn.Module]],
+    wanted: Wanted,
+    places: Places | None = None,
+) -> int:
     """Hook every wanted module; returns how many.
 
     Args:
         tape: where records go.
         modules: ``(prefix, path, module)`` in the order of ``named_modules``.
         wanted: whether the module at a path is captured.
+        places: which part of logical tensors the model has; None: all of them.
     """
+    places = places or Undivided()
     prefixes: dict[str, str] = {}
     hooked = 0
     for prefix, path, module in modules:
         prefixes[path] = prefix
         if wanted(path):
-            ModuleWatch(tape, prefix, _enclosing(path, prefixes), module, is_block(path, module))
+            owner = Owner(path, prefix.rpartition(".")[2], module, places)
+            ModuleWatch(
+                tape, prefix, _enclosing(path, prefixes), module, is_block(path, module), owner
+            )
             hooked += 1
     return hooked
+
+
+def attach_root(tape: Tape, root: nn.Module) -> None:
+    """See which tokens each call of the whole model works on."""
+    parameters = inspect.signature(root.forward)
+
+    def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if tape.logical is None or not tape.active:
+            return
+        with tape.quiet:
+            given = dict(parameters.bind_partial(*args, **kwargs).arguments)
+            for name, value in list(given.items()):
+                if parameters.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+                    given.update(value)
+            device = next((p.device for p in module.parameters()), torch.device("cpu"))
+            tape.logical.enter(given, device)
+
+    tape.handles.append(root.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
+
+
+def _index(tensor: Tensor, among: list[Tensor]) -> int | None:
+    return next((at for at, other in enumerate(among) if other is tensor), None)
 
 
 Wanted = Callable[[str], bool]

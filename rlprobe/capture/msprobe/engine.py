@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from torch import nn
 
 from rlprobe import stages
@@ -117,6 +120,12 @@ class MsprobeWatch:
         """msprobe counts calls itself; only generation counts tokens from here."""
         if self._tokens is not None:
             self._tokens.restart()
+
+    def tokens(self, samples: Sequence[npt.NDArray[np.int64]] | None) -> None:
+        """Which tokens a micro-batch holds; msprobe's records have no use for it."""
+
+    def updated(self) -> None:
+        """An optimizer is about to step."""
 
     def finish(self) -> Tally:
         try:

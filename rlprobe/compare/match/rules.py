@@ -12,12 +12,15 @@ from rlprobe.compare.match import mapping
 from rlprobe.compare.match.mapping import Mapping
 from rlprobe.documents.limits import DocumentError, decoded, read_bytes
 from rlprobe.errors import ConfigError
+from rlprobe.logical import fused, names
 
 FORMAT = 1
 #: Rules built into the matcher, by the names summary.json counts them under.
 WRAPPERS = "wrappers"
 CLASS = "class"
 CALL_COUNTER = "call_counter"
+#: Megatron's spelling of the Hugging Face model (:mod:`rlprobe.logical.names`).
+MEGATRON = "megatron"
 #: Aligned, but the call that stayed alone could as well have been the pair.
 AMBIGUOUS = "ambiguous_call"
 COMMON_PREFIX = "common_prefix"
@@ -83,7 +86,7 @@ def load(extra: Path | None = None) -> Rules:
     from importlib import resources
 
     packaged = resources.files(__package__).joinpath("rules.yaml").read_text(encoding="utf-8")
-    rules = parse(packaged, "rules.yaml")
+    rules = _with_logical(parse(packaged, "rules.yaml"))
     if extra is None:
         return rules
     try:
@@ -99,9 +102,21 @@ def load(extra: Path | None = None) -> Rules:
     )
 
 
+def _with_logical(rules: Rules) -> Rules:
+    """The packaged rules with what :mod:`rlprobe.logical` knows, before them."""
+    megatron = Rename(
+        MEGATRON, tuple((re.compile(pattern), new) for pattern, new in names.rewritten())
+    )
+    fuses = tuple(
+        Fuse(name, whole, fused.PARTS[whole], re.compile(fused.ONE_BEHIND_THE_OTHER[whole]))
+        for name, whole in (("qkv", fused.QKV), ("gate_up", fused.GATE_UP))
+    )
+    return Rules(_merged((megatron,), rules.renames), _merged(fuses, rules.fuses), rules.functions)
+
+
 def _merged(own: Sequence[Any], packaged: Sequence[Any]) -> tuple[Any, ...]:
-    names = {rule.name for rule in own}
-    return (*own, *(rule for rule in packaged if rule.name not in names))
+    replaced = {rule.name for rule in own}
+    return (*own, *(rule for rule in packaged if rule.name not in replaced))
 
 
 def parse(text: str, origin: str) -> Rules:
@@ -134,8 +149,8 @@ def parse(text: str, origin: str) -> Rules:
         if not isinstance(items, list):
             raise ConfigError(f"{origin}: {section} is a list of rules, found {items!r:.60}")
         found[section] = tuple(_built(build, item, f"{origin}: {section}") for item in items)
-    names = [rule.name for rules in found.values() for rule in rules]
-    twice = {name for name in names if names.count(name) > 1} | ({*names} & {*BUILT_IN})
+    said = [rule.name for rules in found.values() for rule in rules]
+    twice = {name for name in said if said.count(name) > 1} | ({*said} & {*BUILT_IN})
     if twice:
         raise ConfigError(f"{origin}: rule name {min(twice)!r} is used twice or built in")
     return Rules(found["rename"], found["fuse"], found["functions"])

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from rlprobe import stages
@@ -104,6 +106,19 @@ def sample_digests(data: Any) -> list[str]:
             response = response[valid[len(valid) - len(response) :]]
         digests.append(sample_digest(prompt.tolist(), response.tolist()))
     return digests
+
+
+def token_ids(data: Any) -> list[npt.NDArray[np.int64]] | None:
+    """The tokens of each row of a micro-batch, without padding; None where they are not told."""
+    ids, mask = tensor(data, "input_ids"), tensor(data, "attention_mask")
+    if ids is None:
+        return None
+    rows = list(_rows(ids))
+    if not ids.is_nested:
+        if mask is None or mask.is_nested or mask.shape != ids.shape:
+            return None
+        rows = [row[own] for row, own in zip(rows, mask.bool().cpu(), strict=True)]
+    return [row.numpy().astype(np.int64) for row in rows]
 
 
 def _rows(value: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -25,15 +25,15 @@ def is_megatron(engine: Any) -> bool:
 
 def watch(
     engine: Any,
-    begins: Callable[[int, Any], None],
+    begins: Callable[[int, Any, bool], None],
     ends: Callable[[int, Any, Any], None],
 ) -> None:
     """Wrap the engine's methods as instance attributes.
 
     Args:
         engine: a ``MegatronEngine``, initialised.
-        begins: called with the micro-batch's number in this stage and its data, each time a chunk
-            is about to work on it; with the data only for the first chunk, else with None.
+        begins: called with the micro-batch's number in this stage, its data and whether this is
+            the first of this rank's chunks, each time a chunk is about to work on it.
         ends: called with the micro-batch's number, its loss and its output.
     """
     forward_step = engine.forward_step
@@ -55,7 +55,7 @@ def watch(
     def watched_forward_step(batch_iter: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         micro_batch = next(batch_iter)
         chunk = _position(engine.module, model)
-        begins(number(chunk), micro_batch if chunk == 0 else None)
+        begins(number(chunk), micro_batch, chunk == 0)
         # the engine takes the micro-batch itself, and whatever follows it stays in the iterator
         return forward_step(itertools.chain([micro_batch], batch_iter), model, *args, **kwargs)
 

@@ -276,6 +276,7 @@ def _watch_forward(engine: Any) -> None:
 def _begins(stage: _Stage, number: int, micro_batch: Any) -> None:
     """A micro-batch begins: what it is given is key data."""
     stage.scope.micro_step(number)
+    stage.scope.tokens(batch.token_ids(micro_batch))
     if stage.name != stages.LOG_PROB:  # there the tokens themselves are key data
         stage.scope.rows(batch.sample_digests(micro_batch), number)
     bypassed = _log_prob_step != stage.step
@@ -293,11 +294,16 @@ def _ends(stage: _Stage, loss: Any, output: Any, number: int | None = None) -> N
             stage.scope.loss(name, value)
 
 
-def _megatron_begins(number: int, micro_batch: Any) -> None:
+def _megatron_begins(number: int, micro_batch: Any, first: bool) -> None:
     stage = _wanted_stage()
-    if stage is not None:
-        stage.micro_steps = max(stage.micro_steps, stage.first + number + 1)
+    if stage is None:
+        return
+    stage.micro_steps = max(stage.micro_steps, stage.first + number + 1)
+    if first:
         _begins(stage, stage.first + number, micro_batch)
+    else:
+        stage.scope.micro_step(stage.first + number)
+        stage.scope.tokens(batch.token_ids(micro_batch))
 
 
 def _megatron_ends(number: int, loss: Any, output: Any) -> None:

@@ -1,0 +1,240 @@
+"""One record per module of what it takes and gives over a whole stage, in whatever layout.
+
+``{side}/logical/{stage}-step{N}-rank{R}.npz`` (numpy arrays, no pickles) has a row per module,
+direction and slot that this process computed a part of, over all its micro-batches:
+
+- ``module``, ``op``, ``direction`` (forward, backward), ``slot`` (input, output, as in the record
+  tables: backward, input is the gradient at the module's output), ``dtype``; ``sequence``: the
+  order in which the calls were first complete;
+- ``sketch``: fp64, shape (rows, 8, 61), see :mod:`rlprobe.coordinates`; of a width that is no
+  multiple of 8 the first of the eight has all;
+- ``squares``, ``sum``, ``max``, ``min`` of the elements that are tokens' (padding has no part),
+  ``count`` of them, ``tokens`` and ``calls``;
+- ``first``, ``features``, ``width``: which features of the logical tensor the process has;
+- ``identity``: two numbers of 32 bits that say which tokens they were.
+
+Besides: ``skipped``, the calls of the model whose tokens nothing told.
+
+Only the first tensor of floating point numbers that has a row for each token counts, of what a
+module takes and of what it gives: hidden states, not masks or tables of angles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlprobe.capture.engine import StageContext
+from rlprobe.capture.light.coordinates import Batch, Samples, grid_of
+from rlprobe.capture.light.pieces import Piece, Places
+from rlprobe.capture.light.statistics import has_values
+from rlprobe.coordinates import GROUPS
+from rlprobe.files import written
+from rlprobe.sketch import K
+
+#: (module, op, direction, slot) of the Hugging Face model.
+_Key = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The tensor of a call that is recorded, and its tokens' rows."""
+
+    tensor: Tensor
+    rows: Tensor
+
+
+class _Record:
+    """What has been added up of one record."""
+
+    def __init__(self, piece: Piece, features: int, dtype: torch.dtype) -> None:
+        self.piece = piece
+        self.features = features
+        self.dtype = str(dtype)
+        self.sketch: Tensor | None = None
+        self.sums: Tensor | None = None
+        self.ends: Tensor | None = None
+        self.count = self.tokens = self.calls = 0
+        self.identity = 0
+
+    def add(self, batch: Batch, sketch: Tensor, sums: Tensor, ends: Tensor, count: int) -> None:
+        if self.sketch is None or self.sums is None or self.ends is None:
+            self.sketch, self.sums, self.ends = sketch.clone(), sums.clone(), ends.clone()
+        else:
+            self.sketch += sketch
+            self.sums += sums
+            self.ends = torch.maximum(self.ends, ends)
+        self.count += count
+        self.tokens += batch.tokens
+        self.calls += 1
+        self.identity = (self.identity + batch.identity) & ((1 << 64) - 1)
+
+
+class Logical:
+    """The logical records of one stage, growing call by call.
+
+    Args:
+        side: the session's side directory.
+        context: stage, step and rank.
+    """
+
+    def __init__(self, side: Path, context: StageContext) -> None:
+        name = f"{context.stage}-step{context.step}-rank{context.rank}.npz"
+        self.path = side / "logical" / name
+        self._records: dict[_Key, _Record] = {}
+        self._calls: dict[tuple[str, str], int] = {}
+        self._samples: Samples | None = None
+        self._sequence = 0
+        self._skipped = 0
+        self._closed = False
+        #: Of the forward pass that runs now; None where nothing tells its tokens.
+        self.batch: Batch | None = None
+
+    def told(self, samples: Samples | None) -> None:
+        """The samples of the micro-batch that begins, where the framework says them."""
+        self._samples = samples
+
+    def enter(self, given: dict[str, Any], device: torch.device) -> None:
+        """The model is called.
+
+        Args:
+            given: its arguments by name.
+            device: where its tensors are.
+        """
+        if self._closed:
+            self.batch = None
+            return
+        found = grid_of(given, self._samples)
+        self.batch = None if found is None else Batch(found[0], found[1], device)
+        self._skipped += found is None
+
+    def close(self) -> None:
+        """Weights change: nothing is added any more."""
+        self._closed = True
+        self.batch = None
+
+    def taken(self, values: Iterable[Tensor], batch: Batch | None) -> Taken | None:
+        """The first of some tensors that has a row for each token."""
+        if batch is None:
+            return None
+        for tensor in values:
+            local = getattr(tensor, "_local_tensor", tensor)
+            if not local.is_floating_point() or local.is_nested or not has_values(local):
+                continue
+            rows = batch.rows(local.detach())
+            if rows is not None:
+                return Taken(tensor, rows)
+        return None
+
+    def add(
+        self, owner: Owner, direction: str, slot: str, taken: Taken | None, batch: Batch | None
+    ) -> None:
+        """Add one call's input or output, or a gradient of either, to its record."""
+        if taken is None or batch is None:
+            return
+        measured: dict[tuple[int, ...] | None, tuple[Tensor, Tensor, Tensor, int]] = {}
+        # the gradient at an output is laid out as the output
+        side = slot if direction == "forward" else _OTHER[slot]
+        width = int(taken.rows.shape[1])
+        for piece in owner.places.pieces(owner.path, owner.module, direction, side, width):
+            if piece.features not in measured:
+                rows = taken.rows
+                if piece.features is not None:
+                    own = torch.tensor(piece.features, device=rows.device)
+                    rows = rows.index_select(1, own)
+                measured[piece.features] = _measured(batch, rows, piece)
+            sketch, sums, ends, count = measured[piece.features]
+            key = (piece.module, owner.op, direction, slot)
+            record = self._records.get(key)
+            if record is None:
+                features = count // max(batch.tokens, 1)
+                record = self._records[key] = _Record(piece, features, taken.tensor.dtype)
+            record.add(batch, sketch, sums, ends, count)
+            if record.calls == 1:  # in the order in which the first calls were complete
+                self._sequence += 1
+                self._calls[piece.module, direction] = self._sequence
+
+    def publish(self) -> None:
+        """Write the file with everything so far; nothing where there is nothing."""
+        if not self._records and not self._skipped:
+            return
+        rows = list(self._records.items())
+        sketches = np.zeros((len(rows), GROUPS, K))
+        numbers = np.zeros((len(rows), 4))
+        for at, (_, record) in enumerate(rows):
+            assert record.sketch is not None and record.sums is not None
+            assert record.ends is not None
+            found = record.sketch.detach().cpu().double().numpy()
+            sketches[at, : len(found)] = found
+            numbers[at, :2] = record.sums.cpu().double().numpy()
+            numbers[at, 2:] = record.ends.cpu().double().numpy() * (1, -1)
+        with written(self.path) as temporary, temporary.open("wb") as handle:
+            np.savez(
+                handle,
+                **{  # type: ignore[arg-type]
+                    name: np.array([key[i] for key, _ in rows], dtype=np.str_)
+                    for i, name in enumerate(("module", "op", "direction", "slot"))
+                },
+                dtype=np.array([record.dtype for _, record in rows], dtype=np.str_),
+                sequence=_integers(self._calls[key[0], key[2]] for key, _ in rows),
+                sketch=sketches,
+                squares=numbers[:, 0],
+                sum=numbers[:, 1],
+                max=numbers[:, 2],
+                min=numbers[:, 3],
+                count=_integers(record.count for _, record in rows),
+                tokens=_integers(record.tokens for _, record in rows),
+                calls=_integers(record.calls for _, record in rows),
+                first=_integers(record.piece.first for _, record in rows),
+                features=_integers(record.features for _, record in rows),
+                width=_integers(record.piece.width for _, record in rows),
+                identity=np.array(
+                    [[record.identity >> 32, record.identity & 0xFFFFFFFF] for _, record in rows],
+                    dtype=np.int64,
+                ).reshape(len(rows), 2),
+                skipped=np.int64(self._skipped),
+            )
+
+
+_OTHER = {"input": "output", "output": "input"}
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The module that a record is of."""
+
+    path: str
+    op: str
+    module: nn.Module
+    places: Places
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors of what a module takes or gives, in order, as deep as tuples and dicts go."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors(item)
+
+
+def _measured(batch: Batch, rows: Tensor, piece: Piece) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Sketch; squares and sum; largest value and the largest of the negated; how many there are."""
+    sketch = batch.sketch(rows, piece.first, piece.width)
+    wide = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+    sums = torch.stack([torch.linalg.vector_norm(wide).square(), wide.sum()]).to(sketch.dtype)
+    low, high = torch.aminmax(wide)
+    return sketch, sums, torch.stack([high, -low]), rows.numel()
+
+
+def _integers(values: Iterable[int]) -> Any:
+    return np.fromiter(values, dtype=np.int64)

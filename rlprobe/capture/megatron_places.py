@@ -1,0 +1,147 @@
+"""Which part of the Hugging Face model's tensors a Megatron process computes.
+
+Tensor parallelism divides the features of what a column-parallel layer gives and a row-parallel
+layer takes; everything else is whole on each of its ranks. Of two projections in one
+(:mod:`rlprobe.logical.fused`) each has records of its own here. A norm that is fused into the
+projection behind it (Transformer Engine) takes what the projection takes.
+
+Sequences that are divided (sequence and context parallelism) and modules of kinds that are not
+known here have no places: nothing is said of them then.
+
+Works on the modules alone (megatron-core from 0.9 on); nothing of Megatron is imported.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from rlprobe.capture.light.pieces import Piece, in_experts
+from rlprobe.capture.megatron_layout import layout
+from rlprobe.capture.megatron_names import is_megatron
+from rlprobe.logical import fused
+
+#: Whole on every tensor-parallel rank: by the last part of the Hugging Face path.
+_WHOLE = re.compile(
+    r"(^|\.)(layers\.\d+|self_attn|mlp|embed_tokens|embedding|decoder|gate|norm|input_layernorm|"
+    r"post_attention_layernorm)$"
+)
+#: Modules that stand where another model has one, and do nothing.
+_IDENTITY = re.compile(r"^Identity(Func)?Op$")
+_HEADS = re.compile(r"\.(q_norm|k_norm)$")
+#: Names of modules as Megatron and Transformer Engine call them.
+_COLUMN, _ROW = "ColumnParallelLinear", "RowParallelLinear"
+_FUSED_NORM = "LayerNormColumnParallelLinear"
+
+
+class MegatronPlaces:
+    """Places of the tensors of Megatron's models.
+
+    Args:
+        chunks: the models without their wrappers.
+    """
+
+    def __init__(self, chunks: Sequence[nn.Module]) -> None:
+        config: Any = getattr(chunks[0], "config", None)
+        found = layout(list(chunks))
+        self._size = int(found.get("tp", 1))
+        self._rank = int(found.get("tp_rank", 0))
+        divided = found.get("sequence_parallel", False) and self._size > 1
+        self._known = not divided and int(found.get("cp", 1)) == 1
+        self._gated = bool(getattr(config, "gated_linear_unit", False))
+        heads = int(getattr(config, "num_attention_heads", 0) or 0)
+        groups = int(getattr(config, "num_query_groups", 0) or heads)
+        self._queries = heads // groups if groups and heads % groups == 0 else 0
+        self._groups = groups // self._size if groups % self._size == 0 else 0
+
+    @classmethod
+    def of(cls, chunks: Sequence[nn.Module]) -> MegatronPlaces | None:
+        """Places for Megatron's models; None where the models are not Megatron's."""
+        return cls(chunks) if chunks and all(is_megatron(chunk) for chunk in chunks) else None
+
+    def pieces(
+        self, path: str, module: nn.Module, direction: str, slot: str, width: int
+    ) -> Sequence[Piece]:
+        """See :class:`rlprobe.capture.light.pieces.Places`."""
+        if not self._known or in_experts(path) or _IDENTITY.search(type(module).__name__):
+            return ()
+        kind = _kind(module)
+        if kind == _COLUMN:
+            return self._column(path, module, direction, slot, width)
+        if kind == _ROW:
+            return self._row(path, module, slot, width)
+        if _HEADS.search(path):
+            return (self._shard(path, width),)
+        if self._size > 1 and not _WHOLE.search(path):
+            return ()
+        return (Piece(path, 0, width),)
+
+    def _column(
+        self, path: str, module: Any, direction: str, slot: str, width: int
+    ) -> Sequence[Piece]:
+        stem, _, name = path.rpartition(".")
+        parts = fused.PARTS.get(name, ()) if self._gated or name != fused.GATE_UP else ()
+        if slot == "input":
+            return self._taken(path, stem, parts, module, direction, width)
+        if not parts:
+            whole = self._size == 1 or getattr(module, "gather_output", False)
+            return (Piece(path, 0, width) if whole else self._shard(path, width),)
+        features = self._split(name, width)
+        return [
+            self._shard(f"{stem}.{part}", len(own), tuple(own))
+            for part, own in zip(parts, features, strict=False)
+        ]
+
+    def _taken(
+        self,
+        path: str,
+        stem: str,
+        parts: Sequence[str],
+        module: Any,
+        direction: str,
+        width: int,
+    ) -> Sequence[Piece]:
+        if _is_norm_fused(module):
+            norm = fused.NORMS.get(path.rpartition(".")[2])
+            layer = stem.rpartition(".")[0]
+            return () if norm is None else (Piece(f"{layer}.{norm}", 0, width),)
+        if not parts:
+            return (Piece(path, 0, width),)
+        if direction == "backward":  # the sum of what the parts send back
+            return (Piece(path, 0, width),)
+        return [Piece(f"{stem}.{part}", 0, width) for part in parts]
+
+    def _row(self, path: str, module: Any, slot: str, width: int) -> Sequence[Piece]:
+        if slot == "input":
+            whole = self._size == 1 or not getattr(module, "input_is_parallel", True)
+            return (Piece(path, 0, width) if whole else self._shard(path, width),)
+        # its bias, if there is one, is added by whoever called it
+        if getattr(module, "skip_bias_add", False) and getattr(module, "bias", None) is not None:
+            return ()
+        return (Piece(path, 0, width),)
+
+    def _split(self, name: str, width: int) -> Sequence[Sequence[int]]:
+        if name == fused.GATE_UP:
+            return fused.halves(width)
+        each, rest = divmod(width, self._groups * (self._queries + 2) or 1)
+        if rest or not self._groups or not self._queries:
+            return ()
+        return fused.by_group(self._groups, self._queries, each)
+
+    def _shard(self, path: str, width: int, features: tuple[int, ...] | None = None) -> Piece:
+        return Piece(path, self._rank * width, self._size * width, features)
+
+
+def _kind(module: nn.Module) -> str:
+    for base in type(module).__mro__:
+        for kind in (_COLUMN, _ROW):
+            if base.__name__.endswith(kind):
+                return kind
+    return ""
+
+
+def _is_norm_fused(module: nn.Module) -> bool:
+    return any(base.__name__.endswith(_FUSED_NORM) for base in type(module).__mro__)
