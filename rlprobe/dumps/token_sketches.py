@@ -7,16 +7,13 @@ pickle.
 from __future__ import annotations
 
 import re
-import struct
-import tokenize
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
 
+from rlprobe.dumps import archive
 from rlprobe.errors import StoreError
 
 #: Columns of ``token_sketches/{stage}.parquet``: a row per token of a block's output. ``order`` and
@@ -86,33 +83,13 @@ def _joined(stage: str, parts: list[TokenSketches], records: pl.DataFrame) -> To
     return TokenSketches(table, sizes.pop(), sum(part.left_out for part in parts))
 
 
-#: What numpy raises for an archive that it did not write: its headers are parsed as Python.
-_DAMAGED = (
-    OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, OverflowError,
-    NotImplementedError, RecursionError, MemoryError, SyntaxError, tokenize.TokenError,
-    zipfile.BadZipFile, zlib.error, struct.error,
-)  # fmt: skip
-
-
-def _check_size(path: Path) -> None:
-    """Refuse an archive whose arrays are far larger than it is: ours are not compressed."""
-    with zipfile.ZipFile(path) as archive:
-        size = sum(entry.file_size for entry in archive.infolist())
-        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
-            raise ValueError("it is compressed, which capture never does")
-    if size > path.stat().st_size:
-        raise ValueError(f"its arrays claim {size} bytes, more than the file has")
-
-
 def _part(path: Path, step: int, rank: int) -> TokenSketches:
+    found = archive.arrays(path, ("names", "sketch", "k", "left_out", *_COLUMNS), "token sketches")
+    names, sketch = found["names"], found["sketch"]
+    columns = {column: found[column] for column in _COLUMNS}
     try:
-        _check_size(path)
-        with np.load(path, allow_pickle=False) as arrays:
-            # what is in the archive and no array comes as bytes
-            names, sketch = np.asarray(arrays["names"]), np.atleast_1d(arrays["sketch"])
-            k, left_out = int(arrays["k"]), int(arrays["left_out"])
-            columns = {column: np.asarray(arrays[column]) for column in _COLUMNS}
-    except _DAMAGED as error:
+        k, left_out = (int(found[name].item()) for name in ("k", "left_out"))
+    except (TypeError, ValueError) as error:
         raise StoreError(f"{path} is not a file of token sketches: {error}") from error
     rows = len(sketch)
     index = columns["name"]

@@ -17,7 +17,7 @@ import polars as pl
 import pydantic
 
 from rlprobe import formats, stages
-from rlprobe.dumps import records, token_sketches
+from rlprobe.dumps import logical, records, token_sketches
 from rlprobe.errors import StoreError
 from rlprobe.store import heal, parts
 from rlprobe.store.filetypes import check_type
@@ -96,6 +96,8 @@ class _Commit:
         sketches = token_sketches.read(self.side, frames)
         for stage, found in sketches.items():
             self._table(found.table, f"token_sketches/{stage}.parquet")
+        for stage, table in logical.read(self.side, set(frames)).items():
+            self._table(table, f"logical/{stage}.parquet")
         if ingested.tensors:
             self._table(_tensor_table(ingested), "tensors.parquet")
         weights = parts.weights(self.side)

@@ -15,7 +15,7 @@ import polars as pl
 from rlprobe import formats
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError, read_bytes
-from rlprobe.dumps import described, proof, token_sketches
+from rlprobe.dumps import described, logical, proof, token_sketches
 from rlprobe.dumps.key_data import KeyData
 from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.errors import StoreError
@@ -144,6 +144,10 @@ class Run:
     def token_sketches(self, stage: str) -> pl.DataFrame | None:
         """Sketches per token (columns: ``tokensketches.SCHEMA``), None where there are none."""
         return self._table(f"token_sketches/{stage}.parquet", token_sketches.SCHEMA)
+
+    def logical(self, stage: str) -> pl.DataFrame | None:
+        """Records by coordinates (columns: ``logical.SCHEMA``), None where there are none."""
+        return self._table(f"logical/{stage}.parquet", logical.SCHEMA)
 
     def weights(self) -> pl.DataFrame | None:
         """``weights.parquet`` (columns: ``parts.WEIGHTS``), None when weights were not digested."""

@@ -1,0 +1,52 @@
+"""Arrays that capture wrote with ``numpy.savez``: read without pickles and within their size."""
+
+from __future__ import annotations
+
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlprobe.errors import StoreError
+
+#: What numpy raises for an archive that it did not write: its headers are parsed as Python.
+_DAMAGED = (
+    OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, OverflowError,
+    NotImplementedError, RecursionError, MemoryError, SyntaxError, tokenize.TokenError,
+    zipfile.BadZipFile, zlib.error, struct.error,
+)  # fmt: skip
+
+
+def arrays(path: Path, names: Sequence[str], what: str) -> dict[str, np.ndarray[Any, Any]]:
+    """The arrays of these names, each of one dimension at least.
+
+    Args:
+        path: an ``.npz`` file.
+        names: those that it must have.
+        what: what the file is to be, in words, for the error.
+
+    Raises:
+        StoreError: it is damaged or lacks one.
+    """
+    try:
+        _check_size(path)
+        with np.load(path, allow_pickle=False) as found:
+            # what is in the archive and no array comes as bytes
+            return {name: np.atleast_1d(np.asarray(found[name])) for name in names}
+    except _DAMAGED as error:
+        raise StoreError(f"{path} is not a file of {what}: {error}") from error
+
+
+def _check_size(path: Path) -> None:
+    """Refuse an archive whose arrays are far larger than it is: ours are not compressed."""
+    with zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
+            raise ValueError("it is compressed, which capture never does")
+    if size > path.stat().st_size:
+        raise ValueError(f"its arrays claim {size} bytes, more than the file has")

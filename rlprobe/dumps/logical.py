@@ -1,0 +1,97 @@
+"""Records of whole stages by coordinates: ``side/logical/*.npz`` of all processes, a table a stage.
+
+The files' format is that of :mod:`rlprobe.capture.light.logical`; they are read without pickle.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from rlprobe.coordinates import GROUPS
+from rlprobe.dumps import archive
+from rlprobe.errors import StoreError
+from rlprobe.sketch import K
+
+_TEXTS = ("module", "op", "direction", "slot", "dtype")
+_WHOLE = ("sequence", "count", "tokens", "calls", "first", "features", "width")
+_NUMBERS = ("squares", "sum", "max", "min")
+#: Columns of ``logical/{stage}.parquet``: a row per process, module, direction and slot.
+SCHEMA: dict[str, Any] = {
+    "step": pl.Int32,
+    "rank": pl.Int32,
+    **dict.fromkeys(_TEXTS, pl.String),
+    **dict.fromkeys(_WHOLE, pl.Int64),
+    **dict.fromkeys(_NUMBERS, pl.Float64),
+    # which tokens they were: the sum of their keys, 16 hexadecimal digits
+    "identity": pl.String,
+    # GROUPS sketches of K numbers, one behind the other
+    "sketch": pl.List(pl.Float64),
+}
+_FILE = re.compile(r"(?P<stage>[a-z_]+)-step(?P<step>\d{1,9})-rank(?P<rank>\d{1,9})\.npz")
+
+
+def read(side: Path, stages: set[str]) -> dict[str, pl.DataFrame]:
+    """The table of every stage that has records by coordinates.
+
+    Args:
+        side: the run's side directory.
+        stages: those that were captured.
+
+    Raises:
+        StoreError: a file is damaged or belongs to no captured stage.
+    """
+    found: dict[str, list[pl.DataFrame]] = {}
+    directory = side / "logical"
+    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
+        match = _FILE.fullmatch(path.name)
+        if match is None:
+            if path.name.startswith("."):
+                continue
+            raise StoreError(f"{path}: expected files named {{stage}}-step{{N}}-rank{{R}}.npz")
+        if match["stage"] not in stages:
+            raise StoreError(f"{path}: stage {match['stage']} has no records")
+        part = _part(path, int(match["step"]), int(match["rank"]))
+        found.setdefault(match["stage"], []).append(part)
+    return {
+        stage: pl.concat(parts).sort("step", "rank", maintain_order=True)
+        for stage, parts in found.items()
+    }
+
+
+def _part(path: Path, step: int, rank: int) -> pl.DataFrame:
+    what = "records by coordinates"
+    names = (*_TEXTS, *_WHOLE, *_NUMBERS, "identity", "sketch")
+    arrays = archive.arrays(path, names, what)
+    rows = len(arrays["sketch"])
+    good = (
+        arrays["sketch"].shape == (rows, GROUPS, K)
+        and arrays["sketch"].dtype == np.float64
+        and arrays["identity"].shape == (rows, 2)
+        and arrays["identity"].dtype == np.int64
+        and all(arrays[name].shape == (rows,) for name in (*_TEXTS, *_WHOLE, *_NUMBERS))
+        and all(arrays[name].dtype.kind == "U" for name in _TEXTS)
+        and all(arrays[name].dtype == np.int64 for name in _WHOLE)
+        and all(arrays[name].dtype == np.float64 for name in _NUMBERS)
+    )
+    if not good:
+        raise StoreError(f"{path} is not a file of {what}: its arrays do not fit together")
+    high, low = arrays["identity"].T
+    sketches = pl.Series(
+        arrays["sketch"].reshape(rows, GROUPS * K), dtype=pl.Array(pl.Float64, GROUPS * K)
+    )
+    return pl.DataFrame(
+        {
+            "step": pl.Series([step], dtype=pl.Int32).new_from_index(0, rows),
+            "rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, rows),
+            **{name: arrays[name].tolist() for name in _TEXTS},
+            **{name: arrays[name] for name in (*_WHOLE, *_NUMBERS)},
+            "identity": [f"{a:08x}{b:08x}" for a, b in zip(high, low, strict=True)],
+            "sketch": sketches.cast(pl.List(pl.Float64)),
+        },
+        schema=SCHEMA,
+    )
