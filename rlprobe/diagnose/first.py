@@ -15,6 +15,7 @@ from rlprobe.errors import ReplayError
 from rlprobe.judge import forced, tokens
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.inputs import Results
+from rlprobe.judge.logical import Place
 from rlprobe.judge.row import Row
 from rlprobe.rollouts import hdf5
 from rlprobe.said import say
@@ -26,6 +27,7 @@ def of(results: Results, step: Step, diverged: Finding, benchmark: Run) -> First
     origin = diverged.origin
     assert origin is not None
     row = origin.row
+    place = _place(diverged)
     sample, token = _of_key_data(diverged)
     forward = _forward(step, diverged, benchmark)
     if forward is not None and (forward.phase == forced.DECODE or forward.sample != sample):
@@ -40,9 +42,10 @@ def of(results: Results, step: Step, diverged: Finding, benchmark: Run) -> First
     return First(
         stage=diverged.stage.name,
         step=step.number,
-        rank=diverged.rank or 0,
+        rank=diverged.rank or 0 if place is None else place.rank,
         module=origin.module,
-        call=row.get("call"),
+        # a record of a whole stage is of no call
+        call=row.get("call") if diverged.stage.laid_out is None else None,
         operator=origin.operator,
         sample=sample,
         token=token,
@@ -108,6 +111,14 @@ def _of_key_data(diverged: Finding) -> tuple[str | None, int | None]:
     return worst.sample, worst.position
 
 
+def _place(diverged: Finding) -> Place | None:
+    """The one rank of the target that has the record otherwise, where that is known."""
+    logical, origin = diverged.stage.logical, diverged.origin
+    if logical is None or origin is None:
+        return None
+    return logical.places.get(str(origin.row.get("name")))
+
+
 def _side(row: Row, side: str) -> Values:
     values: Values = {"record": row.get(f"name_{side}") or row.get("name")}
     for name in ("dtype", "shape", "max", "min", "mean", "norm", "value"):
@@ -140,8 +151,11 @@ def profile(results: Results, step: Step, diverged: Finding) -> tokens.Profile |
 
 
 def with_block(results: Results, step: Step, diverged: Finding, cause: Cause) -> Cause:
-    """The cause with the block that sketches of tokens point at, where no record could."""
+    """The cause with the rank or the block that a difference is of, where no record says it."""
     stage = diverged.stage
+    place = _place(diverged)
+    if place is not None:
+        return msgspec.structs.replace(cause, evidence=[*cause.evidence, place.said])
     if stage.misplaced is None:
         return cause
     floors = stage.rows.filter(pl.col("floor").is_not_null()).select("name", "floor")

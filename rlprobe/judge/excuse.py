@@ -121,7 +121,8 @@ def _left_out(rows: pl.DataFrame, excuse: Excuse) -> pl.DataFrame:
     excused = excuse.reason in reasons.EXCUSES
     # a ground that is known says more than that there is no partner
     alone = (pl.col("unjudged_because") == reasons.NO_PARTNER).fill_null(False)
-    open_ = pl.col("judged") | alone if excused else pl.col("judged")
+    says_more = excused or excuse.reason == reasons.OTHER_MODULES
+    open_ = pl.col("judged") | alone if says_more else pl.col("judged")
     mine = excuse.rows.fill_null(False) & open_
     if not excuse.nonfinite:
         mine = mine & ~LOPSIDED

@@ -7,11 +7,21 @@ import dataclasses
 import polars as pl
 
 from rlprobe.errors import DumpError
-from rlprobe.judge import execution, keydata, layers, origin, roundings, sources, stage
+from rlprobe.judge import (
+    execution,
+    keydata,
+    layers,
+    logical,
+    origin,
+    replicas,
+    roundings,
+    sources,
+    stage,
+)
 from rlprobe.judge.analysis import OUTCOME, Finding, Step
 from rlprobe.judge.excuses import padding_only
 from rlprobe.judge.inputs import Results
-from rlprobe.judge.keydata import Difference
+from rlprobe.judge.keydata import Difference, Row
 from rlprobe.judge.noise import SAFETY
 from rlprobe.judge.origin import Origin
 from rlprobe.judge.outcomes import Outcome, gradients
@@ -78,8 +88,36 @@ def key_data(
         if before is not None:
             left, right = ([r for r in rows if r.micro_step < before] for rows in (left, right))
         if left and right:
-            found[name] = keydata.compare(left, right, name, step)
+            found[name] = _worst(results, left, right, name, step)
     return found
+
+
+def _worst(results: Results, left: list[Row], right: list[Row], name: str, step: int) -> Difference:
+    """Rows of both sides compared; where one has more replicas of a model, the farthest of them."""
+    runs = [results.run(role) for role in (BENCHMARK, TARGET)]
+    stage = keydata.stage_of(name)
+    if logical.unlike(results, stage) is not None:
+        left, right = ([_of_tokens(row) for row in rows] for rows in (left, right))
+    sides = [
+        replicas.alternatives(rows, lambda row: row.rank, replicas.data_ranks(run, stage))
+        for run, rows in zip(runs, (left, right), strict=True)
+        if run is not None
+    ]
+    if len(sides) < len(runs) or len(sides[0]) == len(sides[1]):
+        return keydata.compare(left, right, name, step)
+    every = [keydata.compare(b, t, name, step) for b in sides[0] for t in sides[1]]
+    return max(every, key=lambda found: (max(found.lopsided), found.error or 0.0))
+
+
+def _of_tokens(row: Row) -> Row:
+    """A row without the entry that is about no token.
+
+    Over a sequence, entry i is about token i + 1. What stands last is of whatever follows the
+    sequence in its row: another sample, its own begin, or the padding that shards are filled with.
+    """
+    if not row.response_at or len(row.values) < 2:
+        return row
+    return dataclasses.replace(row, values=row.values[:-1])
 
 
 def _finding(stage: Stage, key_data: dict[str, Difference], padded: bool) -> Finding:

@@ -38,6 +38,7 @@ NO_PARTNER, OTHER_SHAPE, OTHER_KIND, UNREADABLE, NO_NUMBERS, BOTH_NONFINITE = (
 GIVEN, NOT_JOINED, AS_CHANGES, METRIC = "given", "not_joined", "as_changes", "metric"
 NO_TRAJECTORY = "no_trajectory"
 ALL_ZERO = "all_zero"
+OTHER_MODULES = "other_modules"
 NO_FLOOR, GENERATED, CHOICE = "no_floor", "generated", "choice"
 UNJUDGED: dict[str, str] = {
     LATER_STEP: "of a captured step after the first, which inherits what updates differ by",
@@ -45,6 +46,7 @@ UNJUDGED: dict[str, str] = {
     AS_CHANGES: "weights after an update, whose difference is judged as changes",
     OTHER_PLACES: "of a micro-batch that holds other samples, or in another order",
     NO_PARTNER: "recorded on one side only",
+    OTHER_MODULES: "of a module that the other side's model has not, or has as part of another",
     OTHER_SHAPE: "of another shape on the other side",
     OTHER_KIND: "numbers on one side, booleans or whole numbers on the other",
     UNREADABLE: "its file cannot be read",

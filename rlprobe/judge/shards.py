@@ -50,7 +50,9 @@ class _Unsharded:
     sketch: sketched.Vector | None
 
 
-def joined(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joined:
+def joined(
+    rows: pl.DataFrame, results: Results, stage: str, step: int, *, every: bool = False
+) -> Joined:
     """Let one row stand for all shards of a gradient or change, where layouts differ.
 
     Args:
@@ -58,6 +60,8 @@ def joined(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joine
         results: where the runs are found.
         stage: canonical name.
         step: captured step, from 0.
+        every: all parameters, not only those that the sides have sharded otherwise; their rows are
+            then rank 0's.
 
     Returns:
         the rows, of which those of differently sharded parameters are replaced: a matched row on
@@ -74,7 +78,7 @@ def joined(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joine
     other = sorted(
         name
         for name in set(layouts[0]) & set(layouts[1])
-        if not _alike(*(p[name] for p in layouts))
+        if every or not _alike(*(p[name] for p in layouts))
     )
     parameter = pl.concat_str("module", "index", separator=".")
     affected = rows.filter(pl.col("slot").is_in(UPDATES) & parameter.is_in(other))
@@ -86,7 +90,7 @@ def joined(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joine
         first = part.filter(pl.col("name_benchmark").is_not_null()).sort("rank")
         if first.is_empty():
             continue
-        row = first.row(0, named=True)
+        row = first.row(0, named=True) | ({"rank": 0} if every else {})
         name = f"{row['module']}.{row['index']}"
         both = [
             _unsharded(_records(part, side), layouts[i][name], sketches[i])

@@ -12,6 +12,7 @@ from rlprobe.judge import (
     compared,
     execution,
     floors,
+    logical,
     noise,
     propagated,
     shards,
@@ -61,6 +62,10 @@ class Stage:
     misplaced: Said | None = None
     #: Micro-batches before weights first change within the stage; None where they do once.
     before_update: int | None = None
+    #: Why rows stand for whole stages (:mod:`rlprobe.judge.logical`), and what is known of them;
+    #: None where they are of single calls.
+    laid_out: Said | None = None
+    logical: logical.Joined | None = field(default=None, repr=False)
     #: Sketches of rows that stand for several shards.
     joined: sketched.Joined = field(default_factory=dict, repr=False)
 
@@ -98,19 +103,54 @@ def load(results: Results, stage: str, step: int, products: float = 0.0) -> Stag
     rows = compared.collect(lazy.filter(pl.col("step") == step), results.compared(TARGET, stage))
     if rows.is_empty():
         return None
+    if logical.available(results, stage, step):
+        laid_out = _laid_out(results, stage, step, rows, products)
+        if laid_out is not None:
+            return laid_out
     whole = shards.joined(rows, results, stage, step)
     one_precision = results.plan.one_precision
-    rows = _with_floors(results, stage, step, whole, products)
+    found = _processes(_with_floors(results, stage, step, whole, products), one_precision)
+    everything = pl.concat([process.rows for process in found])
+    misplaced = positions.difference(results, stage, step, everything)
+    before = _before_update(everything, misplaced)
+    judged = Stage(stage, step, found, misplaced, before, joined=whole.sketches)
+    return judged.excused(positions.excuses(misplaced))
+
+
+def _laid_out(
+    results: Results, stage: str, step: int, every: pl.DataFrame, products: float
+) -> Stage | None:
+    """The stage by records of whole stages; None where those of single calls have partners."""
+    calls = pl.concat(
+        execution.timeline(part)[0] for part in every.partition_by("rank", maintain_order=True)
+    )
+    misplaced = positions.difference(results, stage, step, calls)
+    why = misplaced or logical.unlike(results, stage)
+    if why is None:
+        return None
+    whole = shards.joined(every, results, stage, step, every=True)
+    joined = logical.joined(whole.rows, results, stage, step)
+    sketches = {**whole.sketches, **joined.sketches}
+    rows = _with_floors(results, stage, step, shards.Joined(joined.rows, sketches), products)
+    found = _processes(rows, results.plan.one_precision)
+    judged = Stage(
+        stage,
+        step,
+        found,
+        before_update=_before_update(calls, misplaced),
+        laid_out=why,
+        logical=joined,
+        joined=sketches,
+    )
+    return judged.excused([*logical.excuses(joined), *positions.of_losses(misplaced)])
+
+
+def _processes(rows: pl.DataFrame, one_precision: bool) -> list[Process]:
     found = [
         _process(int(str(rank)), part, one_precision)
         for (rank,), part in rows.group_by("rank", maintain_order=True)
     ]
-    found.sort(key=lambda process: process.rank)
-    everything = pl.concat([process.rows for process in found])
-    misplaced = positions.difference(results, stage, step, everything)
-    before = _before_update(everything, misplaced)
-    judged = Stage(stage, step, found, misplaced, before, whole.sketches)
-    return judged.excused(positions.excuses(misplaced))
+    return sorted(found, key=lambda process: process.rank)
 
 
 def _with_floors(

@@ -89,6 +89,7 @@ class StageSummary(msgspec.Struct, frozen=True):
     first: First | None = None
     misplaced: str | None = None
     before_update: int | None = None
+    laid_out: str | None = None
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -252,6 +253,7 @@ def write(results: Results, step: Step, found: Mapping[str, pl.DataFrame]) -> st
                 first=_first(finding),
                 misplaced=finding.stage.misplaced,
                 before_update=finding.stage.before_update,
+                laid_out=finding.stage.laid_out,
             )
         kept[name] = summary
     for stale in directory.glob("*.parquet"):
@@ -365,6 +367,7 @@ def _finding(
          rows.group_by("rank", maintain_order=True)],
         None if known.misplaced is None else said.restored(known.misplaced, summary.messages),
         known.before_update,
+        None if known.laid_out is None else said.restored(known.laid_out, summary.messages),
     )  # fmt: skip
     first, origin = known.first, None
     if first is not None:

@@ -73,6 +73,11 @@ def find(directory: Path, budget_mib: int) -> Plan:
         return nothing(f"the verdict is {found.verdict}: there is nothing to look at again")
     if diverged is None or diverged.origin is None:
         return nothing("no stage parts: there is nothing to look at again")
+    if diverged.stage.laid_out is not None:
+        return nothing(
+            "the sides are laid out otherwise, so that a module's calls on one have no counterpart "
+            "on the other: to look at tensors, lay both out alike"
+        )
     origin = diverged.origin
     # a module's own gradients of parameters come late and are made in its backward pass
     late = (origin.row.get("phase") or 0) >= execution.GRADIENTS and origin.module is None

@@ -71,6 +71,9 @@ def notes(results: Results, step: Step) -> list[tuple[str, Markup]]:
         if finding is not None and finding.stage.misplaced is not None:
             why = words.sentence(finding.stage.misplaced, {})
             found.append((name, why + words.both("note_misplaced")))
+        if finding is not None and finding.stage.laid_out is not None:
+            why = words.sentence(finding.stage.laid_out, {})
+            found.append((name, why + words.both("note_laid_out")))
         if finding is not None and finding.confined:
             found.append((name, words.both("note_padding")))
     return found

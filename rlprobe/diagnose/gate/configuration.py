@@ -15,6 +15,7 @@ from typing import Any
 
 from rlprobe import redaction
 from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.gate import backends
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
@@ -27,6 +28,8 @@ CONFIGURATION = "configuration"
 _CONFIGURATIONS = "configurations.json"
 _MAX_BYTES = 64 << 20
 
+#: Kind of a setting that one of two back ends alone has.
+_OF_BACK_END = "of one back end"
 #: Keys that cannot change a training number. Matched anywhere in the dotted key.
 _HARMLESS = re.compile(
     r"(^|\.)(trainer\.(logger|project_name|experiment_name|default_local_dir|save_freq|test_freq|"
@@ -119,11 +122,19 @@ def kind(key: str) -> str:
 
 def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, list[str]]:
     """Keys that differ, as ``key: benchmark -> target``, by kind."""
+    other_back_end = backends.unlike(left, right)
+    if other_back_end:
+        left, right = backends.in_one_way(left), backends.in_one_way(right)
     found: dict[str, list[str]] = {}
     for key in sorted(left.keys() | right.keys()):
         b, t = left.get(key, "(absent)"), right.get(key, "(absent)")
-        if b != t:
-            found.setdefault(kind(key), []).append(f"{key}: {_short(b)} -> {_short(t)}")
+        if b == t:
+            continue
+        own = other_back_end and backends.is_of_one(key, left, right)
+        # a back end's own settings are part of what is compared
+        found.setdefault(_OF_BACK_END if own else kind(key), []).append(
+            f"{key}: {_short(b)} -> {_short(t)}"
+        )
     return found
 
 
@@ -156,6 +167,10 @@ def _compared(
         if "harmless" in found
         else NOTHING_SAID
     )
+    if _OF_BACK_END in found:
+        harmless += say(
+            "; {count} are settings of one back end alone", count=len(found[_OF_BACK_END])
+        )
     if "algorithm" in found:
         said = say(
             "the two sides run other algorithms: {algorithm}",

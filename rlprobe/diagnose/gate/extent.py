@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from rlprobe.compare import measures
@@ -11,6 +13,7 @@ from rlprobe.dumps.results import of_key_data_alone
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.excuses import positions
 from rlprobe.judge.inputs import Results
+from rlprobe.judge.stage import Stage
 from rlprobe.roles import REPEAT, REPEAT_TARGET, TARGET
 from rlprobe.said import COMMA, NOTHING_SAID, SEMICOLON, Said, joined, listed, of_side, say
 
@@ -22,6 +25,7 @@ OBSERVER = say(
 )
 
 
+_NUMBER = re.compile(r"\.\d+(?=\.|$)")
 _SPLIT = (positions.SPREAD, positions.SPLIT, positions.SHUFFLED)
 
 
@@ -148,16 +152,20 @@ def _count(summary: dict[str, Any]) -> float:
 
 def coverage_item(results: Results, step: Step) -> GateItem:
     """Whether enough of both sides' records was measured."""
-    poor, unmatched = [], []
+    poor, unmatched, laid_out = [], [], []
     #: Why activations have no partner -> in which stages.
     split: dict[Said, list[str]] = {}
     for stage in results.stages():
         summary = results.summary(TARGET, stage)
         if summary is None or of_key_data_alone(summary):
             continue
+        finding = step.findings.get(stage)
+        if finding is not None and finding.stage.laid_out is not None:
+            laid_out.append(_laid_out(stage, finding.stage))
+            poor += _poor(stage, finding.stage, results.plan.coverage)
+            continue
         if not summary["compared"]:
             poor.append(say("{stage}: nothing was compared", stage=stage))
-        finding = step.findings.get(stage)
         if finding is not None and finding.stage.misplaced in _SPLIT:
             split.setdefault(finding.stage.misplaced, []).append(stage)
             continue
@@ -196,9 +204,19 @@ def coverage_item(results: Results, step: Step) -> GateItem:
                 "lists what is unmatched"
             ),
         )
-    if not any((results.summary(TARGET, s) or {}).get("compared") for s in results.stages()):
+    compared = any((results.summary(TARGET, s) or {}).get("compared") for s in results.stages())
+    if not (compared or laid_out):
         return shut(
             COVERAGE, say("nothing was compared"), say("see the logs of the runs and of compare")
+        )
+    if laid_out:
+        return caveat(
+            COVERAGE,
+            joined(laid_out, SEMICOLON),
+            say(
+                "one record per module stands for all its calls of a stage: to see calls and "
+                "micro-batches, lay both sides out alike"
+            ),
         )
     apart = joined(
         (say("{why} in {where}", why=why, where=listed(where, 6)) for why, where in split.items()),
@@ -249,6 +267,46 @@ def coverage_item(results: Results, step: Step) -> GateItem:
             else say("records without partner were not judged"),
         )
     return opened(COVERAGE, text)
+
+
+def _laid_out(stage: str, judged: Stage) -> Said:
+    """What stands for a stage whose sides are laid out otherwise."""
+    records = judged.logical
+    said = say("{stage}: {why}", stage=stage, why=judged.laid_out)
+    if records is None:
+        return said
+    said += say(
+        "; {paired:,} of {shared:,} records of modules that both sides have were compared over "
+        "the whole stage, by sample, position and feature",
+        paired=records.paired,
+        shared=records.shared,
+    )
+    for side, modules in records.alone.items():
+        if modules:
+            said += say(
+                "; modules of the {side} only: {modules}",
+                side=of_side(side),
+                modules=listed(kinds_of(modules), 4),
+            )
+    return said
+
+
+def kinds_of(modules: Iterable[str]) -> list[str]:
+    """Modules without the numbers of their layers, each once."""
+    return list(dict.fromkeys(_NUMBER.sub(".*", module) for module in modules))
+
+
+def _poor(stage: str, judged: Stage, wanted: float) -> list[Said]:
+    records = judged.logical
+    share = 1.0 if records is None else records.paired / max(records.shared, 1)
+    if share >= wanted:
+        return []
+    return [
+        say(
+            "{stage}: {share:.1%} of the records that stand for whole stages", stage=stage,
+            share=share,
+        )
+    ]  # fmt: skip
 
 
 def _recomposed(step: Step) -> list[str]:

@@ -24,6 +24,7 @@ _ELSEWHERE = (
     reasons.AS_CHANGES,
     reasons.LATER_STEP,
     reasons.OTHER_PLACES,
+    reasons.OTHER_MODULES,
     reasons.GENERATED,
 )
 _ACTION = say(

@@ -40,6 +40,7 @@ _ESTIMATED = 1.5
 _SIDES = ("benchmark", "target")
 _STATISTICS = ("max", "min", "mean", "norm")
 _GRAD_NORM = "*_grad_norm"
+_TOTAL = "_total_grad_norm"
 
 
 def check(evidence: Evidence) -> GateItem | None:
@@ -280,6 +281,11 @@ def _gradient_norms(evidence: Evidence) -> list[Said]:
     runs = (evidence.benchmark, evidence.target)
     ranks = [{process.rank for process in run.manifest.layout} for run in runs]
     left, right = (_norms(run, evidence.step.number) for run in runs)
+    if any(finding.stage.laid_out is not None for finding in evidence.step.findings.values()):
+        # parts of a model have norms of their own; that of the whole does not depend on the layout
+        left, right = (
+            {key: norm for key, norm in side.items() if _TOTAL in key} for side in (left, right)
+        )
     if not left or not right or ranks[0] != ranks[1]:
         return []  # on other ranks, norms are of other shards
     allowed = _gradients_floor(evidence)

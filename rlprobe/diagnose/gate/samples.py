@@ -9,6 +9,7 @@ from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
 from rlprobe.dumps.proof import Entry
 from rlprobe.errors import ReplayError
+from rlprobe.judge import replicas
 from rlprobe.rollouts import hdf5
 from rlprobe.said import listed, say
 
@@ -111,7 +112,7 @@ def _tokens(evidence: Evidence, proofs: dict[str, list[Entry]]) -> tuple[GateIte
     kept: list[str] = []
     reordered: list[str] = []
     for stage in names:
-        left, right = (_samples(proofs[side], stage) for side in ("benchmark", "target"))
+        left, right = _both(evidence, proofs, stage)
         if not left:
             continue
         compared += 1
@@ -172,6 +173,24 @@ def _tokens(evidence: Evidence, proofs: dict[str, list[Entry]]) -> tuple[GateIte
             ),
         ), None
     return opened(TOKENS, said), None
+
+
+def _both(
+    evidence: Evidence, proofs: dict[str, list[Entry]], stage: str
+) -> tuple[list[str], list[str]]:
+    """Each side's samples; those of one replica where models are divided among other ranks."""
+    runs = {"benchmark": evidence.benchmark, "target": evidence.target}
+    held = {side: replicas.most(run, stage) for side, run in runs.items()}
+    if len(set(held.values())) > 1:
+        proofs = {
+            side: replicas.first(
+                (row for row in proofs[side] if row["stage"] == stage),
+                lambda row: row["rank"],
+                replicas.data_ranks(run, stage),
+            )
+            for side, run in runs.items()
+        }
+    return _samples(proofs["benchmark"], stage), _samples(proofs["target"], stage)
 
 
 def _samples(proof: list[Entry], stage: str) -> list[str]:

@@ -110,6 +110,13 @@ def _split(rows: pl.DataFrame) -> bool:
     return other.height > _MANY * moving.height
 
 
+def of_losses(misplaced: str | None) -> list[Excuse]:
+    """Leave out the losses of micro-batches that hold other samples; they stand in no other row."""
+    if misplaced is None:
+        return []
+    return [Excuse(OTHER_PLACES, pl.col("phase") == execution.LOSS)]
+
+
 def excuses(misplaced: str | None) -> list[Excuse]:
     """Leave out all that depends on which rows a micro-batch holds, where these differ.
 

@@ -54,7 +54,7 @@ def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any 
 def found(table: pl.DataFrame | None = None, left: Any = None, right: Any = None,
           one_precision: bool = True, key_data: Any = None) -> str:  # fmt: skip
     """What the item says; empty where it says nothing."""
-    stage = SimpleNamespace(rows=rows() if table is None else table)
+    stage = SimpleNamespace(rows=rows() if table is None else table, laid_out=None)
     evidence: Any = SimpleNamespace(
         results=SimpleNamespace(plan=SimpleNamespace(one_precision=one_precision)),
         step=SimpleNamespace(
