@@ -1,0 +1,147 @@
+"""Faults that are planted in every layout, under the Hugging Face names of what they are of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlprobe.capture.light.pieces import Undivided
+from rlprobe.capture.megatron_places import MegatronPlaces
+from rlprobe.capture.names import named_modules
+from rlprobe.selftest import fault
+
+REFERENCE, LOG_PROB = "reference_compute_log_prob", "actor_compute_log_prob"
+ACTOR = "actor_update"
+
+
+def chunks(site: Any) -> list[nn.Module]:
+    return list(site.model) if isinstance(site.model, list) else [site.model]
+
+
+def changed(site: Any, name: str, change: Callable[[Tensor], Tensor]) -> Any:
+    """Change what a module gives, its own part of it where it is fused with others."""
+    models = chunks(site)
+    places = MegatronPlaces.of(models) or Undivided()
+    stack = ExitStack()
+    for _, path, module in named_modules(models):
+
+        def hook(module: nn.Module, args: Any, output: Any, path: str = path) -> Any:
+            tensor = output[0] if isinstance(output, tuple) else output
+            if not isinstance(tensor, Tensor):
+                return None
+            width = tensor.shape[-1]
+            for piece in places.pieces(path, module, "forward", "output", width):
+                if piece.module != name:
+                    continue
+                if piece.features is None:
+                    found = change(tensor)
+                else:
+                    own = torch.tensor(piece.features)
+                    found = tensor.index_copy(-1, own, change(tensor.index_select(-1, own)))
+                return (found, *output[1:]) if isinstance(output, tuple) else found
+            return None
+
+        stem = name.rpartition(".")[0]
+        if path == name or path in (f"{stem}.qkv_proj", f"{stem}.gate_up_proj"):
+            stack.callback(module.register_forward_hook(hook).remove)
+    return stack
+
+
+def scaled(site: Any, name: str, factor: float) -> Iterator[None]:
+    with changed(site, name, lambda tensor: tensor * factor):
+        yield
+
+
+@contextmanager
+def epsilon(site: Any, name: str) -> Iterator[None]:
+    norms = [module for _, path, module in named_modules(chunks(site)) if path == name]
+    attribute = ["variance_epsilon" if hasattr(norm, "variance_epsilon") else "eps"
+                 for norm in norms]  # fmt: skip
+    old = [getattr(norm, key) for norm, key in zip(norms, attribute, strict=True)]
+    for norm, key in zip(norms, attribute, strict=True):
+        setattr(norm, key, 1e-2)
+    yield
+    for norm, key, value in zip(norms, attribute, old, strict=True):
+        setattr(norm, key, value)
+
+
+@fault(stage=LOG_PROB, module="model.layers.2.input_layernorm", cause="hyperparameter")
+def norm_epsilon(site: Any) -> Iterator[None]:
+    with epsilon(site, "model.layers.2.input_layernorm"):
+        yield
+
+
+@fault(stage=LOG_PROB, module="model.norm", cause="hyperparameter")
+def last_epsilon(site: Any) -> Iterator[None]:
+    with epsilon(site, "model.norm"):
+        yield
+
+
+@fault(stage=REFERENCE, module="model.embed_tokens", cause="constant_factor")
+def embedding(site: Any) -> Iterator[None]:
+    yield from scaled(site, "model.embed_tokens", 1.001)
+
+
+@fault(stage=LOG_PROB, module="model.layers.0.self_attn.o_proj", cause="constant_factor")
+def attention_output(site: Any) -> Iterator[None]:
+    yield from scaled(site, "model.layers.0.self_attn.o_proj", 1.01)
+
+
+@fault(stage=LOG_PROB, module="model.layers.3.self_attn.q_proj", cause="constant_factor")
+def queries(site: Any) -> Iterator[None]:
+    yield from scaled(site, "model.layers.3.self_attn.q_proj", 1.01)
+
+
+@fault(stage=REFERENCE, module="model.layers.1.mlp.up_proj", cause="constant_factor")
+def up(site: Any) -> Iterator[None]:
+    yield from scaled(site, "model.layers.1.mlp.up_proj", 1.01)
+
+
+@fault(stage=LOG_PROB, module="model.layers.1.mlp.down_proj", cause="constant_factor")
+def down(site: Any) -> Iterator[None]:
+    yield from scaled(site, "model.layers.1.mlp.down_proj", 1.01)
+
+
+@fault(stage=LOG_PROB, module="lm_head", cause=("constant_factor", "sampling_semantics"))
+def logits(site: Any) -> Iterator[None]:
+    yield from scaled(site, "lm_head", 1.001)
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 1.05
+
+
+@fault(stage=ACTOR, module="model.layers.1.mlp.down_proj", cause="constant_factor")
+def sent_back(site: Any) -> Iterator[None]:
+    with changed(site, "model.layers.1.mlp.down_proj", _Scaled.apply):
+        yield
+
+
+@fault(stage=ACTOR, cause="optimizer")
+def learning_rate(site: Any) -> Iterator[None]:
+    parts = getattr(site.optimizer, "chained_optimizers", [site.optimizer])
+    groups = [group for part in parts for group in part.param_groups]
+    for group in groups:
+        group["lr"] *= 1.02
+    yield
+    for group in groups:
+        group["lr"] /= 1.02
+
+
+@fault(stage=LOG_PROB, module="model.layers.1.mlp.gate_proj", cause="constant_factor")
+def one_shard(site: Any) -> Iterator[None]:
+    """On the last rank alone."""
+    if site.rank == site.world_size - 1:
+        yield from scaled(site, "model.layers.1.mlp.gate_proj", 1.02)
+    else:
+        yield

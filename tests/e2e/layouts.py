@@ -1,0 +1,147 @@
+"""Layouts of one training, and runs in them that replay the same rollouts.
+
+One FSDP rank collects. Every layout replays its rollouts, clean and with each planted fault, and
+any run is then held against any other through the pipeline's own functions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rlprobe.compare import sides
+from rlprobe.compare.compare import Options, compare
+from rlprobe.config import load
+from rlprobe.diagnose.diagnosis import Diagnosis
+from rlprobe.diagnose.run import diagnose
+from rlprobe.documents import seal
+from rlprobe.roles import BENCHMARK, REPEAT, TARGET
+from rlprobe.runs.jobs import Jobs
+from rlprobe.runs.launch import Start, launch
+from rlprobe.runs.plan import plan
+from rlprobe.spec import RunSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = ("actor_rollout_ref.actor", "actor_rollout_ref.ref")
+#: The target's kernels are others than the benchmark's, so that there is round-off.
+OTHER_KERNELS = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a training is laid out."""
+
+    world_size: int = 1
+    overrides: tuple[str, ...] = ()
+
+
+def _micro(size: int) -> tuple[str, ...]:
+    return (
+        f"actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu={size}",
+        f"actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu={size}",
+        f"actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu={size}",
+    )
+
+
+def _megatron(*options: str) -> tuple[str, ...]:
+    chosen = tuple(f"{model}.megatron.{option}" for model in MODELS for option in options)
+    return ("model_engine=megatron", *chosen)
+
+
+_FSDP2 = tuple(f"{model}.strategy=fsdp2" for model in MODELS)
+_PACKED = ("actor_rollout_ref.model.use_remove_padding=true",)
+LAYOUTS: dict[str, Layout] = {
+    "fsdp": Layout(),
+    "fsdp-2ranks": Layout(2),
+    "fsdp2": Layout(1, _FSDP2),
+    "fsdp2-2ranks": Layout(2, _FSDP2),
+    "micro-1": Layout(1, _micro(1)),
+    "micro-4": Layout(1, _micro(4)),
+    "packed": Layout(1, _PACKED),
+    "megatron": Layout(1, _megatron()),
+    "megatron-tp2": Layout(2, _megatron("tensor_model_parallel_size=2")),
+    "megatron-pp2": Layout(
+        2,
+        _megatron("pipeline_model_parallel_size=2", "virtual_pipeline_model_parallel_size=2"),
+    ),
+    "megatron-dp2": Layout(2, _megatron("use_distributed_optimizer=false")),
+    "megatron-dp2-sharded": Layout(2, _megatron("use_distributed_optimizer=true")),
+}
+
+
+class Layouts:
+    """Runs of one training in every layout.
+
+    Args:
+        directory: of store and results.
+        start: starts runs.
+        faults: file of the planted faults.
+    """
+
+    def __init__(self, directory: Path, start: Start, faults: Path) -> None:
+        self.directory = directory
+        self._start = start
+        self._faults = faults
+        raw = yaml.safe_load((ROOT / "config/examples/verl_megatron_cpu.yaml").read_text())
+        raw |= {
+            "name": "layouts",
+            "store": str(directory / "store"),
+            "results": str(directory / "results"),
+        }
+        # a critic has a bias in FSDP and none in Megatron, which decays no norm: without either the
+        # back ends compute the same
+        changed = ("model_engine=", "algorithm.adv_estimator=", "critic.")
+        raw["overrides"] = [o for o in raw["overrides"] if not o.startswith(changed)]
+        raw["overrides"] += [
+            "algorithm.adv_estimator=grpo",
+            "actor_rollout_ref.actor.optim.weight_decay=0",
+        ]
+        raw["model"].pop("critic_path")
+        raw["capture"] = {"engine": "light", "token_sketch": True, "token_range": None,
+                          "coordinate_sketch": True}  # fmt: skip
+        path = directory / "layouts.yaml"
+        path.write_text(yaml.safe_dump(raw))
+        self.alignment = load(path)
+        self._planned = plan(self.alignment, {})
+
+    def spec(self, layout: str, *, target: bool, fault: str | None = None) -> RunSpec:
+        """The replay of a layout; as a target it has other kernels, and the fault."""
+        where = LAYOUTS[layout]
+        spec = self._planned[TARGET if target else REPEAT]
+        return dataclasses.replace(
+            spec,
+            world_size=where.world_size,
+            overrides=(*spec.overrides, *where.overrides),
+            environment=OTHER_KERNELS if target else {},
+            fault=None if fault is None else f"{self._faults}:{fault}",
+            identities=dataclasses.replace(spec.identities, fault=fault),
+        )
+
+    def run(self, spec: RunSpec) -> Path:
+        """Start a run, or take it from the store."""
+        launch(self._planned[BENCHMARK], self.directory / "store", start=self._start)
+        return launch(spec, self.directory / "store", start=self._start).parent
+
+    def judge(self, benchmark: str, target: str, fault: str | None = None) -> Diagnosis:
+        """Hold one layout's run against another's."""
+        runs: Mapping[str, RunSpec] = {
+            BENCHMARK: self.spec(benchmark, target=False),
+            TARGET: self.spec(target, target=True, fault=fault),
+        }
+        found = [self.run(spec) for spec in runs.values()]
+        out = self.directory / "results" / f"{benchmark}.{target}.{fault or 'clean'}"
+        shutil.rmtree(out, ignore_errors=True)
+        jobs = Jobs(self.alignment, dict(runs), {TARGET: (BENCHMARK, TARGET)})
+        options = Options(pair=TARGET, stages=jobs.stages(TARGET), coverage=0.9)
+        left, right = (sides.resolve(str(path), None) for path in found)
+        compare(left, right, out / "compare" / TARGET, options)
+        plan_of: dict[str, Any] = jobs.described()
+        (out / "alignment.json").write_text(json.dumps(seal.sealed(plan_of), indent=1))
+        return diagnose(out)
