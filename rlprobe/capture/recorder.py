@@ -152,6 +152,8 @@ class Recorder:
         scope._watch = None
         scope.calls = tally.calls
         records = tally.records + scope._publish(before)
+        common = {"step": step, "stage": stage, "role": self.role, "rank": self.rank}
+        self._parts.lines("gradients", [{**common, **place} for place in scope._places()])
         self._budget.spend(directory)
         self._parts.line(
             "captured",
@@ -421,6 +423,10 @@ class StageScope:
                     "samples": list(digests),
                 },
             )
+
+    def _places(self) -> list[dict[str, Any]]:
+        """Where an optimizer's gradients lie in their parameters."""
+        return [] if self._updates is None else list(self._updates.places.values())
 
     def _publish(self, before: dict[str, Tensor]) -> int:
         """Write debug.json; returns how many records this entry added to it."""

@@ -46,6 +46,9 @@ class UpdateRecords:
         self._statistics = Statistics(False)
         self._sketches: list[tuple[dict[str, Any], Tensor]] = []
         self.data: dict[str, Any] = {}
+        #: Which part of its parameter each gradient is of, where an optimizer has another part of
+        #: it than the model: a line of ``parts/gradients`` each.
+        self.places: dict[str, dict[str, Any]] = {}
 
     def gradients(self, models: list[nn.Module], kind: str, optimizer: Any = None) -> None:
         """Statistics of every parameter's gradient as it is now; none where there is none.
@@ -72,6 +75,8 @@ class UpdateRecords:
             for item, part in projections.apart(whole, gradient):
                 if self._wants(item):
                     self._add(f"{item.name}.{kind}", item, part)
+                    if optimizer is not None:
+                        self.places[item.name] = _place(item, part)
 
     def changes(self, models: list[nn.Module], before: dict[str, Tensor]) -> None:
         """Statistics of every parameter's new value minus ``before`` (see :func:`snapshot`)."""
@@ -146,6 +151,16 @@ def group_norms(optimizer: Any) -> Tensor:
         total = torch.stack(squares).cpu().double().sum() if squares else torch.zeros(())
         norms.append(total.double().sqrt())
     return torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64)
+
+
+def _place(item: Held, gradient: Tensor) -> dict[str, Any]:
+    return {
+        "name": item.name,
+        "shape": list(item.shape),
+        "local_shape": list(gradient.shape),
+        "offset": item.offsets(),
+        "complete": item.complete,
+    }
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

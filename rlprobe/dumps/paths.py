@@ -8,6 +8,7 @@ import re
 DIRECTORIES = ("dump", "logical", "records", "rollouts", "states", "token_sketches")
 FILES = (
     "environment.json",
+    "gradients.parquet",
     "joined.json",
     "metrics.jsonl",
     "mock_proof.json",

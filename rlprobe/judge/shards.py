@@ -75,10 +75,13 @@ def joined(
     if update.is_empty() or runs[0] is None or runs[1] is None:
         return Joined(rows)
     layouts = [_layouts(run, stage, step) for run in runs if run is not None]
+    owned = [_owned(run, stage, step) for run in runs if run is not None]
     other = sorted(
         name
         for name in set(layouts[0]) & set(layouts[1])
-        if every or not _alike(*(p[name] for p in layouts))
+        if every
+        or not _alike(*(p[name] for p in layouts))
+        or owned[0].get(name) != owned[1].get(name)
     )
     parameter = pl.concat_str("module", "index", separator=".")
     affected = rows.filter(pl.col("slot").is_in(UPDATES) & parameter.is_in(other))
@@ -93,7 +96,9 @@ def joined(
         row = first.row(0, named=True) | ({"rank": 0} if every else {})
         name = f"{row['module']}.{row['index']}"
         both = [
-            _unsharded(_records(part, side), layouts[i][name], sketches[i])
+            _unsharded(
+                _records(part, side), _held_by(row["slot"], name, layouts[i], owned[i]), sketches[i]
+            )
             for i, side in enumerate(_SIDES)
         ]
         kept.append(_row(row, *both))
@@ -118,6 +123,25 @@ def _layouts(run: Run, stage: str, step: int) -> dict[str, _Layout]:
     for rank, name, part in unshard.parts(here):
         found.setdefault(name, {}).setdefault(rank, part)
     return found
+
+
+def _owned(run: Run, stage: str, step: int) -> dict[str, _Layout]:
+    """By parameter, which part of its gradient each rank's optimizer has, where that is another."""
+    table = run.gradients()
+    if table is None:
+        return {}
+    found: dict[str, _Layout] = {}
+    here = table.filter((pl.col("stage") == stage) & (pl.col("step") == step))
+    for rank, name, part in unshard.parts(here):
+        found.setdefault(name, {})[rank] = part
+    return found
+
+
+def _held_by(
+    slot: str, name: str, parameters: dict[str, _Layout], gradients: dict[str, _Layout]
+) -> _Layout:
+    """How a parameter's gradient or change is spread over the ranks."""
+    return parameters[name] if slot == "change" else gradients.get(name, parameters[name])
 
 
 def _alike(benchmark: _Layout, target: _Layout) -> bool:

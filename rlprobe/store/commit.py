@@ -103,6 +103,9 @@ class _Commit:
         weights = parts.weights(self.side)
         if weights is not None:
             self._table(weights, "weights.parquet")
+        gradients = parts.gradients(self.side)
+        if gradients is not None:
+            self._table(gradients, "gradients.parquet")
         proof = parts.mock_proof(self.side)
         if proof is not None:
             self._json(proof, "mock_proof.json")

@@ -35,6 +35,13 @@ WEIGHTS: dict[str, Any] = {
     "sketch": pl.List(pl.Float32),
     "complete": pl.Boolean,
 }
+#: Columns of ``gradients.parquet``: which part of a parameter a process has the gradient of, where
+#: its optimizer has another part than its model (Megatron's distributed optimizer).
+GRADIENTS: dict[str, Any] = {
+    key: WEIGHTS[key]
+    for key in ("step", "stage", "role", "rank", "name", "shape", "local_shape", "offset",
+                "complete")
+}  # fmt: skip
 FORMAT = 1
 _FILE = re.compile(r"(?P<role>[a-z][a-z0-9_]*)-rank(?P<rank>\d{1,9})\.jsonl?")
 
@@ -61,6 +68,49 @@ class _Weight(msgspec.Struct, forbid_unknown_fields=True):
         if self.offset is not None:
             values["offset"] = canonical_json(self.offset).decode()
         return tuple(values[column] for column in WEIGHTS)
+
+
+class _Gradient(msgspec.Struct, forbid_unknown_fields=True):
+    """One line of ``parts/gradients``."""
+
+    step: int
+    stage: str
+    role: str
+    rank: int
+    name: str
+    shape: list[int]
+    local_shape: list[int]
+    complete: bool
+    offset: Any = None
+
+    def row(self) -> tuple[Any, ...]:
+        values = msgspec.structs.asdict(self)
+        if self.offset is not None:
+            values["offset"] = canonical_json(self.offset).decode()
+        return tuple(values[column] for column in GRADIENTS)
+
+
+def gradients(side: Path) -> pl.DataFrame | None:
+    """Where the gradients of every process lie in their parameters; None when nothing says it.
+
+    Raises:
+        StoreError: a line is not what capture writes.
+    """
+    rows = []
+    for origin, value in _lines(side, "gradients"):
+        try:
+            rows.append(msgspec.convert(value, _Gradient).row())
+        except (msgspec.ValidationError, ValueError, TypeError) as error:
+            raise StoreError(f"{origin} is no place of a gradient: {error}") from error
+    if not rows:
+        return None
+    try:
+        table = pl.DataFrame(rows, schema=GRADIENTS, orient="row")
+    except (pl.exceptions.PolarsError, OverflowError) as error:
+        raise StoreError(f"{side}/parts/gradients: {error}") from error
+    return table.unique(["step", "stage", "rank", "name"], keep="first", maintain_order=True).sort(
+        "step", "stage", "role", "rank", maintain_order=True
+    )
 
 
 def weights(side: Path) -> pl.DataFrame | None:

@@ -21,7 +21,7 @@ from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.errors import StoreError
 from rlprobe.store import copies, listing
 from rlprobe.store.manifest import MAX_BYTES, NAME, Manifest
-from rlprobe.store.parts import WEIGHTS
+from rlprobe.store.parts import GRADIENTS, WEIGHTS
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{4,64}")
@@ -152,6 +152,10 @@ class Run:
     def weights(self) -> pl.DataFrame | None:
         """``weights.parquet`` (columns: ``parts.WEIGHTS``), None when weights were not digested."""
         return self._table("weights.parquet", WEIGHTS)
+
+    def gradients(self) -> pl.DataFrame | None:
+        """``gradients.parquet`` (columns: ``parts.GRADIENTS``), None where the model's parts do."""
+        return self._table("gradients.parquet", GRADIENTS)
 
     def mock_proof(self) -> list[proof.Entry] | None:
         """Entries of ``mock_proof.json``; None without one."""

@@ -63,6 +63,9 @@ class Side:
     def weights(self) -> pl.DataFrame:
         return pl.DataFrame(self.places)
 
+    def gradients(self) -> pl.DataFrame | None:
+        return None
+
     def records(self, _: str) -> Path:
         return self._path
 
@@ -117,6 +120,44 @@ def test_replicas_count_once(tmp_path: Path) -> None:
     whole, twice = Side(tmp_path, [(0, 6)]), Side(tmp_path, [(0, 3), (0, 3), (3, 3), (3, 3)])
     (row,), _ = join(whole, twice)
     assert (row["status"], row["error"]) == ("matched", UNSEEN)
+
+
+class Owned(Side):
+    """Ranks with the whole parameter, whose optimizers have stretches of its gradient each."""
+
+    def __init__(self, directory: Path, cut: int) -> None:
+        super().__init__(directory, [(0, 6), (0, 6)])
+        flat = WHOLE.reshape(-1)
+        records = pl.read_parquet(self._path).to_dicts()
+        self.owned = []
+        for rank, (first, last) in enumerate(((0, cut), (cut, flat.size))):
+            part = flat[first:last]
+            numbers = {"max": part.max(), "min": part.min(), "mean": part.mean()}
+            numbers["norm"] = np.linalg.norm(part)
+            self.numbers[rank] = {"shape": [part.size], **{n: float(v) for n, v in numbers.items()}}
+            records[rank]["sketch"] = sketch.sketch(part, offset=first).tolist()
+            # two stretches that follow each other, as the rows of a fused projection do
+            middle = first + 4
+            stretches = [[first, 4], [middle, last - middle]]
+            self.owned.append(
+                {"rank": rank, "name": "layer.weight", "stage": STAGE, "step": 0,
+                 "shape": [6, 5], "local_shape": [part.size], "complete": False,
+                 "offset": json.dumps({"stretches": stretches})}
+            )  # fmt: skip
+        pl.DataFrame(records, schema=SCHEMA).write_parquet(self._path)
+
+    def gradients(self) -> pl.DataFrame | None:
+        return pl.DataFrame(self.owned)
+
+
+@pytest.mark.parametrize("cut", [7, 15, 22])
+def test_stretches_that_optimizers_own_are_compared_with_the_whole(
+    tmp_path: Path, cut: int
+) -> None:
+    for sides in ([(0, 6)], [(0, 3), (3, 3)]):
+        (row,), _ = join(Side(tmp_path, sides), Owned(tmp_path, cut))
+        assert (row["status"], row["error"]) == ("matched", UNSEEN)
+        assert row["norm_target"] == pytest.approx(np.linalg.norm(WHOLE), rel=1e-6)
 
 
 def test_without_sketches_norms_are_compared(tmp_path: Path) -> None:

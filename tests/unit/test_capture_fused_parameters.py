@@ -1,0 +1,145 @@
+"""Are the parameters of Megatron's fused projections those of the projections, in any part?"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from torch import Tensor, nn
+
+from rlprobe import sketch
+from rlprobe.capture.fused_parameters import FusedParameters
+from rlprobe.capture.parameters import Held
+from rlprobe.logical import fused
+
+GROUPS, QUERIES, EACH, INNER = 4, 2, 3, 5
+ROWS = {"q_proj": GROUPS * QUERIES * EACH, "k_proj": GROUPS * EACH, "v_proj": GROUPS * EACH}
+WHOLE = {
+    name: torch.randn(rows, INNER, generator=torch.Generator().manual_seed(rows))
+    for name, rows in ROWS.items()
+}
+GATED = {
+    name: torch.randn(8, INNER, generator=torch.Generator().manual_seed(seed))
+    for seed, name in enumerate(("gate_proj", "up_proj"))
+}
+QKV, FC1 = "model.layers.0.self_attn.qkv_proj.weight", "model.layers.0.mlp.gate_up_proj.weight"
+
+
+class GPTModel(nn.Module):
+    config = type("Config", (), {"gated_linear_unit": True, "num_attention_heads": GROUPS * QUERIES,
+                                 "num_query_groups": GROUPS})  # fmt: skip
+
+
+GPTModel.__module__ = "megatron.core.models.gpt"
+
+
+def of_rank(rank: int, size: int) -> tuple[Tensor, Tensor]:
+    """What a rank holds of both fused weights, as Megatron lays them out."""
+    rows = []
+    for group in range(GROUPS // size * rank, GROUPS // size * (rank + 1)):
+        for name, heads in (("q_proj", QUERIES), ("k_proj", 1), ("v_proj", 1)):
+            first = group * heads * EACH
+            rows.append(WHOLE[name][first : first + heads * EACH])
+    n = 8 // size
+    halves = [GATED[name][n * rank : n * (rank + 1)] for name in ("gate_proj", "up_proj")]
+    return torch.cat(rows), torch.cat(halves)
+
+
+Make = Callable[[int, int], FusedParameters]
+
+
+@pytest.fixture
+def projections(monkeypatch: pytest.MonkeyPatch) -> Make:
+    def make(rank: int, size: int) -> FusedParameters:
+        found = {"tp": size, "tp_rank": rank}
+        monkeypatch.setattr("rlprobe.capture.fused_parameters.layout", lambda models: found)
+        return FusedParameters([GPTModel()])
+
+    return make
+
+
+def held(name: str, local: Tensor, size: int, **where: Any) -> Held:
+    shape = (local.shape[0] * size, INNER)
+    return Held(name, nn.Parameter(local), local, shape, complete=size == 1, **where)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_parts_of_all_ranks_are_the_projections(projections: Make, size: int) -> None:
+    found: dict[str, list[Tensor]] = {}
+    sketches: dict[str, list[Tensor]] = {}
+    for rank in range(size):
+        for name, local in zip((QKV, FC1), of_rank(rank, size), strict=True):
+            for item, tensor in projections(rank, size).apart(held(name, local, size), local):
+                part = item.name.split(".")[-2]
+                assert item.shape == ({**WHOLE, **GATED}[part].shape)
+                found.setdefault(part, []).append(tensor)
+                made = item.sketch_of(tensor)
+                assert made is not None
+                sketches.setdefault(part, []).append(made)
+    assert found.keys() == {*WHOLE, *GATED}
+    for part, whole in {**WHOLE, **GATED}.items():
+        assert torch.equal(torch.cat(found[part]), whole)
+        total = torch.stack(sketches[part]).sum(0).numpy()
+        assert np.allclose(total, sketch.sketch(whole.numpy()), atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("cuts", [(0, 37, 240), (0, 120, 240), (0, 1, 110, 239, 240)])
+def test_stretches_of_a_distributed_optimizer_add_up(
+    projections: Make, size: int, cuts: tuple[int, ...]
+) -> None:
+    totals = {part: np.zeros(61) for part in ROWS}
+    counts = dict.fromkeys(ROWS, 0)
+    for rank in range(size):
+        local, _ = of_rank(rank, size)
+        flat = local.reshape(-1)
+        for begin, end in itertools.pairwise(min(cut, flat.numel()) for cut in cuts):
+            item = Held(QKV, nn.Parameter(local), flat[begin:end], (local.shape[0] * size, INNER),
+                        None, rank * flat.numel() + begin, False)  # fmt: skip
+            for part, tensor in projections(rank, size).apart(item, flat[begin:end]):
+                if part.name == QKV:
+                    assert not tensor.numel()
+                    continue
+                name = part.name.split(".")[-2]
+                made = part.sketch_of(tensor)
+                assert made is not None and part.offsets() is not None
+                totals[name] += made.numpy()
+                counts[name] += tensor.numel()
+    for name, whole in WHOLE.items():
+        assert counts[name] == whole.numel()
+        assert np.allclose(totals[name], sketch.sketch(whole.numpy()), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.layers.0.mlp.down_proj.weight", "model.norm.weight",
+     "model.layers.0.mlp.experts.3.gate_up_proj.weight"],
+)  # fmt: skip
+def test_what_is_not_fused_or_not_known_stays_as_it_is(projections: Make, name: str) -> None:
+    local = torch.randn(6, INNER)
+    item = held(name, local, 1)
+    assert list(projections(0, 1).apart(item, local)) == [(item, local)]
+
+
+def test_outside_megatron_nothing_is_divided() -> None:
+    local, _ = of_rank(0, 1)
+    item = held(QKV, local, 1)
+    assert list(FusedParameters([nn.Linear(2, 2)]).apart(item, local)) == [(item, local)]
+
+
+def test_a_stretch_of_unknown_place_stays_as_it_is(projections: Make) -> None:
+    local, _ = of_rank(0, 1)
+    flat = local.reshape(-1)[:50]
+    item = Held(QKV, nn.Parameter(local), flat, (local.shape[0], INNER), complete=False)
+    assert list(projections(0, 1).apart(item, flat)) == [(item, flat)]
+
+
+def test_rows_are_runs() -> None:
+    assert fused.runs([0, 1, 2, 5, 6, 9]) == [(0, 3), (5, 2), (9, 1)]
+    assert fused.runs([]) == []
