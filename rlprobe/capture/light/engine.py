@@ -61,7 +61,7 @@ class _StageState:
             self.tokens = TokenSketches(Path(session.side), context, budget)
         self.logical: Logical | None = None
         # an engine's forwards are told apart by request and token, not by sample
-        if options.coordinate_sketch and context.stage != stages.GENERATE:
+        if options.coordinate_sketch and context.stage in stages.TRAINING_STAGES:
             self.logical = Logical(Path(session.side), context)
         self.counts: dict[str, int] = {}
         self.failed = False
