@@ -37,6 +37,8 @@ class Identities:
     code: dict[str, str] = dataclasses.field(default_factory=dict)
     #: The checkpoint's step and identity, where runs begin from one.
     checkpoint: str | None = None
+    #: Digest of the rollouts that the benchmark replays.
+    rollouts: str | None = None
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,8 @@ class RunSpec:
     perturbed: int = 0
     #: Key of the benchmark run whose rollouts are replayed; None for the benchmark itself.
     replay_of: str | None = None
+    #: Directory of rollouts that a benchmark replays instead of generating.
+    rollouts: str | None = None
     #: What a refining run keeps tensors of; None for every other run.
     suspects: Suspects | None = None
     #: ``replay``, or ``compare``: the engine is led through the recorded rollouts.
@@ -181,7 +185,9 @@ class RunSpec:
             declared["rejoin"] = True
         if self.identities.checkpoint is not None:
             declared["resume_from"] = self.identities.checkpoint
-        if self.replay_of is not None:
+        if self.identities.rollouts is not None:
+            declared["rollouts"] = self.identities.rollouts
+        if self.replays:
             declared["recompute_rewards"] = self.recompute_rewards
         return declared
 
@@ -192,6 +198,11 @@ class RunSpec:
             return ()
         # the first step of a run begins from what both sides load themselves
         return tuple(range(max(1, self.steps.start), self.steps.end + 1))
+
+    @property
+    def replays(self) -> bool:
+        """Whether generation is replaced: by the benchmark's rollouts, or by saved ones."""
+        return self.replay_of is not None or self.rollouts is not None
 
     @property
     def forces(self) -> bool:

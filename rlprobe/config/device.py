@@ -79,6 +79,22 @@ class BenchmarkSection(DeviceSection):
         "another site. Nothing is run on the benchmark's device then.",
         examples=["9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"],
     )
+    rollouts: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Rollouts that are there already and that the benchmark replays instead of "
+        "generating (verl): a directory that verl's skip.rollout saved, of step{N}.h5 files, or a "
+        "dump_path with key data, of the same prompts in the same order.",
+        examples=["rollouts/experiment_name/gbs4_n2"],
+    )
+
+    @model_validator(mode="after")
+    def _one_source(self) -> BenchmarkSection:
+        if self.run is not None and self.rollouts is not None:
+            raise ValueError(
+                "run and rollouts: an imported run has its own rollouts; accepted: one of the two"
+            )
+        return self
 
 
 class TargetSection(DeviceSection):

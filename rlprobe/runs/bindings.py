@@ -34,6 +34,8 @@ def paths(spec: RunSpec) -> Iterator[str]:
     yield from (path for path in given if not path.startswith(BUILTIN))
     if spec.resume_from is not None:
         yield spec.resume_from
+    if spec.rollouts is not None:
+        yield spec.rollouts
     for reference in (spec.data.reward_function, spec.fault):
         if reference is not None:
             yield str(Path(reference.rpartition(":")[0]).expanduser().absolute().parent)

@@ -61,6 +61,8 @@ def _named(alignment: Alignment, fault: str | None) -> Iterator[tuple[str, str]]
             yield key, reference.rpartition(":")[0]
     if alignment.resume_from is not None:
         yield "resume_from", alignment.resume_from
+    if alignment.benchmark.rollouts is not None:
+        yield "benchmark.rollouts", alignment.benchmark.rollouts
     for where, side in (("benchmark", alignment.benchmark), ("target", alignment.target)):
         if where == "benchmark" and alignment.benchmark.run is not None:
             continue  # made at another site
@@ -109,6 +111,26 @@ def checkpoint(path: str, framework: str) -> str:
     directory = _existing(path, "resume_from")
     step = frameworks.get(framework).checkpoint_step(str(directory))
     return f"{step}:{keys.model_id(directory)}"
+
+
+def rollouts(path: str) -> str:
+    """Digest of saved rollouts: names below the directory, and contents.
+
+    Raises:
+        ConfigError: there is no such directory, or no file in it.
+    """
+    directory = _existing(path, "benchmark.rollouts")
+    below = sorted(p for p in directory.rglob("*") if p.is_file()) if directory.is_dir() else []
+    if not below:
+        raise ConfigError(
+            f"benchmark.rollouts: {directory} is no directory with files; accepted: what verl's "
+            "skip.rollout saved, step{N}.h5 files, or a dump_path with key data"
+        )
+    total = hashlib.sha256()
+    for found in below:
+        name = found.relative_to(directory).as_posix()
+        total.update(f"{name}\0{files.digest(found).sha256}\n".encode())
+    return f"sha256:{total.hexdigest()}"
 
 
 def function(reference: str, key: str) -> str:

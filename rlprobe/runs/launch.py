@@ -182,6 +182,8 @@ def session_of(spec: RunSpec, store: Path, scratch: Path) -> Session:
         if spec.rejoin:
             kept = str(store / "runs" / spec.replay_of / STATES)
         replay = ReplayOptions(path=str(store / "runs" / spec.replay_of / "rollouts"))
+    if spec.rollouts is not None:
+        replay = ReplayOptions(path=str(Path(spec.rollouts).expanduser().absolute()))
     return Session(
         role=spec.role,
         framework=spec.framework,
@@ -277,7 +279,8 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
     framework = frameworks.get(spec.framework)
     directories = frameworks.RunDirectories(scratch=scratch, assets=store / "assets")
     session = session_of(spec, store, scratch)
-    if session.replay is not None and not Path(session.replay.path).is_dir():
+    ours = session.replay is not None and spec.replay_of is not None
+    if ours and session.replay is not None and not Path(session.replay.path).is_dir():
         raise StoreError(
             f"{spec.role} replays run {spec.replay_of}, which is not in {store}; run the "
             "benchmark first (`rlprobe run --role benchmark`) or import it"
@@ -307,7 +310,9 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
     proof.require_captured(session)
     proof.require_joined(session)
     if session.replay is not None:
-        proof.require_replayed(session, Path(session.replay.path))
+        # saved rollouts are recorded as they were replayed
+        saved = Path(session.side) / "rollouts"
+        proof.require_replayed(session, saved if spec.rollouts else Path(session.replay.path))
     record = {
         "role": spec.role,
         "started": started,

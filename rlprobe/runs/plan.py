@@ -64,6 +64,7 @@ def plan(
         replay_of: str | None = None,
         imported: str | None = None,
         perturbed: int = 0,
+        rollouts: str | None = None,
     ) -> RunSpec:
         declared = RunSpec(
             role=role,
@@ -97,6 +98,7 @@ def plan(
                 if imported or not located
                 else code.of(alignment.framework, side, alignment.entry_point),
                 checkpoint=checkpoint,
+                rollouts=identity.rollouts(rollouts) if rollouts and located else None,
             ),
             generation=alignment.generation,
             rejoin=alignment.controls.rejoin,
@@ -105,6 +107,7 @@ def plan(
             ray=alignment.ray,
             fault=fault,
             replay_of=replay_of,
+            rollouts=rollouts,
             imported=imported,
             perturbed=perturbed,
         )
@@ -118,7 +121,9 @@ def plan(
         return dataclasses.replace(declared, executed=() if perturbed else executed)
 
     benchmark, target, controls = alignment.benchmark, alignment.target, alignment.controls
-    collected = spec(BENCHMARK, benchmark, "benchmark", imported=benchmark.run)
+    collected = spec(
+        BENCHMARK, benchmark, "benchmark", imported=benchmark.run, rollouts=benchmark.rollouts
+    )
     origin = collected.key
     runs = {
         BENCHMARK: collected,

@@ -134,7 +134,7 @@ class _Commit:
                 parents=[replay_of] if replay_of else [],
                 first_step=parts.first_step(self.side),
                 steps=sorted({step for stage in tables.values() for step in stage.steps}),
-                stages=_stages(tables, replayed=replay_of is not None),
+                stages=_stages(tables, replayed=replay_of is not None or "rollouts" in declared),
                 layout=[Process.model_validate(row) for row in parts.layout(self.side)],
                 recorded=Recorded(
                     weights={} if weights is None else parts.weights_by_step(weights),

@@ -61,6 +61,11 @@ class SlimeFramework:
                 "generation: compare: slime's SGLang servers cannot be led through recorded "
                 "responses; accepted with slime: replay"
             )
+        if spec.rollouts is not None:
+            raise ConfigError(
+                "benchmark.rollouts: slime replays its own with --load-debug-rollout-data in "
+                "benchmark.overrides; accepted with slime: null"
+            )
         if spec.rejoin:
             raise ConfigError(
                 f"controls.rejoin: {spec.role}: slime's hooks neither keep nor load states; "

@@ -105,7 +105,7 @@ class VerlFramework:
             megatron.require_precision(spec)
         config = plan.from_overrides([*_base(spec), *_given(spec)])
         found = set(plan.stages_of(config))
-        if spec.role != "benchmark" or not _records_layers(spec):
+        if spec.replays or not _records_layers(spec):
             found.discard(stages.GENERATE)
         if spec.generation == "compare" and forced.computes(_engine_name(spec), spec.precision):
             found.add(stages.FORCED)
@@ -126,7 +126,7 @@ class VerlFramework:
             config = plan.from_overrides([*_base(spec), *_given(spec)])
             inference.require_settings(config, "generation: compare", "set generation to replay")
             return None
-        if spec.role != "benchmark" or engine == engines.CPU:
+        if spec.replays or engine == engines.CPU:
             return None
         if _records_layers(spec):
             config = plan.from_overrides([*_base(spec), *_given(spec)])
@@ -266,7 +266,7 @@ def _files(values: tuple[str, ...], directories: RunDirectories) -> str:
 
 def _starts_engine(spec: RunSpec) -> bool:
     """Whether the run has an inference engine: to generate, or to be led through rollouts."""
-    return spec.replay_of is None or spec.generation == "compare"
+    return not spec.replays or spec.generation == "compare"
 
 
 def _engine_name(spec: RunSpec) -> str:
@@ -356,7 +356,7 @@ def _enforced(spec: RunSpec, directories: RunDirectories) -> list[str]:
             f"+actor_rollout_ref.ref.model.path={_path(spec.model.reference_path, directories)}"
         )
     overrides += _reward(spec, directories)
-    if spec.replay_of is not None:
+    if spec.replays:
         if not spec.forces:
             overrides.append(f"actor_rollout_ref.rollout.name={engines.REPLAY}")
         overrides.append(f"reward.reward_model.rollout.name={engines.REPLAY}")

@@ -13,6 +13,7 @@ from typing import Any
 
 from rlprobe import roles, stages
 from rlprobe.capture.session import ReplayOptions, Session
+from rlprobe.dumps.rollouts import recorded as saved_rollouts
 from rlprobe.errors import ReplayError
 from rlprobe.frameworks import progress
 from rlprobe.frameworks import recorded as recorded_rollouts
@@ -92,7 +93,9 @@ def around_step(
 
 def _records(session: Session) -> bool:
     """An alignment's replay needs every step; everything else writes the captured range."""
-    if not session.collect_rollouts or session.replay is not None:
+    # a benchmark that replays what was saved elsewhere records it for those that replay it
+    replays = session.replay is not None and session.role != roles.BENCHMARK
+    if not session.collect_rollouts or replays:
         return False
     step, _ = control.step()
     return roles.is_role(session.role) or session.capture.wants_step(step)
@@ -139,6 +142,8 @@ def _replay(session: Session, options: ReplayOptions, manager: Any, prompts: Any
     if session.recompute_rewards or "rm_scores" not in output.batch.keys():  # noqa: SIM118
         rollouts.recompute_rewards(manager.reward_loop_worker_handles, prompts, output)
     _say_replayed(recorded, source)
+    if _records(session):
+        recorded = _record(session, manager, prompts, output)
     _lead(session, manager, recorded, source)
     return output
 
@@ -168,8 +173,15 @@ def load_step(options: ReplayOptions, step: int) -> tuple[Rollouts, str]:
         return found
     root = Path(options.path)
     if not (root / "data").is_dir():
-        raise ReplayError(
-            f"no recorded rollouts in {root}: neither step{{N}}.h5 files, nor rollouts/, nor data/"
-        )
+        saved = saved_rollouts.found(root)
+        if saved is None:
+            raise ReplayError(
+                f"no recorded rollouts in {root}: neither step{{N}}.h5 files, nor rollouts/, nor "
+                "data/, nor verl's own (gen_batch.dp)"
+            )
+        # the trainer numbers its steps from 1
+        order = recorded_rollouts.order(options, [number - 1 for number in saved.steps])
+        number = order.recorded(step) + 1
+        return saved_rollouts.read(saved, number, step), f"{root}, verl's step {number}"
     number = recorded_rollouts.order(options, vendor.steps(root)).recorded(step)
     return vendor.read_step(root, number), f"{root}/data, step {number}"

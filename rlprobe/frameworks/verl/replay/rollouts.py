@@ -27,7 +27,8 @@ from rlprobe.rollouts import (
 from rlprobe.rollouts.model import CARRIERS
 
 #: Columns of a prompt that say which prompt it is, whatever ids and seeds this run gave it.
-_IDENTITY = ("raw_prompt", "data_source")
+_MESSAGES = "raw_prompt"
+_IDENTITY = (_MESSAGES, "data_source")
 #: What ``meta["source"]`` says of rollouts of the newer trainer.
 QUEUE = "transfer queue"
 #: Entries of generation's meta_info that describe the run and not the rollouts.
@@ -212,6 +213,7 @@ def _complete(tensors: dict[str, torch.Tensor], columns: dict[str, np.ndarray], 
 def _check_prompts(recorded: Rollouts, prompts: DataProto, source: str) -> None:
     matching.require_size(len(recorded), len(prompts), source)
     if not all(sample.prompt_identity for sample in recorded.samples):
+        _check_messages(recorded, prompts, source)
         return _check_tokens(recorded, prompts, source)
     differing = [
         row
@@ -222,6 +224,19 @@ def _check_prompts(recorded: Rollouts, prompts: DataProto, source: str) -> None:
     ]
     matching.require_same(differing, len(recorded), source)
     return None
+
+
+def _check_messages(recorded: Rollouts, prompts: DataProto, source: str) -> None:
+    """What verl saved itself has the messages that a prompt was made of."""
+    messages, asked = recorded.values.get(_MESSAGES), prompts.non_tensor_batch.get(_MESSAGES)
+    if messages is None or asked is None:
+        return
+    differing = [
+        row
+        for row, (one, other) in enumerate(zip(messages, asked.tolist(), strict=True))
+        if plain(one) != plain(other)
+    ]
+    matching.require_same(differing, len(recorded), source)
 
 
 def _check_tokens(recorded: Rollouts, prompts: DataProto, source: str) -> None:
