@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rlprobe.compare.samples.pairing import Key, joined, keyed
-from rlprobe.judge import forced, keydata
+from rlprobe.judge import fits, forced, keydata
 from rlprobe.store.read import Run
 
 #: Published bars for mean |d|: of any device, and what is reached on GPUs and NPUs.
@@ -32,6 +32,7 @@ BARS: dict[str, float] = {"general": 0.01, "gpu": 0.025, "npu": 0.05}
 TRAINED, GENERATED = "old_log_probs", "rollout_log_probs"
 #: Log-probs of an engine that was led through responses.
 PREFILL, DECODE = (forced.log_probs(phase) for phase in forced.PHASES)
+_ENTROPIES = "entropys"
 _MARGINS = "forced_prefill_margins"
 #: Masks over the response, by framework: verl's actor update, slime's.
 MASKS = ("given_actor_mask", "loss_mask", "response_mask")
@@ -137,6 +138,44 @@ def measure(run: Run, step: int, engine: str = GENERATED) -> Mismatch | None:
         generated_nonfinite=int(without[1]),
         by_position=np.nanmean(table, axis=0),
     )
+
+
+def temperature(run: Run, step: int, engine: str = GENERATED) -> fits.Fit | None:
+    """The engine's temperature over training's, were that all that makes the gap.
+
+    Args:
+        run: its training and its engine.
+        step: captured step, from 0.
+        engine: name of the engine's log-probs.
+
+    Returns:
+        the ratio as ``coefficient`` and the share of the gap that it explains; None without
+        entropies of training, or where too few tokens say.
+
+    Raises:
+        DumpError: a key data file is damaged.
+    """
+    trained, generated, entropies = (
+        keydata.load(run, name, step) for name in (TRAINED, engine, _ENTROPIES)
+    )
+    known = keyed(entropies)
+    masks = _masks(run, step)
+    pairs, own_entropies = [], []
+    for key, row, answer in joined(trained, generated):
+        values, entropy = answer.values, known.get(key)
+        if entropy is None or values.ndim != 1:
+            continue
+        own = _training(row, len(values), engine)
+        spread = _training(entropy, len(values), engine)
+        if own is None or spread is None:
+            continue
+        counts = np.isfinite(own) & np.isfinite(values) & np.isfinite(spread)
+        mask = masks.get(key, counts)[: len(values)]
+        if len(mask) == len(counts):
+            counts &= mask
+        pairs.append((own[counts].astype(np.float64), values[counts].astype(np.float64)))
+        own_entropies.append((spread[counts].astype(np.float64), None))
+    return fits.temperature(pairs, own_entropies) if pairs else None
 
 
 def moved(benchmark: Run, target: Run, step: int, name: str) -> float | None:

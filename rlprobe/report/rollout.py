@@ -108,7 +108,7 @@ def gap(benchmark: Run, target: Run, step: Step) -> Gap | None:
         bars={name: f"{bar:g}" for name, bar in mismatch.BARS.items()},
         svg=chart.by_position(lines, mismatch.BARS["general"]) if drawn else None,
         said=[*_parts(benchmark, target, step.number, measured.get("benchmark")),
-              *_begins(blocks)],
+              *_temperatures(benchmark, target, step.number), *_begins(blocks)],
         blocks=blocks,
         phases=[
             PhaseRow(words.both(f"phase_{c.phase}"), c.samples, c.tokens, c.largest,
@@ -166,6 +166,34 @@ def _parts(benchmark: Run, target: Run, step: int, own: Mismatch | None) -> Iter
         share = mismatch.near_ties(benchmark, step, 2 * own.p99_abs)
         if share is not None:
             yield words.both("gap_ties", share=f"{share:.1%}", within=f"{2 * own.p99_abs:.2g}")
+
+
+#: Less than that in the mean is round-off of any format, and what explains it says little.
+_A_GAP = 1e-3
+#: Standard error of a temperature's ratio, relative to its distance from 1, where it is one: of
+#: anything else that moves log-probs it is of order one.
+_SHARP = 0.02
+
+
+def _temperatures(benchmark: Run, target: Run, step: int) -> Iterator[Markup]:
+    """Where an engine's log-probs are those of another temperature than training's."""
+    for engine, against in _AGAINST.items():
+        for side, run in (("benchmark", benchmark), ("target", target)):
+            gap = mismatch.measure(run, step, engine)
+            if gap is None or not gap.mean_abs > _A_GAP:
+                continue
+            found = mismatch.temperature(run, step, engine)
+            if found is None or found.error is None:
+                continue
+            if found.error <= _SHARP * abs(found.coefficient - 1.0):
+                yield words.together(
+                    ("gap_temperature", {
+                        "side_en": words.text(side, "en"), "side_zh": words.text(side, "zh"),
+                        "engine_en": words.text(against, "en"),
+                        "engine_zh": words.text(against, "zh"),
+                        "ratio": f"{found.coefficient:.3g}", "error": f"{found.error:.1g}",
+                    })
+                )  # fmt: skip
 
 
 def _begins(blocks: dict[str, list[Block]]) -> Iterator[Markup]:

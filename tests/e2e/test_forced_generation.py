@@ -113,11 +113,18 @@ def test_a_cache_off_by_one_is_found_in_decoding(pipeline: Pipeline, faults: Pat
 
 
 def test_a_temperature_applied_twice_is_named(pipeline: Pipeline, faults: Path) -> None:
-    _, diagnosis = judged(pipeline, faults, "temperature_twice")
+    found, diagnosis = judged(pipeline, faults, "temperature_twice")
     first, cause = diagnosis.first, diagnosis.cause
     assert first is not None and cause is not None, diagnosis.sentence
     assert (first.stage, first.module, first.phase) == (stages.FORCED, None, "prefill")
     assert cause.class_ == "sampling_semantics" and "at 0.7 times" in cause.statement, cause
+
+    assert main(["report", str(found.directory)]) == 0
+    page = (found.directory / "report.html").read_text(encoding="utf-8")
+    for phase in ("prefill", "decoding"):
+        said = f"On the target side the engine (its engine, {phase}) has log-probs of 0.701 times"
+        assert said in page
+    assert "On the benchmark side the engine (" not in page, "its gap is round-off"
 
 
 @pytest.mark.long

@@ -192,3 +192,35 @@ def test_near_ties_are_a_share_of_the_tokens_that_an_engine_was_led_through(held
     assert mismatch.near_ties(run, 0, 1e-5) == 0.5
     assert mismatch.near_ties(run, 0, 1e-7) == 0.0
     assert mismatch.near_ties(without, 0, 1.0) is None
+
+
+@pytest.mark.parametrize(("ratio", "mixed"), [(0.5, 0.0), (0.7, 0.0), (1.3, 0.0), (0.7, 0.3)])
+def test_an_engine_of_another_temperature_is_known_by_its_ratio(
+    held: Any, ratio: float, mixed: float
+) -> None:
+    random = np.random.default_rng(1)
+    logits = 2 * random.standard_normal((40, 120))
+    tokens: list[int] = []
+    sides: list[Any] = []
+    entropies: list[float] = []
+    for scale in (1.0, 1.0 / ratio):
+        logs = scale * logits - np.log(np.exp(scale * logits).sum(-1, keepdims=True))
+        if not tokens:
+            tokens = [int(random.choice(120, p=np.exp(row))) for row in logs]
+            entropies = (-(np.exp(logs) * logs).sum(-1)).tolist()
+        sides.append(logs[np.arange(40), tokens])
+    sides[1] += mixed * random.standard_normal(40)
+    whole = [-9.0, -9.0, *sides[0].tolist(), -9.0]
+    (run,) = held(
+        {
+            mismatch.TRAINED: {"a": whole},
+            mismatch.PREFILL: {"a": sides[1].tolist()},
+            "entropys": {"a": entropies},
+        }
+    )
+    found = mismatch.temperature(run, 0, mismatch.PREFILL)
+    assert found is not None and found.error is not None
+    sharp = found.error <= 0.02 * abs(found.coefficient - 1)
+    assert sharp == (mixed == 0.0)
+    if sharp:
+        assert found.coefficient == pytest.approx(ratio, abs=0.01)
