@@ -25,6 +25,8 @@ STAGE = "actor_update"
 ENTRIES = 100_000
 TENSORS = 500
 RANKS = 64
+#: Calls of a rank whose records are 100,000.
+PAGE_ENTRIES = 29_200
 
 _SIDES = ("benchmark", "target")
 
@@ -95,6 +97,30 @@ def ranks64(settings: Settings) -> dict[str, Any]:
         return _result("compare-64ranks", place, sides, None, settings, _tables(sides))
 
 
+def page64(settings: Settings) -> dict[str, Any]:
+    """The page of 64 ranks of 100k records a side, compared and diagnosed before."""
+    with _place(settings, "page") as place:
+        dumps = _made(place / "dumps", lambda p: compare_data.statistics(p, PAGE_ENTRIES))
+        count = settings.size or RANKS
+        sides = [_many_ranks(place / side, dumps / side, count) for side in _SIDES]
+        out, program = place / "out", processes.program("rlprobe")
+        processes.timed([program, "compare", *map(str, sides), "-o", str(out), "-q"], place)
+        processes.timed([program, "diagnose", str(out), "-q", "--no-fail"], place)
+        command = [program, "report", str(out), "-q"]
+        ours = processes.quickest([processes.timed(command, place) for _ in range(settings.runs)])
+        _tell("report-64ranks", ours, None, _bytes_read_once([out / "judged"]))
+        return {
+            "name": "report-64ranks",
+            "ours_s": round(ours.seconds, 3),
+            "peer_s": None,
+            "ratio": None,
+            "ours_mib": round(ours.mib),
+            "peer_mib": None,
+            "page_mib": round((out / "report.html").stat().st_size / 2**20, 1),
+            "command": " ".join(["rlprobe", *command[1:]]),
+        }
+
+
 BENCHMARKS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "compare-store": store,
     "compare-sketches": sketches,
@@ -102,6 +128,7 @@ BENCHMARKS: dict[str, Callable[[Settings], dict[str, Any]]] = {
     "compare-tensors": tensors,
     "compare-equal": equal,
     "compare-64ranks": ranks64,
+    "report-64ranks": page64,
 }
 
 

@@ -22,6 +22,7 @@ MODULES: dict[str, str] = {
     "compare-tensors": "benchmarks.compare_bench",
     "compare-equal": "benchmarks.compare_bench",
     "compare-64ranks": "benchmarks.compare_bench",
+    "report-64ranks": "benchmarks.compare_bench",
     "capture": "benchmarks.capture",
     "align": "benchmarks.align",
     "report": "benchmarks.align",

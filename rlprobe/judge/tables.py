@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -282,12 +282,17 @@ def _first(finding: Finding) -> First | None:
     )  # fmt: skip
 
 
-def read(results: Results, digest: str | None = None) -> Step:
+def read(
+    results: Results,
+    digest: str | None = None,
+    rows: Callable[[str], pl.DataFrame] | None = None,
+) -> Step:
     """What judging found, from the tables.
 
     Args:
         results: of an alignment that was diagnosed.
         digest: sha256 of the summary, as the diagnosis names it; None: any.
+        rows: gives a stage's table, of which some rows may be left out; None: it is read whole.
 
     Raises:
         DumpError: there are none, they are damaged, of another version or another diagnosis.
@@ -298,7 +303,7 @@ def read(results: Results, digest: str | None = None) -> Step:
     passes = {name: stage.before_update for name, stage in summary.stages.items()}
     step.key_data = key_data(results, summary.step, passes)
     for name in sorted(summary.stages, key=stages.order):
-        table = read_table(results, name, summary)
+        table = read_table(results, name, summary) if rows is None else rows(name)
         own = table.filter(pl.col("step") == summary.step)
         if own.filter(pl.col("slot") != KEY_DATA).is_empty():
             continue  # key data of a stage without records: nothing was found by judging
@@ -330,6 +335,22 @@ def read_table(results: Results, stage: str, summary: Summary | None = None) -> 
     Raises:
         DumpError: it is not there, or not the one that the summary names.
     """
+    lazy, _ = scan_table(results, stage, summary)
+    try:
+        return lazy.collect()
+    except pl.exceptions.PolarsError as error:
+        path = results.directory / DIRECTORY / f"{stage}.parquet"
+        raise DumpError(f"{path} is not readable: {error}; {_AGAIN}") from error
+
+
+def scan_table(
+    results: Results, stage: str, summary: Summary | None = None
+) -> tuple[pl.LazyFrame, int]:
+    """The judged table of a stage, not read yet, and how many rows it has.
+
+    Raises:
+        DumpError: as :func:`read_table`.
+    """
     directory = results.directory / DIRECTORY
     summary = summary or _summary(directory / SUMMARY, None)
     path = directory / f"{stage}.parquet"
@@ -338,12 +359,12 @@ def read_table(results: Results, stage: str, summary: Summary | None = None) -> 
         raise DumpError(f"{directory / SUMMARY} names no table of {stage}; {_AGAIN}")
     lazy = vouched(path, known.table, KIND, (FORMAT,), f"{SUMMARY} beside it", _AGAIN)
     try:
-        table = lazy.collect()
+        schema = lazy.collect_schema()
     except pl.exceptions.PolarsError as error:
         raise DumpError(f"{path} is not readable: {error}; {_AGAIN}") from error
-    if table.schema != pl.Schema(SCHEMA):
+    if schema != pl.Schema(SCHEMA):
         raise DumpError(f"{path} has other columns than this rlprobe writes; {_AGAIN}")
-    return table
+    return lazy, known.table.rows
 
 
 def _finding(

@@ -33,6 +33,7 @@ from rlprobe.report import (
 )
 from rlprobe.report.card import Card
 from rlprobe.report.commands import Command
+from rlprobe.report.narrowed import Narrowed
 from rlprobe.report.rollout import Gap
 from rlprobe.report.scope import Grid, Reason
 from rlprobe.report.side_by_side import CurveRow, MetricRow, Setting, WeightRow
@@ -161,6 +162,7 @@ def gather(
     target: Run,
     *,
     texts: bool = True,
+    judged: Narrowed | None = None,
 ) -> Page:
     """Bring the page's content together.
 
@@ -171,17 +173,19 @@ def gather(
         benchmark: the run compared against.
         target: the run in question.
         texts: whether prompts and responses are shown.
+        judged: the tables that ``step`` was read from; None: those of ``results``.
 
     Raises:
         DumpError, StoreError: a file is damaged.
     """
+    judged = judged or Narrowed(results, None if found.first is None else found.first.rank)
     first_step = target.manifest.first_step
     digest = files.digest(results.directory / diagnosis.NAME).sha256
     different, same = side_by_side.environment(benchmark, target)
     metrics = side_by_side.metrics(benchmark, target)
     curves = side_by_side.curves(benchmark, target, found.curves)
     stages = [name for name in results.stages(TARGET) if tables.is_judged(results, name)]
-    records = payload.records(results, stages)
+    records = payload.records(judged, stages)
     marked = (found.noise.get("first") or {}).get("record")
     first = found.first
     said_of_curves = sentence.of_curves(found.curves, len(perturbed(results)))
@@ -201,13 +205,13 @@ def gather(
         judged_steps=_judged_steps(found),
         joined=target.is_joined,
         strip=[_cell(result, found, step.number) for result in found.stages],
-        grid=scope.grid(records.rows, stages),
+        grid=scope.grid(judged, stages),
         card=card.build(found, step, benchmark, target, texts=texts),
         extent=extent.total(found.extent),
         reasons=scope.unjudged(found.extent),
         unmatched=tables.unmatched(results),
         notes=tables.notes(results, step),
-        charts=_charts(step, marked),
+        charts=_charts(step, marked, found, judged),
         heat=_heat(results, step, benchmark, texts=texts),
         controls=_controls(found),
         records=records,
@@ -321,13 +325,18 @@ def _cell(result: StageResult, found: Diagnosis, step: int) -> Cell:
     return Cell(result.stage, result.state, words.together(*parts))
 
 
-def _charts(step: Step, marked: str | None) -> list[Chart]:
+def _charts(step: Step, marked: str | None, found: Diagnosis, judged: Narrowed) -> list[Chart]:
     charts = []
+    beyond = {result.stage: result.beyond for result in found.stages}
     for name, finding in step.findings.items():
         first = finding.origin.row["name"] if finding.origin is not None else marked
         svg = chart.error_against_depth(finding.stage.rows, first)
         if svg is not None:
-            counts = {"n": f"{finding.records:,}", "m": f"{finding.beyond:,}"}
+            n, m = finding.records, finding.beyond
+            if judged.part(name).narrowed:  # what is drawn is some of them
+                n = found.extent[name][step.number].judged
+                m = beyond.get(name, m)
+            counts = {"n": f"{n:,}", "m": f"{m:,}"}
             parts: list[tuple[str, dict[str, Any]]] = [("chart_caption", counts)]
             if finding.confined:
                 parts.append(("more_in_padding", {"n": f"{finding.unused:,}"}))

@@ -15,6 +15,7 @@ from rlprobe.judge import tables
 from rlprobe.judge.inputs import Results, require
 from rlprobe.report import history, payload, spreadsheet, words
 from rlprobe.report.content import Page, gather
+from rlprobe.report.narrowed import Narrowed
 from rlprobe.report.printable import printable
 from rlprobe.roles import BENCHMARK, TARGET
 
@@ -48,8 +49,9 @@ def write(directory: Path, *, texts: bool = True) -> Path:
     results = Results.open(directory)
     found = diagnosis.answer(directory)
     benchmark, target = require(results, BENCHMARK), require(results, TARGET)
-    step = tables.read(results, found.judged)
-    content = gather(results, found, step, benchmark, target, texts=texts)
+    judged = Narrowed(results, None if found.first is None else found.first.rank)
+    step = tables.read(results, found.judged, judged.rows)
+    content = gather(results, found, step, benchmark, target, texts=texts, judged=judged)
     path = directory / NAME
     history.keep(path, content.runs)
     spreadsheet.write(directory / spreadsheet.NAME, content.records)

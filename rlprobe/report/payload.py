@@ -17,8 +17,9 @@ from typing import Any
 
 import polars as pl
 
-from rlprobe.judge import extent, tables
-from rlprobe.judge.inputs import Results
+from rlprobe.judge import extent
+from rlprobe.report import narrowed
+from rlprobe.report.narrowed import Narrowed
 
 #: More records than this are aggregated: each record's worst rank, then those that say most.
 MOST = 120_000
@@ -32,7 +33,6 @@ _TEXTS = (
 _WHOLE = ("step", "rank", "order", "micro_batch", "sequence", "call")
 _NUMBERS = ("error", "floor", "excess", "R", "norm_benchmark", "norm_target")
 _FLAGS = ("judged", "beyond")
-_IDENTITY = ("stage", "step", "name", "slot", "index")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Records:
         return self.rows.height < self.total
 
 
-def records(results: Results, stages: Sequence[str], most: int = MOST) -> Records:
+def records(judged: Narrowed, stages: Sequence[str], most: int = MOST) -> Records:
     """The judged tables of an alignment, aggregated where they are too many for a page.
 
     Raises:
@@ -56,11 +56,12 @@ def records(results: Results, stages: Sequence[str], most: int = MOST) -> Record
     parts = []
     total = 0
     for stage in stages:
-        table = tables.read_table(results, stage).with_columns(stage=pl.lit(stage))
+        part = judged.part(stage)
+        table = part.rows.with_columns(stage=pl.lit(stage))
         table = table.filter(~extent.absent(table))
-        total += table.height
-        if table.height > most // max(1, len(stages)):
-            table = _worst_of_ranks(table)
+        total += part.total
+        if part.narrowed or table.height > most // max(1, len(stages)):
+            table = narrowed.in_order(narrowed.worst_of_ranks(table))
         parts.append(table.with_columns(_shape("shape_benchmark"), _shape("shape_target")))
     if not parts:
         return Records(pl.DataFrame(), 0)
@@ -71,13 +72,6 @@ def records(results: Results, stages: Sequence[str], most: int = MOST) -> Record
 def _shape(name: str) -> pl.Expr:
     text = pl.format("[{}]", pl.col(name).cast(pl.List(pl.String)).list.join(", "))
     return pl.when(pl.col(name).is_not_null()).then(text).alias(name)
-
-
-def _worst_of_ranks(table: pl.DataFrame) -> pl.DataFrame:
-    """Of each record the rank that is worst; what is beyond its floor comes before any ratio."""
-    ranked = table.sort("beyond", "excess", descending=True, nulls_last=True, maintain_order=True)
-    worst = ranked.unique(list(_IDENTITY), keep="first", maintain_order=True)
-    return worst.sort("step", "sequence", "order", nulls_last=True, maintain_order=True)
 
 
 def _telling(rows: pl.DataFrame, most: int) -> pl.DataFrame:

@@ -11,6 +11,7 @@ from markupsafe import Markup
 from rlprobe.judge.extent import Extents
 from rlprobe.report import words
 from rlprobe.report.heat import shade
+from rlprobe.report.narrowed import Narrowed
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,18 @@ def unjudged(extents: Extents) -> list[Reason]:
 _RANKS = 16
 
 
-def grid(rows: pl.DataFrame, stages: list[str]) -> Grid | None:
+def grid(judged: Narrowed, stages: list[str]) -> Grid | None:
     """The worst of each stage, rank and step; None where there is one step and one rank.
 
     Args:
-        rows: records of all stages (:mod:`.payload`), with ``stage``.
+        judged: the tables of the stages.
         stages: canonical names, in the order of a step.
+
+    Raises:
+        DumpError: a table is damaged.
     """
+    places = [judged.part(stage).places.with_columns(stage=pl.lit(stage)) for stage in stages]
+    rows = pl.concat(places) if places else pl.DataFrame()
     if rows.is_empty():
         return None
     ranks = rows.get_column("rank").drop_nulls().n_unique()
@@ -83,8 +89,8 @@ def grid(rows: pl.DataFrame, stages: list[str]) -> Grid | None:
     if len(steps) < 2 and ranks < 2:
         return None
     rank = pl.col("rank") if ranks <= _RANKS else pl.lit(None, pl.Int32).alias("rank")
-    judged = rows.filter(pl.col("judged") & pl.col("excess").is_not_null())
-    worst = judged.group_by("stage", rank, "step").agg(pl.col("excess").max())
+    known_places = rows.filter(pl.col("excess").is_not_null())
+    worst = known_places.group_by("stage", rank, "step").agg(pl.col("excess").max())
     known = {(s, r, n): excess for s, r, n, excess in worst.iter_rows()}
     found = []
     for stage in stages:

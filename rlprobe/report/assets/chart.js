@@ -8,6 +8,8 @@ function chartRows() {
   const own = records.rows.filter((row) => row.stage === stage && row.step === step &&
     row.distance !== null && row.slot !== "parameters" && row.slot !== "key_data" &&
     FLOATS.test(row.dtype_benchmark ?? ""));
+  // of many ranks the page has the worst of each record: no rank has them all
+  if (view.rank === "" && records.total > records.rows.length) return { stage, step, rank: null, rows: own };
   const rank = view.rank !== "" ? Number(view.rank) : own[0]?.rank;
   return { stage, step, rank, rows: own.filter((row) => row.rank === rank).sort((a, b) => a.at - b.at) };
 }
@@ -22,7 +24,8 @@ function drawChart() {
   const place = $("#plot");
   if (!place || !records) return;
   const { stage, step, rank, rows } = chartRows();
-  $("#plot-title").textContent = `${stage}, ${say("step")} ${step}, rank ${rank ?? "–"}`;
+  const which = rank === null ? say("worst_of_ranks") : `rank ${rank ?? "–"}`;
+  $("#plot-title").textContent = `${stage}, ${say("step")} ${step}, ${which}`;
   chart?.destroy();
   chart = null;
   if (!rows.length) return;

@@ -19,6 +19,7 @@ from rlprobe.dumps.results import describe
 from rlprobe.judge import tables
 from rlprobe.judge.inputs import Results
 from rlprobe.report import payload, spreadsheet, words
+from rlprobe.report.narrowed import Narrowed
 from tests import resealed
 from tests.resealed import edited
 from tests.unit.diagnose.conftest import aligner
@@ -411,7 +412,8 @@ def test_the_records_are_there_for_a_spreadsheet(show: Open, results: Path) -> N
     assert link.is_visible()
     written = pl.read_csv(results / "records.csv", infer_schema_length=None)
     kept = payload.records(
-        Results.open(results), written["stage"].unique(maintain_order=True).to_list()
+        Narrowed(Results.open(results), None),
+        written["stage"].unique(maintain_order=True).to_list(),
     )
     assert written.height == kept.rows.height == int(re.sub(r"\D", "", shown.count().split()[0]))
     assert written["error"].to_list() == kept.rows["error"].to_list(), "all of their digits"

@@ -71,7 +71,7 @@ def test_a_token_beyond_its_floor_stands_out(
     assert main(["report", str(alignment.results)]) == 0
     page = (alignment.results / "report.html").read_text(encoding="utf-8")
     assert cells(page) == ["0"] * (2 * TOKENS - 1) + [shade]
-    assert f"{TOKENS} <span" in page and "response from token 7" in page
+    assert f"{TOKENS} tokens" in page and "response from token 7" in page
     assert f"token {TOKENS - 1}, {times:.3g} ×" in page
 
 
