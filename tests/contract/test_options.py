@@ -125,6 +125,7 @@ def full_metrics(variant: Variant) -> list[dict[str, Any]]:
     return [json.loads(line)["metrics"] for line in lines]
 
 
+@pytest.mark.contract
 @option("reference_dump", "critic_train_dump", "level")
 def test_one_half_of_the_switches_dumps_one_half_of_the_stages(first_half: Variant) -> None:
     tree = Tree(first_half.dump)
