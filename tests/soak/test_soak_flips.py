@@ -79,8 +79,9 @@ _READERS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("report.html", ("index",), ("report",)),
     ("*", ("diagnose",), ("compare", "diagnose")),
 )
-#: Files that say nothing: locks, and marks whose name is all there is of them.
-_SILENT = (".locks", ".of-", ".plan-", "verdict.txt")
+#: Files that say nothing: locks, and marks whose name is all there is of them. And what is written
+#: for people alone, which no command reads.
+_SILENT = (".locks", ".of-", ".plan-", "verdict.txt", "records.csv")
 
 
 def commands(world: World, which: str, pair: str = "target") -> dict[str, list[str]]:
