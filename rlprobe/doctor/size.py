@@ -150,6 +150,11 @@ def _of_run(alignment: Alignment, shape: Mapping[str, Any], world_size: int) -> 
     total = files = 0
     for stage in chosen:
         calls = batch.micro_batches
+        if stage == stages.FORCED:
+            if alignment.generation != "compare":
+                continue
+            samples = min(capture.forced_samples or batch.rows, batch.rows)
+            calls = math.ceil(samples * (1 + capture.forced_tokens) / ranks)
         if stage == stages.GENERATE:
             if capture.token_range is None:
                 continue

@@ -17,7 +17,7 @@ from tests.e2e.server import Variant
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.contract]
 
-SIX = tuple(stage for stage in stages.STAGES if stage != stages.TEACHER)
+SIX = tuple(stage for stage in stages.STAGES if stage not in (stages.FORCED, stages.TEACHER))
 
 
 def written(variant: Variant) -> int:

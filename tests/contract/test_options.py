@@ -72,7 +72,7 @@ def second_half(made: Runs) -> Variant:
 @option("msprobe", "dump_path", "step_start", "step_end")
 def test_the_second_step_alone_is_under_dump_path(full: Variant) -> None:
     found = Tree(full.dump).stages()
-    assert found.keys() == set(stages.STAGES) - {stages.TEACHER}
+    assert found.keys() == set(stages.STAGES) - {stages.FORCED, stages.TEACHER}
     assert set.union(*found.values()) == {"step1"}
     assert {path.name for path in full.dump.glob("data/*/step*")} == {"step1"}
     assert [path.name for path in (full.dump / "rollouts").iterdir()] == ["step1.h5"]
@@ -224,7 +224,10 @@ def test_watching_with_the_light_engine_changes_nothing(made: Runs) -> None:
     expected, found = _checkpoint(plain), _checkpoint(watched)
     assert found.keys() == expected.keys()
     assert all(found[name].equal(expected[name]) for name in expected)
-    assert Tree(watched.dump).stages().keys() == set(stages.STAGES) - {stages.TEACHER}
+    assert Tree(watched.dump).stages().keys() == set(stages.STAGES) - {
+        stages.FORCED,
+        stages.TEACHER,
+    }
 
 
 @pytest.mark.contract

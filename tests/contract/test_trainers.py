@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.msprobe, pytest.mar
 
 ONE_STEP = "trainer.total_training_steps=1"
 GRPO = "algorithm.adv_estimator=grpo"
-SIX = set(stages.STAGES) - {stages.TEACHER}
+SIX = set(stages.STAGES) - {stages.FORCED, stages.TEACHER}
 FOUR = SIX - {stages.VALUES, stages.CRITIC_UPDATE}
 
 

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 import yaml
 
 from rlprobe import frameworks, stages
+from rlprobe.cli import main
+from rlprobe.dumps.key_data import KeyData
 from rlprobe.frameworks import RunDirectories
+from rlprobe.judge import engine as engine_judge
 from rlprobe.rollouts import hdf5
 from rlprobe.spec import RunSpec
 from tests.e2e import expected
@@ -22,7 +26,7 @@ from tests.e2e.server import Server, Variant
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.msprobe]
 
-SIX = tuple(s for s in stages.STAGES if s != stages.TEACHER)
+SIX = tuple(s for s in stages.STAGES if s not in (stages.FORCED, stages.TEACHER))
 EVERYTHING = {**expected.EVERYTHING, "token_range_end": 1}
 
 
@@ -156,3 +160,27 @@ def test_the_master_switch_off_captures_nothing(
     variant = verl.run("off", runs["benchmark"], config=config)
     assert variant.status == 0, variant.log[-3000:]
     assert not (tmp_path / "out").exists()
+
+
+def test_prompts_alone_are_one_forward_of_engine_and_trainer(
+    verl: Server, runs: dict[str, RunSpec], tmp_path: Path
+) -> None:
+    config = _write(
+        tmp_path / "precision_collector.yaml", msprobe=True, key_data_dump=True,
+        actor_train_dump=True, task="tensor", dump_path=str(tmp_path / "dump"),
+    )  # fmt: skip
+    variant = verl.run(
+        "prompts-only", runs["benchmark"], "trainer.total_training_steps=1",
+        config=config, environment={"PROMPTS_ONLY": "1"},
+    )  # fmt: skip
+    assert variant.status == 0, variant.log[-3000:]
+    data = KeyData(tmp_path / "dump/data")
+    engine, trained = (data.rows(key, 0) for key in ("rollout_log_probs", "old_log_probs"))
+    # builtin prompts have 31 tokens; the first is the prompt now
+    assert {len(row.values) for row in engine} == {30} and len(engine) == 8
+    for one, other in zip(engine, trained, strict=True):
+        assert np.abs(one.values - other.values[:30]).max() < 1e-4
+    out = tmp_path / "out"
+    assert main(["compare", "--train-infer", str(tmp_path / "dump"), "-o", str(out)]) == 0
+    (prefill,) = engine_judge.parts(pl.read_parquet(out / "train_infer/records.parquet"))
+    assert prefill.phase == "prefill" and prefill.first is None and prefill.records > 100

@@ -15,7 +15,7 @@ from rlprobe.capture import collector
 from rlprobe.capture.session import Session
 from rlprobe.errors import ConfigError
 
-PPO = tuple(s for s in stages.STAGES if s != stages.TEACHER)
+PPO = tuple(s for s in stages.STAGES if s not in (stages.FORCED, stages.TEACHER))
 
 
 def _load(tmp_path: Path, available: tuple[str, ...] = PPO, **options: Any) -> Session | None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from rlprobe.errors import ConfigError, HookError
+from rlprobe.frameworks import prompts
 from rlprobe.frameworks.engines.sglang import is_probe
 from rlprobe.frameworks.slime import prompts_only, sglang
 
@@ -229,7 +230,7 @@ class Manager:
 
 
 def test_one_token_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(prompts_only.ENV, "1")
+    monkeypatch.setenv(prompts.ENV, "1")
     args = types.SimpleNamespace(**FITTING, rollout_max_response_len=512)
     made = Manager.__new__(Manager)
     prompts_only.around_manager_init(Manager.__init__, made, (args, None), {})
@@ -240,7 +241,7 @@ def test_one_token_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_off_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(prompts_only.ENV, raising=False)
+    monkeypatch.delenv(prompts.ENV, raising=False)
     args = types.SimpleNamespace(rollout_max_response_len=512)
     made = Manager.__new__(Manager)
     prompts_only.around_manager_init(Manager.__init__, made, (args, None), {})
@@ -250,10 +251,10 @@ def test_off_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_variable_is_0_or_1() -> None:
-    assert prompts_only.wanted({prompts_only.ENV: "1"})
-    assert not prompts_only.wanted({})
+    assert prompts.wanted({prompts.ENV: "1"})
+    assert not prompts.wanted({})
     with pytest.raises(ConfigError, match="PROMPTS_ONLY: found 'yes'"):
-        prompts_only.wanted({prompts_only.ENV: "yes"})
+        prompts.wanted({prompts.ENV: "yes"})
 
 
 def generation_module(answers: dict[str, Any]) -> types.ModuleType:
@@ -289,13 +290,13 @@ def test_a_sample_becomes_the_prompt_with_the_engines_log_probs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two samples at once: each gets the answer to its own request."""
-    monkeypatch.setenv(prompts_only.ENV, "1")
-    prompts = [[5, 6, 7], [8, 9]]
-    module = generation_module({str(p): answer(p) for p in prompts})
+    monkeypatch.setenv(prompts.ENV, "1")
+    asked = [[5, 6, 7], [8, 9]]
+    module = generation_module({str(p): answer(p) for p in asked})
     prompts_only.patch_generation(module)
 
     async def both() -> list[Any]:
-        samples = [types.SimpleNamespace(tokens=p, response_length=0) for p in prompts]
+        samples = [types.SimpleNamespace(tokens=p, response_length=0) for p in asked]
         return await asyncio.gather(
             *(module.generate("args", s, {"max_new_tokens": 64}) for s in samples)
         )
@@ -313,7 +314,7 @@ def test_a_sample_becomes_the_prompt_with_the_engines_log_probs(
 
 
 def test_other_requests_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(prompts_only.ENV, "1")
+    monkeypatch.setenv(prompts.ENV, "1")
     module = generation_module({})
     prompts_only.patch_generation(module)
     assert (
@@ -329,7 +330,7 @@ def test_log_probs_of_other_tokens_are_refused(entries: list[Any]) -> None:
 
 
 def test_a_slime_that_generates_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(prompts_only.ENV, "1")
+    monkeypatch.setenv(prompts.ENV, "1")
     with pytest.raises(HookError, match="no function generate"):
         prompts_only.patch_generation(types.ModuleType("slime.rollout.sglang_rollout"))
 
@@ -337,5 +338,5 @@ def test_a_slime_that_generates_otherwise_is_refused(monkeypatch: pytest.MonkeyP
 def test_the_documented_names_are_these(tmp_path: Path) -> None:
     guide = Path(__file__).parents[2] / "docs" / "slime.md"
     text = guide.read_text(encoding="utf-8")
-    for name in (prompts_only.ENV, sglang.CONFIG, "DUMP_ON", "RLPROBE_CONFIG", "RLPROBE_STAGES"):
+    for name in (prompts.ENV, sglang.CONFIG, "DUMP_ON", "RLPROBE_CONFIG", "RLPROBE_STAGES"):
         assert name in text

@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 
+from rlprobe import stages
 from rlprobe.compare import measures, writer
 from rlprobe.compare.compare import Options
 from rlprobe.compare.match import rules as packaged
@@ -70,7 +71,8 @@ def compare(run: Side, engine: Side | None, out: Path, options: Options) -> Outc
     rules = options.rules or packaged.load()
     summary = Summary(NAME, NAME, [])
     directory = out / NAME
-    joined = sketched.compare(run.path, rules) if engine is None else None
+    led = stages.FORCED if stages.FORCED in run.stages else stages.GENERATE
+    joined = sketched.compare(run.path, rules, led) if engine is None else None
     if joined is not None:
         error = joined.table.get_column("error")
         summary.samples = {

@@ -21,7 +21,8 @@ def sources(run: Side, engine: Side | None) -> tuple[StageSource, StageSource]:
         NotComparableError: a stage is missing.
     """
     training = run.stages.get(stages.LOG_PROB)
-    inference = run.stages.get(stages.GENERATE)
+    # an engine that was led through samples ran their tokens in one forward, as training did
+    inference = run.stages.get(stages.FORCED) or run.stages.get(stages.GENERATE)
     if engine is not None:
         found = list(engine.stages.values())
         inference = engine.stages.get(stages.GENERATE, found[0] if len(found) == 1 else None)

@@ -16,10 +16,10 @@ _active = False
 def activate() -> None:
     """Register the hooks in this process (idempotent)."""
     global _active
-    from rlprobe.frameworks import forward
-    from rlprobe.frameworks.slime import control, hooks, prompts_only
+    from rlprobe.frameworks import forward, prompts
+    from rlprobe.frameworks.slime import control, hooks
 
-    if _active or not (control.switched_on(os.environ) or prompts_only.wanted(os.environ)):
+    if _active or not (control.switched_on(os.environ) or prompts.wanted(os.environ)):
         return
     _active = True
     hooks.register()

@@ -1,10 +1,10 @@
 """``PROMPTS_ONLY=1``: the engine's prefill and slime's log-probs over the same tokens.
 
-Training against inference is comparable only where both run the same forward. In this mode the
-engine generates one token, which is thrown away, and returns the log-probs of the *prompt's*
-tokens; the sample then is the prompt alone, with every token but the first as its response. So
-``old_log_prob`` runs over exactly the tokens the prefill ran over, its log-probs stand beside the
-engine's (``rollout_log_probs``), and nothing in slime's loss or data code is touched.
+In this mode (:mod:`rlprobe.frameworks.prompts`) the engine generates one token, which is thrown
+away, and returns the log-probs of the *prompt's* tokens; the sample then is the prompt alone, with
+every token but the first as its response. So ``old_log_prob`` runs over exactly the tokens the
+prefill ran over, its log-probs stand beside the engine's (``rollout_log_probs``), and nothing in
+slime's loss or data code is touched.
 
 It only means something if one prompt is one forward on both sides; :func:`problems` lists what
 stands in the way.
@@ -19,25 +19,12 @@ from types import ModuleType
 from typing import Any
 
 from rlprobe.errors import ConfigError, HookError
-
-ENV = "PROMPTS_ONLY"
+from rlprobe.frameworks.prompts import ENV, wanted
 
 #: What the engine answered to the request that the current task made.
 _answer: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar(
     "rlprobe_answer", default=None
 )
-
-
-def wanted(environ: Mapping[str, str]) -> bool:
-    """Whether the mode is on.
-
-    Raises:
-        ConfigError: the variable is set to something else than 0 or 1.
-    """
-    value = environ.get(ENV, "").strip() or "0"
-    if value not in ("0", "1"):
-        raise ConfigError(f"{ENV}: found {value!r}; accepted: 1, or 0 (the same as unset)")
-    return value == "1"
 
 
 def problems(args: Any) -> list[str]:

@@ -20,14 +20,14 @@ from typing import Any
 
 from rlprobe.capture.session import ENV, Session
 from rlprobe.errors import ConfigError, RlprobeError
-from rlprobe.frameworks import forward
-from rlprobe.frameworks.slime import prompts_only, user_config, versions
+from rlprobe.frameworks import forward, prompts
+from rlprobe.frameworks.slime import user_config, versions
 
 #: Names the checkout of slime that holds ``train.py``.
 CHECKOUT = "RLPROBE_SLIME"
 #: What slime needs besides the variables that the run was given.
 _OF_SLIME = (
-    prompts_only.ENV, user_config.DUMP_ON, "PYTHONPATH", "PYTHONHASHSEED", "TORCHDYNAMO_DISABLE",
+    prompts.ENV, user_config.DUMP_ON, "PYTHONPATH", "PYTHONHASHSEED", "TORCHDYNAMO_DISABLE",
     "CUDA_DEVICE_MAX_CONNECTIONS",
 )  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from rlprobe.capture.session import ENV, Session
 from rlprobe.errors import HookError
-from rlprobe.frameworks import forward, plain, proof, switch
+from rlprobe.frameworks import forward, plain, prompts, proof, switch
 from rlprobe.frameworks.verl import control, installed, versions
 from rlprobe.frameworks.verl.control import DRIVER_DIRECTORY
 from rlprobe.frameworks.verl.engine import inference
@@ -41,6 +41,10 @@ def around_trainer_init(
         session = _collector_session(config)
         if session is not None:
             proof.forget(session)
+        if prompts.wanted(os.environ):  # it needs torch and verl
+            from rlprobe.frameworks.verl.replay import prompts_only
+
+            session = prompts_only.prepare(session, config)
         control.set_session(session)
     if session is not None:
         proof.require_version(session, installed.version())

@@ -36,6 +36,8 @@ def led(
     with entered(PREFILL, 0):
         logits = model(input_ids=whole, use_cache=True).logits[0, len(prompt) - 1 : -1]
     prefill = _scores(distribution(logits.float()), response)
+    if not asked.tokens:
+        return Answer(prefill, Scores([], [], []))
     rows = []
     current, cache = torch.tensor([prompt]), None
     for number, token in enumerate(response[: asked.tokens]):

@@ -8,6 +8,7 @@ from typing import Any
 from rlprobe import stages
 from rlprobe.capture.session import Session
 from rlprobe.errors import ConfigError
+from rlprobe.frameworks import prompts
 from rlprobe.frameworks.verl.engine import engines
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -40,7 +41,10 @@ def require(session: Session, config: Mapping[str, Any]) -> None:
     if wanted(session):
         require_settings(config, "actor_infer_dump", "switch actor_infer_dump off")
     elif led(session):
-        require_settings(config, "generation: compare", "set generation to replay")
+        if session.role == "collector":
+            require_settings(config, f"{prompts.ENV}=1", "unset it")
+        else:
+            require_settings(config, "generation: compare", "set generation to replay")
 
 
 def require_settings(config: Mapping[str, Any], asking: str, otherwise: str) -> None:

@@ -53,12 +53,14 @@ async def led(
         final = await _answer(server, PREFILL, asked, whole, prompt_logprobs=_TWO, max_tokens=1)
         prefill = _scores(final.prompt_logprobs[len(prompt) :], whole[len(prompt) :])
         tokens = asked.response[: asked.tokens]
-        final = await _answer(
-            server, DECODE, asked, prompt,
-            logprobs=_TWO, max_tokens=len(tokens), temperature=temperature, ignore_eos=True,
-            extra_args={KEY: tokens},
-        )  # fmt: skip
-    drawn = [int(token) for token in final.outputs[0].token_ids]
+        decode = None
+        if tokens:
+            decode = await _answer(
+                server, DECODE, asked, prompt,
+                logprobs=_TWO, max_tokens=len(tokens), temperature=temperature, ignore_eos=True,
+                extra_args={KEY: tokens},
+            )  # fmt: skip
+    drawn = [] if decode is None else [int(token) for token in decode.outputs[0].token_ids]
     if drawn != tokens:
         raise ReplayError(
             f"generation: compare: vLLM drew {drawn} where the response has {tokens}: rlprobe's "
@@ -67,7 +69,7 @@ async def led(
         )
     handover.joined(session, int(server.replica_rank), _mark(server, DECODE, asked).request,
                     asked.sample)  # fmt: skip
-    answer = Answer(prefill, _scores(final.outputs[0].logprobs, tokens))
+    answer = Answer(prefill, _scores([] if decode is None else decode.outputs[0].logprobs, tokens))
     return TokenOutput(token_ids=[], extra_fields={KEY: answer.as_dict()})
 
 

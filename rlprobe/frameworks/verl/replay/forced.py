@@ -43,7 +43,9 @@ def wanted(session: Session) -> bool:
     return stages.FORCED in capture.stages and capture.wants_step(control.step()[0])
 
 
-async def lead(session: Session, manager: Any, recorded: Rollouts, source: str) -> None:
+async def lead(
+    session: Session, manager: Any, recorded: Rollouts, source: str
+) -> dict[str, Answer]:
     """Lead the engine through a step's rollouts, and keep what it answers.
 
     Args:
@@ -51,6 +53,9 @@ async def lead(session: Session, manager: Any, recorded: Rollouts, source: str) 
         manager: verl's agent-loop manager, which knows the engine.
         recorded: the step's rollouts.
         source: where they are from, for messages.
+
+    Returns:
+        the answers by a sample's digest.
 
     Raises:
         ReplayError: they have no tokens, or the engine did not answer.
@@ -78,6 +83,7 @@ async def lead(session: Session, manager: Any, recorded: Rollouts, source: str) 
         answers[tokens.sample] = Answer.from_dict(answer)
     _keep(session, step, answers)
     progress.report(session, stages.FORCED, step, trainer_step, time.monotonic() - began)
+    return answers
 
 
 def _chosen(recorded: Rollouts, source: str, most: int | None) -> Iterator[_Tokens]:
@@ -114,7 +120,7 @@ def _valid(recorded: Rollouts, name: str, row: int, source: str) -> list[int]:
 
 def _keep(session: Session, step: int, answers: dict[str, Answer]) -> None:
     samples = list(answers)
-    for phase in ("prefill", "decode"):
+    for phase in ("prefill", "decode") if session.capture.forced_tokens else ("prefill",):
         for field in ("log_probs", "choices", "margins"):
             rows = [
                 np.asarray(getattr(getattr(answer, phase), field), _TYPES[field])

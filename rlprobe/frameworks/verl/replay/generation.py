@@ -19,7 +19,13 @@ from rlprobe.frameworks import progress
 from rlprobe.frameworks import recorded as recorded_rollouts
 from rlprobe.frameworks.verl import control, driver
 from rlprobe.frameworks.verl.engine import engines
-from rlprobe.frameworks.verl.replay import forced, queue_replay, rollouts, transfer
+from rlprobe.frameworks.verl.replay import (
+    forced,
+    prompts_only,
+    queue_replay,
+    rollouts,
+    transfer,
+)
 from rlprobe.rollouts import Rollouts, hdf5, vendor
 
 
@@ -64,6 +70,8 @@ def around_generate(
     step, trainer_step = control.step()
     progress.report(session, stages.GENERATE, step, trainer_step)
     output = original(self, *args, **kwargs)
+    if forced.wanted(session) and prompts_only.wanted() and not validating:
+        return _prompts_alone(session, self, prompts, output)
     if validating or not _records(session):
         return output
     if hasattr(output, "__await__"):
@@ -115,6 +123,22 @@ def _lead(session: Session, manager: Any, recorded: Rollouts, source: str) -> No
         from verl.utils.ray_utils import auto_await
 
         auto_await(forced.lead)(session, manager, recorded, source)
+
+
+def _prompts_alone(session: Session, manager: Any, prompts: Any, output: Any) -> Any:
+    """The prompts themselves as samples, with the engine's log-probs of their prefill."""
+    from verl.utils.ray_utils import auto_await
+
+    async def made(found: Any) -> Any:
+        found = await found if hasattr(found, "__await__") else found
+        samples = prompts_only.alone(found, *control.step())
+        answers = await forced.lead(session, manager, samples, "the prompts")
+        batch = prompts_only.as_batch(found, samples, answers)
+        if _records(session):
+            _record(session, manager, prompts, batch)
+        return batch
+
+    return auto_await(made)(output)
 
 
 def _record(session: Session, manager: Any, prompts: Any, output: Any) -> Rollouts:
