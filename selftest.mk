@@ -2,14 +2,18 @@
 # make selftest-quick       a few of them, as continuous integration does
 
 # make curves               twenty real steps of training, a correct device and a late fault
+# make layouts              layouts against layouts, clean and with planted faults: the table (half an hour)
 
-.PHONY: selftest selftest-quick curves
+.PHONY: selftest selftest-quick curves layouts
 
 selftest: $(STAMP)
 	rlprobe selftest --json results/selftest/scores.json $(ARGS)
 
 selftest-quick: $(STAMP)
 	rlprobe selftest --quick --json results/selftest/quick.json $(ARGS)
+
+layouts: $(STAMP)
+	python tests/e2e/layouts.py --directory results/layouts --json results/layouts/table.json $(ARGS)
 
 curves: $(STAMP)
 	pytest -m long tests/e2e/test_curves.py $(PYTEST_ARGS)

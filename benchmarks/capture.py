@@ -30,6 +30,7 @@ MODES: dict[str, tuple[str, str, str, bool, bool] | None] = {
     "none": None,
     "light": ("light", "L0", "statistics", False, False),
     "light+sketch": ("light", "L0", "statistics", True, False),
+    "light+sketch+coordinates": ("light", "L0", "statistics", True, False),
     "light+sketch+provenance": ("light", "L0", "statistics", True, True),
     "msprobe-L0": ("plain-msprobe", "L0", "statistics", False, False),
     "msprobe-L1": ("plain-msprobe", "L1", "statistics", False, False),
@@ -158,6 +159,7 @@ def _capture(mode: str, scratch: Path) -> Around:
         task=task,
         sketch=sketch,
         key_data=False,
+        coordinate_sketch=mode.endswith("+coordinates"),
         provenance=with_provenance,
     )
     session = Session("benchmark", "verl", str(scratch / "dump"), str(scratch / "side"), options)

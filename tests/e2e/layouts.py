@@ -1,15 +1,23 @@
 """Layouts of one training, and runs in them that replay the same rollouts.
 
 One FSDP rank collects. Every layout replays its rollouts, clean and with each planted fault, and
-any run is then held against any other through the pipeline's own functions.
+any run is then held against any other through the pipeline's own functions::
+
+    python tests/e2e/layouts.py --directory DIR --json FILE [--pairs BENCHMARK:TARGET ...]
+
+prints the table of docs/layouts.md and exits non-zero where something falls short (``make
+layouts``).
+What is in the directory or the file already is not made again.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +34,12 @@ from rlprobe.roles import BENCHMARK, REPEAT, TARGET
 from rlprobe.runs.jobs import Jobs
 from rlprobe.runs.launch import Start, launch
 from rlprobe.runs.plan import plan
+from rlprobe.selftest import catalogue
+from rlprobe.selftest.catalogue import Case
+from rlprobe.selftest.forkservers import ForkServers
 from rlprobe.spec import RunSpec
 
+FAULTS = Path(__file__).with_name("faults_of_layouts")
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ("actor_rollout_ref.actor", "actor_rollout_ref.ref")
 #: The target's kernels are others than the benchmark's, so that there is round-off.
@@ -57,6 +69,8 @@ def _megatron(*options: str) -> tuple[str, ...]:
 
 _FSDP2 = tuple(f"{model}.strategy=fsdp2" for model in MODELS)
 _PACKED = ("actor_rollout_ref.model.use_remove_padding=true",)
+#: The layout that the rollouts are collected in.
+COLLECTED = "fsdp"
 LAYOUTS: dict[str, Layout] = {
     "fsdp": Layout(),
     "fsdp-2ranks": Layout(2),
@@ -82,13 +96,11 @@ class Layouts:
     Args:
         directory: of store and results.
         start: starts runs.
-        faults: file of the planted faults.
     """
 
-    def __init__(self, directory: Path, start: Start, faults: Path) -> None:
+    def __init__(self, directory: Path, start: Start) -> None:
         self.directory = directory
         self._start = start
-        self._faults = faults
         raw = yaml.safe_load((ROOT / "config/examples/verl_megatron_cpu.yaml").read_text())
         raw |= {
             "name": "layouts",
@@ -113,6 +125,8 @@ class Layouts:
 
     def spec(self, layout: str, *, target: bool, fault: str | None = None) -> RunSpec:
         """The replay of a layout; as a target it has other kernels, and the fault."""
+        if layout == COLLECTED and not target:
+            return self._planned[BENCHMARK]
         where = LAYOUTS[layout]
         spec = self._planned[TARGET if target else REPEAT]
         return dataclasses.replace(
@@ -120,7 +134,7 @@ class Layouts:
             world_size=where.world_size,
             overrides=(*spec.overrides, *where.overrides),
             environment=OTHER_KERNELS if target else {},
-            fault=None if fault is None else f"{self._faults}:{fault}",
+            fault=None if fault is None else f"{FAULTS}/planted.py:{fault}",
             identities=dataclasses.replace(spec.identities, fault=fault),
         )
 
@@ -145,3 +159,97 @@ class Layouts:
         plan_of: dict[str, Any] = jobs.described()
         (out / "alignment.json").write_text(json.dumps(seal.sealed(plan_of), indent=1))
         return diagnose(out)
+
+
+def cases() -> list[Case]:
+    """The planted faults."""
+    return catalogue.cases([FAULTS])
+
+
+def is_found(case: Case, found: Diagnosis) -> bool:
+    """Whether a fault was found with its stage and module."""
+    first = found.first
+    return (
+        found.verdict == "diverged"
+        and first is not None
+        and (first.stage, first.module) == (case.declared.stage, case.declared.module)
+    )
+
+
+def planted(case: Case, layout: str) -> bool:
+    """Whether a fault means something in a layout: one of a single rank needs several."""
+    return case.name != "one_shard" or LAYOUTS[layout].world_size > 1
+
+
+def looked_at(layouts: Layouts, pair: str, faults: Iterable[Case]) -> dict[str, str]:
+    """What is said of a pair of layouts, clean and with each fault in the target."""
+    benchmark, _, target = pair.partition(":")
+    clean = layouts.judge(benchmark, target)
+    found = {"clean": clean.verdict if clean.verdict == "aligned" else clean.sentence}
+    for case in faults:
+        if not planted(case, target):
+            continue
+        judged = layouts.judge(benchmark, target, case.name)
+        good = is_found(case, judged)
+        found[case.name] = "found" if good else judged.sentence
+    return found
+
+
+def table(results: Mapping[str, Mapping[str, str]]) -> str:
+    """The table of docs/layouts.md: a row a pair."""
+    lines = ["| benchmark | target | clean | faults found with stage and module |",
+             "|---|---|---|---|"]  # fmt: skip
+    for pair, said in results.items():
+        benchmark, _, target = pair.partition(":")
+        faults = [text for name, text in said.items() if name != "clean"]
+        right = sum(text == "found" for text in faults)
+        clean = "aligned" if said["clean"] == "aligned" else "not aligned"
+        counted = f"{right} of {len(faults)}" if faults else "none planted"
+        lines.append(f"| {benchmark} | {target} | {clean} | {counted} |")
+    return "\n".join(lines)
+
+
+def shortfalls(results: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """What is not as it should be, in words."""
+    return [
+        f"{pair}, {name}: {text}"
+        for pair, said in results.items()
+        for name, text in said.items()
+        if text != ("aligned" if name == "clean" else "found")
+    ]
+
+
+#: Every layout against the one that the rollouts are collected in, and back.
+PAIRS = [
+    pair
+    for layout in LAYOUTS
+    if layout != COLLECTED
+    for pair in (f"{COLLECTED}:{layout}", f"{layout}:{COLLECTED}")
+]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--pairs", nargs="*", default=PAIRS)
+    parser.add_argument("--clean", action="store_true", help="without faults")
+    options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    results = json.loads(options.json.read_text()) if options.json.is_file() else {}
+    faults = [] if options.clean else cases()
+    with ForkServers(options.directory / "logs") as servers:
+        layouts = Layouts(options.directory, servers)
+        for pair in options.pairs:
+            if len(results.get(pair, {})) <= (1 if faults else 0):
+                results[pair] = looked_at(layouts, pair, faults)
+                options.json.write_text(json.dumps(results, indent=1))
+                print(pair, results[pair], flush=True)
+    print(table(results))
+    found = shortfalls(results)
+    print("\n".join(found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -59,10 +59,6 @@ class _StageState:
         if options.token_sketch:
             budget = options.token_sketch_mib << 20
             self.tokens = TokenSketches(Path(session.side), context, budget)
-        self.logical: Logical | None = None
-        # an engine's forwards are told apart by request and token, not by sample
-        if options.coordinate_sketch and context.stage in stages.TRAINING_STAGES:
-            self.logical = Logical(Path(session.side), context)
         self.counts: dict[str, int] = {}
         self.failed = False
         self.micro_step = 0
@@ -74,6 +70,10 @@ class _StageState:
                 lambda: not options.micro_steps or self.micro_step in options.micro_steps,
                 options.tensor_budget,
             )
+        self.logical: Logical | None = None
+        # an engine's forwards are told apart by request and token, not by sample
+        if options.coordinate_sketch and context.stage in stages.TRAINING_STAGES:
+            self.logical = Logical(Path(session.side), context, self.numbers)
 
 
 class LightEngine:

@@ -334,11 +334,12 @@ class ModuleWatch:
 
         def measure(gradient: Tensor, end: str, index: int) -> dict[str, Any]:
             with tape.quiet:
+                leaf = tape.statistics.leaf(gradient)
                 slot = recorded.get((end, index))
                 if logical is not None and slot is not None:
                     taken = logical.taken([gradient], batch)
                     logical.add(owner, "backward", slot, taken, batch)
-                return tape.statistics.leaf(gradient)
+                return leaf
 
         def report(output_leaves: list[Any], input_leaves: list[Any]) -> None:
             with tape.quiet:

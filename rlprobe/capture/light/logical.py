@@ -21,7 +21,8 @@ module takes and of what it gives: hidden states, not masks or tables of angles.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ from torch import Tensor, nn
 from rlprobe.capture.engine import StageContext
 from rlprobe.capture.light.coordinates import Batch, Samples, grid_of
 from rlprobe.capture.light.pieces import Piece, Places
-from rlprobe.capture.light.statistics import has_values
+from rlprobe.capture.light.sketches import has_fp64
+from rlprobe.capture.light.statistics import Place, Statistics, has_values
 from rlprobe.coordinates import GROUPS
 from rlprobe.files import written
 from rlprobe.sketch import K
@@ -58,22 +60,55 @@ class _Record:
         self.features = features
         self.dtype = str(dtype)
         self.sketch: Tensor | None = None
+        #: Squares and sum; largest value and the largest of the negated: on the device, and read.
         self.sums: Tensor | None = None
         self.ends: Tensor | None = None
+        self.numbers = [0.0, 0.0, -math.inf, -math.inf]
         self.count = self.tokens = self.calls = 0
         self.identity = 0
 
-    def add(self, batch: Batch, sketch: Tensor, sums: Tensor, ends: Tensor, count: int) -> None:
-        if self.sketch is None or self.sums is None or self.ends is None:
-            self.sketch, self.sums, self.ends = sketch.clone(), sums.clone(), ends.clone()
+    def add(self, batch: Batch, sketch: Tensor, count: int) -> None:
+        """Add a call."""
+        if self.sketch is None:
+            self.sketch = sketch.clone()
         else:
             self.sketch += sketch
-            self.sums += sums
-            self.ends = torch.maximum(self.ends, ends)
         self.count += count
         self.tokens += batch.tokens
         self.calls += 1
         self.identity = (self.identity + batch.identity) & ((1 << 64) - 1)
+
+    def measure(self, rows: Tensor) -> None:
+        """Take the numbers of a call's tokens."""
+        wide = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+        exact = torch.float64 if has_fp64(rows.device) else wide.dtype
+        sums = torch.stack([torch.linalg.vector_norm(wide).square(), wide.sum()]).to(exact)
+        low, high = torch.aminmax(wide)
+        ends = torch.stack([high, -low])
+        self.sums = sums if self.sums is None else self.sums + sums
+        self.ends = ends if self.ends is None else torch.maximum(self.ends, ends)
+
+    def read(self, count: int, high: float, low: float, mean: float, norm: float) -> None:
+        """Take the numbers of a call that were measured already."""
+        squares, total, most, least = self.numbers
+        self.numbers = [
+            squares + norm * norm, total + mean * count, _most(most, high), _most(least, -low),
+        ]  # fmt: skip
+
+    def all_numbers(self) -> list[float]:
+        """Squares, sum, largest and smallest over all calls."""
+        squares, total, most, least = self.numbers
+        if self.sums is not None and self.ends is not None:
+            more, further = self.sums.cpu().double().tolist()
+            high, low = self.ends.cpu().double().tolist()
+            squares, total = squares + more, total + further
+            most, least = _most(most, high), _most(least, low)
+        return [squares, total, most, -least]
+
+
+def _most(one: float, other: float) -> float:
+    """The larger; NaN where either is."""
+    return one + other if math.isnan(one) or math.isnan(other) else max(one, other)
 
 
 class Logical:
@@ -82,9 +117,14 @@ class Logical:
     Args:
         side: the session's side directory.
         context: stage, step and rank.
+        statistics: what measures the stage's tensors, just before they come here.
     """
 
-    def __init__(self, side: Path, context: StageContext) -> None:
+    def __init__(self, side: Path, context: StageContext, statistics: Statistics) -> None:
+        self._statistics = statistics
+        statistics.readers.append(self._read)
+        #: Records, and where numbers stand that were measured already.
+        self._waiting: list[tuple[_Record, Place, int]] = []
         name = f"{context.stage}-step{context.step}-rank{context.rank}.npz"
         self.path = side / "logical" / name
         self._records: dict[_Key, _Record] = {}
@@ -138,27 +178,40 @@ class Logical:
         """Add one call's input or output, or a gradient of either, to its record."""
         if taken is None or batch is None:
             return
-        measured: dict[tuple[int, ...] | None, tuple[Tensor, Tensor, Tensor, int]] = {}
+        sketches: dict[tuple[int, ...] | None, tuple[Tensor, Tensor]] = {}
+        # what holds nothing but these tokens has been measured
+        whole = taken.rows.numel() == taken.tensor.numel()
+        known = self._statistics.measured(taken.tensor) if whole else None
         # the gradient at an output is laid out as the output
         side = slot if direction == "forward" else _OTHER[slot]
         width = int(taken.rows.shape[1])
         for piece in owner.places.pieces(owner.path, owner.module, direction, side, width):
-            if piece.features not in measured:
+            if piece.features not in sketches:
                 rows = taken.rows
                 if piece.features is not None:
                     own = torch.tensor(piece.features, device=rows.device)
                     rows = rows.index_select(1, own)
-                measured[piece.features] = _measured(batch, rows, piece)
-            sketch, sums, ends, count = measured[piece.features]
+                sketches[piece.features] = rows, batch.sketch(rows, piece.first, piece.width)
+            rows, sketch = sketches[piece.features]
             key = (piece.module, owner.op, direction, slot)
             record = self._records.get(key)
             if record is None:
-                features = count // max(batch.tokens, 1)
+                features = int(rows.shape[1])
                 record = self._records[key] = _Record(piece, features, taken.tensor.dtype)
-            record.add(batch, sketch, sums, ends, count)
+            record.add(batch, sketch, rows.numel())
+            if known is None or piece.features is not None:
+                record.measure(rows)
+            else:
+                self._waiting.append((record, known, rows.numel()))
             if record.calls == 1:  # in the order in which the first calls were complete
                 self._sequence += 1
                 self._calls[piece.module, direction] = self._sequence
+
+    def _read(self, values: Mapping[torch.dtype, list[Any]]) -> None:
+        """All numbers of the stage's entry are there."""
+        for record, (dtype, row), count in self._waiting:
+            record.read(count, *values[dtype][row : row + 4])
+        self._waiting.clear()
 
     def publish(self) -> None:
         """Write the file with everything so far; nothing where there is nothing."""
@@ -168,12 +221,10 @@ class Logical:
         sketches = np.zeros((len(rows), GROUPS, K))
         numbers = np.zeros((len(rows), 4))
         for at, (_, record) in enumerate(rows):
-            assert record.sketch is not None and record.sums is not None
-            assert record.ends is not None
+            assert record.sketch is not None
             found = record.sketch.detach().cpu().double().numpy()
             sketches[at, : len(found)] = found
-            numbers[at, :2] = record.sums.cpu().double().numpy()
-            numbers[at, 2:] = record.ends.cpu().double().numpy() * (1, -1)
+            numbers[at] = record.all_numbers()
         with written(self.path) as temporary, temporary.open("wb") as handle:
             np.savez(
                 handle,
@@ -225,15 +276,6 @@ def tensors(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors(item)
-
-
-def _measured(batch: Batch, rows: Tensor, piece: Piece) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Sketch; squares and sum; largest value and the largest of the negated; how many there are."""
-    sketch = batch.sketch(rows, piece.first, piece.width)
-    wide = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-    sums = torch.stack([torch.linalg.vector_norm(wide).square(), wide.sum()]).to(sketch.dtype)
-    low, high = torch.aminmax(wide)
-    return sketch, sums, torch.stack([high, -low]), rows.numel()
 
 
 def _integers(values: Iterable[int]) -> Any:

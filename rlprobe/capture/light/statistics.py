@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,11 @@ class _Column:
 _Row = tuple[torch.dtype, int, int, str]
 
 
+#: Of a floating-point tensor: the column's dtype, and the first of its four numbers there, which
+#: are largest, smallest, mean and norm.
+Place = tuple[torch.dtype, int]
+
+
 class Statistics:
     """Makes leaves now and fills in their numbers later.
 
@@ -80,6 +86,8 @@ class Statistics:
 
     def __init__(self, with_sketch: bool) -> None:
         self._with_sketch = with_sketch
+        #: Called with all numbers when they are read back: see :meth:`measured`.
+        self.readers: list[Callable[[Mapping[torch.dtype, list[Any]]], None]] = []
         self._reset()
 
     def _reset(self) -> None:
@@ -142,6 +150,21 @@ class Statistics:
                 self._seen.pop(recent.popleft(), None)
         return leaf
 
+    def measured(self, tensor: Tensor) -> Place | None:
+        """Where the numbers of a tensor will stand that was measured a moment ago, in fp32 or wider.
+
+        None where it was not, or where its numbers are rounded to a shorter format.
+        """
+        _, local, _ = _unpack(tensor)
+        if local.dtype not in (torch.float32, torch.float64) or local.is_inference():
+            return None
+        local = local.detach()
+        key = (local.data_ptr(), local._version, local.shape, local.stride(), local.dtype)
+        known = self._seen.get(key)
+        if known is None or known[0].data_ptr() != key[0] or known[1][3] != "full":
+            return None
+        return known[1][0], known[1][1]
+
     def forget(self) -> None:
         """Drop what is remembered of tensors (after an optimizer step, at the end of a stage)."""
         self._seen.clear()
@@ -193,6 +216,8 @@ class Statistics:
         for block in self._sketches:
             sketches.extend(_encoded(block.cpu().numpy()))
         values = {dtype: column.read() for dtype, column in self._columns.items()}
+        for reader in self.readers:
+            reader(values)
         for leaf, (dtype, row, sketch_row, kind) in self._pending:
             _fill(leaf, values[dtype], row, kind)
             if sketch_row >= 0:
