@@ -27,16 +27,17 @@ def of(results: Results, step: Step, diverged: Finding, benchmark: Run) -> First
     origin = diverged.origin
     assert origin is not None
     row = origin.row
-    place = _place(diverged)
+    place = _place(results, step, diverged)
     sample, token = _of_key_data(diverged)
     forward = _forward(step, diverged, benchmark)
     if forward is not None and (forward.phase == forced.DECODE or forward.sample != sample):
         sample = forward.sample
         token = forward.token if forward.phase == forced.DECODE else None
-    if sample is None and isinstance(row.get("order"), int):
+    order = _order(diverged)
+    if sample is None and order is not None:
         # a stage without key data of its own: token sketches, where they were captured
-        rank = diverged.rank or 0
-        found = tokens.where(results, diverged.stage.name, step.number, rank, row["order"])
+        rank = _process(diverged)
+        found = tokens.where(results, diverged.stage.name, step.number, rank, order)
         sample, token = found or (None, None)
     sample = _sample_id(benchmark, step.number, sample)
     return First(
@@ -111,12 +112,32 @@ def _of_key_data(diverged: Finding) -> tuple[str | None, int | None]:
     return worst.sample, worst.position
 
 
-def _place(diverged: Finding) -> Place | None:
+def _place(results: Results, step: Step, diverged: Finding) -> Place | None:
     """The one rank of the target that has the record otherwise, where that is known."""
     logical, origin = diverged.stage.logical, diverged.origin
     if logical is None or origin is None:
         return None
-    return logical.places.get(str(origin.row.get("name")))
+    found = logical.places.get(str(origin.row.get("name")))
+    order = _order(diverged)
+    if found is not None or order is None or origin.row.get("direction") != "forward":
+        return found
+    rank = tokens.lone_rank(results, diverged.stage.name, step.number, order)
+    if rank is None:
+        return None
+    return Place(rank, say("of the tokens behind it only those on rank {rank} differ", rank=rank))
+
+
+def _order(diverged: Finding) -> int | None:
+    """Where the record that parts first stands in the benchmark's execution order."""
+    row = diverged.origin.row if diverged.origin is not None else {}
+    logical = diverged.stage.logical
+    order = row.get("order") if logical is None else logical.orders.get(str(row.get("name")))
+    return order if isinstance(order, int) else None
+
+
+def _process(diverged: Finding) -> int | None:
+    """The benchmark's process that the record is of; None where it is of all."""
+    return (diverged.rank or 0) if diverged.stage.logical is None else None
 
 
 def _side(row: Row, side: str) -> Values:
@@ -143,17 +164,18 @@ def of_gate(shut: Shut, step: Step, benchmark: Run) -> First | None:
 def profile(results: Results, step: Step, diverged: Finding) -> tokens.Profile | None:
     """How the error lies along the sequences of the first block behind it, if tokens tell."""
     row = diverged.origin.row if diverged.origin is not None else {}
-    if row.get("direction") != "forward" or not isinstance(row.get("order"), int):
+    order = _order(diverged)
+    if row.get("direction") != "forward" or order is None:
         return None
     passes = diverged.stage.before_update
-    rank = diverged.rank or 0
-    return tokens.profile(results, diverged.stage.name, step.number, rank, row["order"], passes)
+    rank = _process(diverged)
+    return tokens.profile(results, diverged.stage.name, step.number, rank, order, passes)
 
 
 def with_block(results: Results, step: Step, diverged: Finding, cause: Cause) -> Cause:
     """The cause with the rank or the block that a difference is of, where no record says it."""
     stage = diverged.stage
-    place = _place(diverged)
+    place = _place(results, step, diverged)
     if place is not None:
         return msgspec.structs.replace(cause, evidence=[*cause.evidence, place.said])
     if stage.misplaced is None:

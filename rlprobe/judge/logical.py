@@ -107,6 +107,8 @@ class Joined:
     sketches: sketched.Joined = field(default_factory=dict)
     #: Rank and slice of a record that one rank alone has otherwise, by record name.
     places: Mapping[str, Place] = field(default_factory=dict)
+    #: Where a record's first call stands among the benchmark's, by record name.
+    orders: Mapping[str, int] = field(default_factory=dict)
     #: Records of modules that both sides have, and how many of them have a partner.
     shared: int = 0
     paired: int = 0
@@ -187,10 +189,22 @@ def joined(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joine
         table.sort("rank", "order", maintain_order=True),
         built.sketches,
         built.places,
+        _first_calls(rows, built.names),
         built.shared(),
         built.paired,
         alone,
     )
+
+
+def _first_calls(rows: pl.DataFrame, names: Mapping[tuple[str, str, str], str]) -> dict[str, int]:
+    """The place of each record's first call in the benchmark's execution order."""
+    own = rows.filter(_of_calls() & pl.col("name_benchmark").is_not_null())
+    first = own.group_by("module", "direction", "slot").agg(pl.col("order").min())
+    return {
+        names[module, direction, slot]: order
+        for module, direction, slot, order in first.iter_rows()
+        if (module, direction, slot) in names and order is not None
+    }
 
 
 def excuses(joined: Joined) -> list[Excuse]:
@@ -406,6 +420,7 @@ class _Rows:
         self._rows: list[dict[str, Any]] = []
         self.sketches: dict[tuple[int, str], tuple[_Sketch, _Sketch]] = {}
         self.places: dict[str, Place] = {}
+        self.names: dict[_Key, str] = {}
         self.paired = 0
 
     def add(self, key: _Key, benchmark: Whole | None, target: Whole | None) -> None:
@@ -428,6 +443,7 @@ class _Rows:
                 name = f"Module.{module}.{whole.op}.{direction}.0.{slot}.0"
                 # the benchmark's name and class, where it has one
                 row = {"name": name, "op": whole.op} | row | _numbers(side, name, whole)
+        self.names[key] = row["name"]
         if benchmark is None or target is None:
             row["status"] = "target_only" if benchmark is None else "benchmark_only"
         else:

@@ -24,7 +24,7 @@ _SHARE = 0.1
 
 
 def where(
-    results: Results, stage: str, step: int, rank: int, order: int
+    results: Results, stage: str, step: int, rank: int | None, order: int
 ) -> tuple[str, int | None] | None:
     """Where the first block from a record on parts most; None where no sketches tell.
 
@@ -32,7 +32,7 @@ def where(
         results: what was compared.
         stage: canonical name.
         step: captured step, from 0.
-        rank: the benchmark's process.
+        rank: the benchmark's process; None for all of them.
         order: execution order of the record in question on the benchmark.
 
     Returns:
@@ -53,6 +53,39 @@ def where(
     ).sort("token")
     token, response_at = own.select("token", "response_at").row(0)
     return worst["sample"], token - response_at if token >= response_at else None
+
+
+#: A rank whose tokens differ by so much more than those of all others is the one that has them so.
+_ALONE = 10.0
+
+
+def lone_rank(results: Results, stage: str, step: int, order: int) -> int | None:
+    """The target's rank on which alone tokens differ, in the first block from a record on.
+
+    Args:
+        results: what was compared.
+        stage: canonical name.
+        step: captured step, from 0.
+        order: execution order of the record in question on the benchmark.
+
+    Returns:
+        None where tokens of several ranks differ, where one alone has any, and where none tell.
+
+    Raises:
+        DumpError: the table is damaged.
+    """
+    tokens = _tokens(results, stage, step, None)
+    block = _from(tokens, order)
+    if tokens is None or block is None:
+        return None
+    # a rank has the same block in its own micro-batches
+    own = pl.col("name").str.replace(_CALL, "")
+    tokens = tokens.filter(own == block.select(own).item(0, 0))
+    errors = tokens.group_by("rank_target").agg(pl.col("error").median()).drop_nulls().sort("error")
+    if errors.height < 2:
+        return None
+    most, next_ = errors.item(-1, "error"), errors.item(-2, "error")
+    return int(errors.item(-1, "rank_target")) if most > _ALONE * next_ else None
 
 
 def first_block(
@@ -104,7 +137,12 @@ class Profile:
 
 
 def profile(
-    results: Results, stage: str, step: int, rank: int, order: int, passes: int | None = None
+    results: Results,
+    stage: str,
+    step: int,
+    rank: int | None,
+    order: int,
+    passes: int | None = None,
 ) -> Profile | None:
     """The profile of the first block from a record on; None where no sketches tell.
 
@@ -112,7 +150,7 @@ def profile(
         results: what was compared.
         stage: canonical name.
         step: captured step, from 0.
-        rank: the benchmark's process.
+        rank: the benchmark's process; None for all of them.
         order: execution order of the record in question on the benchmark.
         passes: micro-batches of the stage to look at: those before weights change. None for all.
 

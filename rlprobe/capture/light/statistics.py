@@ -151,7 +151,7 @@ class Statistics:
         return leaf
 
     def measured(self, tensor: Tensor) -> Place | None:
-        """Where the numbers of a tensor will stand that was measured a moment ago, in fp32 or wider.
+        """Where the numbers of a tensor will stand that was measured just before, at least in fp32.
 
         None where it was not, or where its numbers are rounded to a shorter format.
         """
