@@ -58,11 +58,14 @@ def _and_after(diagnosis: Diagnosis, after: Substituted) -> Diagnosis:
     """The diagnosis with what is left when the suspect's outputs are the benchmark's."""
     cause = diagnosis.cause
     assert cause is not None
-    fuller = msgspec.structs.replace(cause, evidence=[*cause.evidence, after.said])
-    text = diagnosis.sentence
+    fuller = msgspec.structs.replace(cause, evidence=[*cause.evidence, after.sentence])
+    text = _said(diagnosis.sentence, diagnosis)
     if after.agrees is False:
-        where = after.next_module or after.next_record
-        text += f" There is a second difference in {after.stage}, at {where}."
+        text += say(
+            " There is a second difference in {stage}, at {where}.",
+            stage=after.stage,
+            where=after.next_module or after.next_record,
+        )
     return msgspec.structs.replace(diagnosis, cause=fuller, sentence=text)
 
 
@@ -70,10 +73,14 @@ def _and_where(diagnosis: Diagnosis, where: Region) -> Diagnosis:
     """The diagnosis with the region in which the difference is made, where its cause is open."""
     cause = diagnosis.cause
     assert cause is not None
-    fuller = msgspec.structs.replace(cause, evidence=[*cause.evidence, where.said])
-    text = diagnosis.sentence
+    fuller = msgspec.structs.replace(cause, evidence=[*cause.evidence, where.sentence])
+    text = _said(diagnosis.sentence, diagnosis)
     if cause.known == UNKNOWN and where.first is not None:
-        text += f" It is made between the input of {where.first} and the output of {where.last}."
+        text += say(
+            " It is made between the input of {first} and the output of {last}.",
+            first=where.first,
+            last=where.last,
+        )
     return msgspec.structs.replace(diagnosis, cause=fuller, sentence=text)
 
 

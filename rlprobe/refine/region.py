@@ -19,6 +19,7 @@ from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
 from rlprobe.refine import substitution
+from rlprobe.said import COMMA, NOTHING_SAID, Message, Said, joined, kept, restored, say
 from rlprobe.spec import Suspects
 from rlprobe.store.read import Run
 
@@ -49,7 +50,14 @@ class Region(msgspec.Struct, frozen=True):
     beyond: list[str]
     said: str
     failed: list[str]
+    #: How its sentence was made (:mod:`rlprobe.said`).
+    messages: dict[str, Message] = {}
     format: int = FORMAT
+
+    @property
+    def sentence(self) -> Said:
+        """What was found, in either language."""
+        return restored(self.said, self.messages)
 
 
 def look(target: Run, suspects: Suspects, rows: pl.DataFrame) -> Region:
@@ -71,8 +79,10 @@ def look(target: Run, suspects: Suspects, rows: pl.DataFrame) -> Region:
             error = max(float(entry.apart) for entry in entries)
             found.append(Block(module, error, _floor(rows, module)))
     if failed or not found:
-        why = failed[0] if failed else "no block was called"
-        said = f"the benchmark's outputs of blocks could not be put in the target's place: {why}"
+        said = say(
+            "the benchmark's outputs of blocks could not be put in the target's place: {why}",
+            why=failed[0] if failed else say("no block was called"),
+        )
         return Region(suspects.stage, found, None, None, [], said, failed[:8])
     beyond = [b.module for b in found if b.floor is not None and not b.error <= b.floor]
     first, last = _ends(found, beyond)
@@ -109,31 +119,58 @@ def _ends(found: list[Block], beyond: list[str]) -> tuple[Block, Block]:
     return found[first], found[last]
 
 
-def _said(found: list[Block], beyond: list[str], first: Block, last: Block) -> str:
-    begins = f"given the benchmark's numbers at its input, each of {len(found)} blocks was run: "
-    where = f"between the input of {first.module} and the output of {last.module}"
+def _said(found: list[Block], beyond: list[str], first: Block, last: Block) -> Said:
+    begins = say(
+        "given the benchmark's numbers at its input, each of {count} blocks was run: ",
+        count=len(found),
+    )
+    where = say(
+        "between the input of {first} and the output of {last}",
+        first=first.module,
+        last=last.module,
+    )
     if not any(block.error for block in found):
-        return f"{begins}none differs; what runs between them makes the difference"
+        return begins + say("none differs; what runs between them makes the difference")
     if not beyond:
         worst = max(found, key=lambda b: b.error / b.floor if b.floor else 0.0)
-        share = f" (at most {worst.error / worst.floor:.2g} of it)" if worst.floor else ""
-        return (
-            f"{begins}none differs by more than its floor{share}, so that no single place is "
-            f"wrong; {_MOST:.0%} of what they make adds up {where}"
+        share = NOTHING_SAID
+        if worst.floor:
+            share = say(" (at most {share:.2g} of it)", share=worst.error / worst.floor)
+        return begins + say(
+            "none differs by more than its floor{share}, so that no single place is wrong; "
+            "{most:.0%} of what they make adds up {where}",
+            share=share,
+            most=_MOST,
+            where=where,
         )
-    shown = ", ".join(
-        f"{b.module} by {b.error:.2g} ({b.error / b.floor:.2g} times its floor)"
+    shown = [
+        say(
+            "{module} by {error:.2g} ({times:.2g} times its floor)",
+            module=b.module,
+            error=b.error,
+            times=b.error / b.floor,
+        )
         for b in found
         if b.module in beyond and b.floor
+    ]
+    alone = (
+        say("it alone differs")
+        if len(beyond) == 1
+        else say("{count} differ by themselves", count=len(beyond))
     )
-    alone = "it alone differs" if len(beyond) == 1 else f"{len(beyond)} differ by themselves"
-    return f"{begins}{alone}, {shown}: the difference is made {where}"
+    return begins + say(
+        "{alone}, {shown}: the difference is made {where}",
+        alone=alone,
+        shown=joined(shown, COMMA),
+        where=where,
+    )
 
 
 def write(directory: Path, found: Region) -> Path:
     """Write ``RESULTS_DIR/refine/region.json``."""
     path = directory / "refine" / NAME
-    replace_bytes(path, structfile.encoded(found))
+    plain, messages = kept(found)
+    replace_bytes(path, structfile.encoded(plain | {"messages": messages}))
     return path
 
 

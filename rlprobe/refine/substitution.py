@@ -22,6 +22,7 @@ from rlprobe.judge.inputs import PlannedPair, PlannedRun, Results, write
 from rlprobe.judge.judge import judge
 from rlprobe.refine.suspects import Plan
 from rlprobe.roles import BENCHMARK, TARGET
+from rlprobe.said import NOTHING_SAID, Message, Said, kept, restored, say
 from rlprobe.spec import Suspects
 from rlprobe.store.read import Run
 
@@ -48,7 +49,14 @@ class Substituted(msgspec.Struct, frozen=True):
     next_module: str | None = None
     next_record: str | None = None
     excess: float | None = None
+    #: How its sentence was made (:mod:`rlprobe.said`).
+    messages: dict[str, Message] = {}
     format: int = FORMAT
+
+    @property
+    def sentence(self) -> Said:
+        """What was found, in either language."""
+        return restored(self.said, self.messages)
 
 
 def look(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Substituted:
@@ -67,38 +75,51 @@ def look(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Substi
     module = suspects.trace_module or ""
     calls, failed = _reported(target, suspects)
     if not calls or failed:
-        why = failed[0] if failed else "the module was not called"
-        said = f"the benchmark's outputs of {module} could not be put in the target's place: {why}"
+        said = say(
+            "the benchmark's outputs of {module} could not be put in the target's place: {why}",
+            module=module,
+            why=failed[0] if failed else say("the module was not called"),
+        )
         return Substituted(module, suspects.stage, calls, failed, None, said)
     place = directory / "refine" / DIRECTORY
     shutil.rmtree(place, ignore_errors=True)
     step = judge(_compared(place, plan, suspects, target), suspects.step)
     finding = step.findings.get(suspects.stage)
-    begins = (
-        f"with the benchmark's outputs of {module} in place of the target's own ({calls} calls), "
+    begins = say(
+        "with the benchmark's outputs of {module} in place of the target's own ({calls} calls), ",
+        module=module,
+        calls=calls,
     )
     if finding is None or not finding.records:
-        return Substituted(
-            module, suspects.stage, calls, failed, None, f"{begins}nothing could be judged"
-        )
+        said = begins + say("nothing could be judged")
+        return Substituted(module, suspects.stage, calls, failed, None, said)
     origin = finding.origin
     if origin is None:
-        said = (
-            f"{begins}all {finding.records} judged quantities of {suspects.stage} agree: nothing "
-            "else is wrong in this stage"
+        said = begins + say(
+            "all {count} judged quantities of {stage} agree: nothing else is wrong in this stage",
+            count=finding.records,
+            stage=suspects.stage,
         )
         return Substituted(module, suspects.stage, calls, failed, True, said)
     if origin.module == module:
-        said = (
-            f"{begins}what {module} makes in its own backward pass still differs, so that nothing "
-            "is known of what comes after"
+        said = begins + say(
+            "what {module} makes in its own backward pass still differs, so that nothing is known "
+            "of what comes after",
+            module=module,
         )
         return Substituted(module, suspects.stage, calls, failed, None, said)
     where = (
-        f"at {origin.module} ({origin.operator})" if origin.module else f"in the {origin.operator}"
+        say("at {module} ({operator})", module=origin.module, operator=origin.operator)
+        if origin.module
+        else say("in the {operator}", operator=origin.operator)
     )
-    again = " in its backward pass" if origin.row.get("direction") == "backward" else ""
-    said = f"{begins}{suspects.stage} parts next {where}{again}"
+    backward = origin.row.get("direction") == "backward"
+    said = begins + say(
+        "{stage} parts next {where}{again}",
+        stage=suspects.stage,
+        where=where,
+        again=say(" in its backward pass") if backward else NOTHING_SAID,
+    )
     return Substituted(
         module, suspects.stage, calls, failed, False, said,
         origin.module, str(origin.row.get("name")), _finite(origin.row.get("excess")),
@@ -171,7 +192,8 @@ def _compared(place: Path, plan: Plan, suspects: Suspects, target: Run) -> Resul
 def write_found(directory: Path, found: Substituted) -> Path:
     """Write ``RESULTS_DIR/refine/substituted.json``."""
     path = directory / "refine" / NAME
-    replace_bytes(path, structfile.encoded(found))
+    plain, messages = kept(found)
+    replace_bytes(path, structfile.encoded(plain | {"messages": messages}))
     return path
 
 

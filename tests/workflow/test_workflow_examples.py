@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 #: Examples of sites with devices; the others run on any machine and are run by other tests.
 EXAMPLES = [
     *sorted((_ROOT / "config/examples").glob("*_gpu_to_npu.yaml")),
-    _ROOT / "config/examples/two_sites/gpu_site.yaml",
-    _ROOT / "config/examples/two_sites/npu_site.yaml",
+    *sorted((_ROOT / "config/examples/two_sites").glob("*.yaml")),
     _ROOT / "config/examples/npu_box.yaml",
 ]
 #: Where the sites of the examples keep models, data, images and stores.
@@ -125,3 +125,25 @@ def test_verl_knows_every_override(
         with hydra.initialize_config_module("verl.trainer.config", version_base=None):
             config = hydra.compose("ppo_trainer", overrides)
         assert config.trainer.n_gpus_per_node * config.trainer.nnodes == spec.world_size
+
+
+@pytest.mark.parametrize("pair", [("gpu_site", "npu_site"), ("slime_gpu_site", "slime_npu_site")])
+def test_both_halves_of_two_sites_describe_one_alignment(pair: tuple[str, str]) -> None:
+    """What is declared at both must be the same, or the second half replays another training."""
+    halves = [
+        yaml.safe_load((_ROOT / f"config/examples/two_sites/{name}.yaml").read_text())
+        for name in pair
+    ]
+    places = {"store", "results", "benchmark", "target", "controls"}
+    one, other = (
+        {
+            key: json.loads(re.sub('"/(data|nfs)/', '"/', json.dumps(value)))
+            for key, value in half.items()
+            if key not in places
+        }
+        for half in halves
+    )
+    assert one == other
+    sides = ("device", "precision", "world_size")
+    for role in ("benchmark", "target"):
+        assert [halves[0][role][k] for k in sides] == [halves[1][role][k] for k in sides]
