@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from rlprobe.cli.common import given_path, write_json
-from rlprobe.rollouts import Ragged, Rollouts, Sample, hdf5
+from rlprobe.rollouts import Ragged, Rollouts, Sample, hdf5, responses
 from rlprobe.terminal import counted
 
 
@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     )
     settings = ", ".join(f"{key} {value}" for key, value in sorted(rollouts.sampling.items()))
     print(f"sampling: {settings or 'not recorded'}")
+    print(f"responses: {_odd(responses.look(rollouts))}")
     for sample in rollouts.samples:
         reward = "-" if sample.reward is None else f"{sample.reward:g}"
         print(
@@ -38,6 +39,22 @@ def run(args: argparse.Namespace) -> int:
             f"{_short(sample.prompt_text)} -> {_short(sample.response_text)}"
         )
     return 0
+
+
+def _odd(found: responses.Responses | None) -> str:
+    """What is odd about the responses, in words."""
+    if found is None:
+        return "their tokens were not recorded"
+    said = [
+        f"{words} {len(ids)} of {found.count}" if ids is not None else f"{words} not known"
+        for words, ids in (
+            ("looping", found.looping),
+            ("garbled", found.garbled),
+            ("empty", found.empty),
+            ("as long as they may be", found.cut),
+        )
+    ]
+    return ", ".join(said)
 
 
 def describe(rollouts: Rollouts) -> dict[str, Any]:
@@ -51,12 +68,14 @@ def describe(rollouts: Rollouts) -> dict[str, Any]:
             "shape": list(values.shape),
             "ragged": ragged,
         }
+    odd = responses.look(rollouts)
     return {
         "step": rollouts.step,
         "trainer_step": rollouts.trainer_step,
         "sampling": rollouts.sampling,
         "tensors": tensors,
         "columns": sorted(rollouts.values),
+        "responses": None if odd is None else dataclasses.asdict(odd),
         "samples": [_sample(sample) for sample in rollouts.samples],
     }
 

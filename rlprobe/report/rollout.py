@@ -14,7 +14,7 @@ from rlprobe.errors import ReplayError
 from rlprobe.judge import forced
 from rlprobe.judge.analysis import Step
 from rlprobe.report import chart, words
-from rlprobe.rollouts import hdf5
+from rlprobe.rollouts import Rollouts, hdf5, responses
 from rlprobe.store.read import Run
 
 _COLUMNS = ("mean_d", "p99_d", "max_d", "k1", "k3", "ratio_low", "ratio_high", "ppl_train",
@@ -101,14 +101,16 @@ def gap(benchmark: Run, target: Run, step: Step) -> Gap | None:
         if (of_side := engine_layers.blocks(run, step.number))
     }
     choices = forced.of_step(step)
-    ids = _ids(benchmark, step.number) if choices else {}
+    recorded = _recorded(benchmark, step.number)
+    ids = {} if recorded is None else {s.sample_digest: s.id for s in recorded.samples}
     return Gap(
         columns=[words.both(key) for key in _COLUMNS],
         rows=rows,
         bars={name: f"{bar:g}" for name, bar in mismatch.BARS.items()},
         svg=chart.by_position(lines, mismatch.BARS["general"]) if drawn else None,
         said=[*_parts(benchmark, target, step.number, measured.get("benchmark")),
-              *_temperatures(benchmark, target, step.number), *_begins(blocks)],
+              *_temperatures(benchmark, target, step.number), *_begins(blocks),
+              *_responses(recorded)],
         blocks=blocks,
         phases=[
             PhaseRow(words.both(f"phase_{c.phase}"), c.samples, c.tokens, c.largest,
@@ -124,15 +126,30 @@ def gap(benchmark: Run, target: Run, step: Step) -> Gap | None:
     )  # fmt: skip
 
 
-def _ids(benchmark: Run, step: int) -> dict[str, str]:
-    """Ids of samples by digest; empty where the rollouts are not there."""
+def _recorded(benchmark: Run, step: int) -> Rollouts | None:
+    """The step's rollouts; None where they are not there."""
     path = benchmark.rollouts.get(step)
     if path is None:
-        return {}
+        return None
     try:
-        return {sample.sample_digest: sample.id for sample in hdf5.read(path).samples}
+        return hdf5.read(path)
     except ReplayError:
-        return {}  # the gate says that they cannot be read
+        return None  # the gate says that it cannot be read
+
+
+def _responses(recorded: Rollouts | None) -> Iterator[Markup]:
+    """What is odd about the responses that all sides train on."""
+    found = None if recorded is None else responses.look(recorded)
+    if found is None:
+        return
+
+    def counted(ids: tuple[str, ...] | None) -> str:
+        return "?" if ids is None else str(len(ids))
+
+    yield words.both(
+        "responses_odd", count=found.count, looping=counted(found.looping),
+        garbled=counted(found.garbled), empty=counted(found.empty), cut=counted(found.cut),
+    )  # fmt: skip
 
 
 def _rows(benchmark: Run, target: Run, step: int) -> Iterator[GapRow]:
