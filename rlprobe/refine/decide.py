@@ -75,11 +75,9 @@ def _and_where(diagnosis: Diagnosis, where: Region) -> Diagnosis:
     assert cause is not None
     fuller = msgspec.structs.replace(cause, evidence=[*cause.evidence, where.sentence])
     text = _said(diagnosis.sentence, diagnosis)
-    if cause.known == UNKNOWN and where.first is not None:
+    if cause.known == UNKNOWN and where.first is not None and where.last is not None:
         text += say(
-            " It is made between the input of {first} and the output of {last}.",
-            first=where.first,
-            last=where.last,
+            " The difference is made {where}.", where=region.between(where.first, where.last)
         )
     return msgspec.structs.replace(diagnosis, cause=fuller, sentence=text)
 

@@ -40,7 +40,7 @@ def entering(b: Operator, t: Operator, changed: bool, noise: float) -> list[Diff
             if v.origin is None or w.origin is None:
                 continue
             if w.origin.startswith(_MASKS) and masks_others(v, w):
-                found.append(_masked(t, other.name, w, changed))
+                found.append(_masked(b, t, other.name, w))
             if w.origin.startswith(_JUDGED):
                 continue
             size = error(v, w)
@@ -60,12 +60,16 @@ def masks_others(v: Value, w: Value) -> bool:
     return v.digest != w.digest and (v.min, v.max) == (w.min, w.max)
 
 
-def _masked(op: Operator, name: str, w: Value, changed: bool) -> Difference:
+def _masked(b: Operator, t: Operator, name: str, w: Value) -> Difference:
     said = say(
         "{value}, given to {operator} as {name}, masks other elements",
         value=w.origin or "",
-        operator=op.said,
+        operator=t.said,
         name=name,
+    )
+    # scores beside the lowest number have no size: their digests tell
+    changed = any(
+        one.digest != other.digest for one, other in zip(b.outputs, t.outputs, strict=False)
     )
     return Difference("mask", said, changed, "value")
 

@@ -117,13 +117,21 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
             f"not fit into {suspects.budget_mib} MiB: raise --budget-mib"
         )
     judged = judged or Look(math.nan)
-    repeated = all(
+    repeats = [
         _repeats(run, Run.open(run.store, key), suspects)
         for run, key in ((benchmark, plan.benchmark), (target, plan.target))
-    )
+    ]
+    repeated = all(until for _, until in repeats)
     if not repeated:
         judged.evidence.append(
             say("the runs that kept tensors did not repeat the diagnosed numbers bit for bit")
+        )
+    elif not all(whole for whole, _ in repeats):
+        judged.evidence.append(
+            say(
+                "after it was run a second time, later numbers are others: the suspect keeps "
+                "something from one call to the next"
+            )
         )
     return Refined(
         benchmark=plan.benchmark,
@@ -202,12 +210,23 @@ def _tried(sides: list[_Side]) -> Seen | None:
     return Seen(found.cause or "unknown", found.statement, [*found.evidence])
 
 
-def _repeats(run: Run, diagnosed: Run, suspects: Suspects) -> bool:
-    """Whether every record that a refining run has is as in the run that was diagnosed."""
+def _repeats(run: Run, diagnosed: Run, suspects: Suspects) -> tuple[bool, bool]:
+    """Whether the records of a refining run are as in the run that was diagnosed.
+
+    Returns:
+        whether all are, and those up to the suspect one: running a suspect again beside its own
+        call changes what comes after where it keeps something from call to call.
+    """
     again, before = (_numbers(each, suspects) for each in (run, diagnosed))
     both = again.join(before, on=["name", "order_in_name"], suffix="_before")
     same = [pl.col(n).eq_missing(pl.col(f"{n}_before")) for n in _STATISTICS]
-    return both.height > 0 and both.filter(~pl.all_horizontal(same)).is_empty()
+    other = both.filter(~pl.all_horizontal(same))
+    if other.is_empty():
+        return both.height > 0, both.height > 0
+    suspect = both.filter(pl.col("name") == suspects.record).get_column("order").min()
+    first = other.get_column("order").min()
+    until = isinstance(suspect, int) and isinstance(first, int) and first > suspect
+    return False, until
 
 
 _STATISTICS = ("max", "min", "mean", "norm")
@@ -218,7 +237,7 @@ def _numbers(run: Run, suspects: Suspects) -> pl.DataFrame:
     return (
         pl.scan_parquet(run.records(suspects.stage))
         .filter((pl.col("step") == suspects.step) & (pl.col("rank") == suspects.rank))
-        .select("name", *_STATISTICS)
+        .select("name", "order", *_STATISTICS)
         .with_columns(order_in_name=pl.int_range(pl.len()).over("name"))
         .collect()
     )

@@ -119,16 +119,19 @@ def _ends(found: list[Block], beyond: list[str]) -> tuple[Block, Block]:
     return found[first], found[last]
 
 
+def between(first: str, last: str) -> Said:
+    """A region in words."""
+    if first == last:
+        return say("inside {block}", block=first)
+    return say("between the input of {first} and the output of {last}", first=first, last=last)
+
+
 def _said(found: list[Block], beyond: list[str], first: Block, last: Block) -> Said:
     begins = say(
         "given the benchmark's numbers at its input, each of {count} blocks was run: ",
         count=len(found),
     )
-    where = say(
-        "between the input of {first} and the output of {last}",
-        first=first.module,
-        last=last.module,
-    )
+    where = between(first.module, last.module)
     if not any(block.error for block in found):
         return begins + say("none differs; what runs between them makes the difference")
     if not beyond:

@@ -133,3 +133,49 @@ def test_a_unit_of_fsdp_is_run_again_with_its_whole_parameters(tmp_path: Path) -
     assert found.again is not None
     assert found.again.failed is None and found.again.wide_failed is None
     assert found.again.repeats is True
+
+
+class Attends(nn.Module):
+    """Adds the mask that it is given to its scores."""
+
+    def __init__(self, width: int = 24) -> None:
+        super().__init__()
+        self.inner = nn.Identity()
+        self.width = width
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        scores = self.inner(x) @ x.transpose(1, 2) + mask
+        return scores.softmax(-1) @ x
+
+
+@pytest.mark.parametrize(
+    ("number", "hidden", "cause"),
+    [(-3.4e38, 0, "mask"), (-3.4e38, None, None), (-1e9, None, None)],
+)
+def test_a_mask_that_comes_in_and_masks_others_is_named(
+    tmp_path: Path, number: float, hidden: int | None, cause: str | None
+) -> None:
+    """One that says "never" with another number masks the same."""
+
+    def masked(value: float, first: int | None) -> Tensor:
+        mask = torch.zeros(7, 7).masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), value)
+        if first is not None:
+            mask[1:, first] = value
+        return mask
+
+    def using(mask: Tensor) -> Any:
+        def change(made: Any) -> None:
+            layer = made.layers[1]
+            attends, right = Attends(), layer.norm.forward
+            layer.attends = attends
+            layer.norm.forward = lambda x: attends(right(x), mask)
+
+        return change
+
+    sides = [
+        run(tmp_path / name, using(masked(value, first)), module="layers.1.attends")[0]
+        for name, value, first in (("b", -3.4e38, None), ("t", number, hidden))
+    ]
+    found = observe(sides[0], sides[1], 1e-6, 1e-6, forward=True).first
+    assert (found.cause if found else None) == cause, found
+    assert cause is None or "masks other elements" in first(observe(sides[0], sides[1])).said
