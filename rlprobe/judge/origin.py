@@ -8,7 +8,8 @@ that agree. Which code made it?
   innermost module that encloses it and whose own inputs agree;
 - a **gradient** that arrives at a module: likewise, backward; the very first of a backward pass
   comes from the loss;
-- a gradient that a module passes on, or of its parameters: the module;
+- a gradient that a module passes on, or of its parameters: the module; so it is where one side
+  passes none on, and what arrives behind it lacks a part;
 - a **loss**: the loss, when all forward records agree;
 - gradients after reduction or clipping, changes of parameters: the reduction, the clipping, the
   optimizer.
@@ -25,7 +26,7 @@ import polars as pl
 from rlprobe.judge import execution
 from rlprobe.judge.execution import Call
 from rlprobe.judge.row import Row, first
-from rlprobe.said import Said, say
+from rlprobe.said import Said, of_side, say
 
 #: Kinds of origin.
 MODULE, GLUE, STAGE_INPUT, LOSS, WEIGHT_GRADIENT, ACCUMULATION = (
@@ -36,6 +37,8 @@ MODULE, GLUE, STAGE_INPUT, LOSS, WEIGHT_GRADIENT, ACCUMULATION = (
     "weight_gradient",
     "accumulation",
 )
+#: A module through which one side alone passes a gradient back.
+CUT = "cut"
 REDUCTION, CLIPPING, OPTIMIZER, WEIGHTS = "reduction", "clipping", "optimizer", "weights"
 #: More than this share of parameter gradients differing, activations' agreeing, is no module's.
 _MOST = 0.5
@@ -242,6 +245,9 @@ def _backward(row: Row, rows: pl.DataFrame, calls: list[Call]) -> Origin:
     owner = _encloses(row["call_id"], calls)
     if owner is not None:
         call = calls[owner]
+        cut = _cut(row, rows, call.module or "")
+        if cut is not None:
+            return cut
         return Origin(
             GLUE,
             call.module,
@@ -263,6 +269,45 @@ def _backward(row: Row, rows: pl.DataFrame, calls: list[Call]) -> Origin:
             "the gradient at the output of {module} differs although those behind it "
             "agree; no recorded module encloses it",
             module=row["module"],
+        ),
+    )
+
+
+def _cut(row: Row, rows: pl.DataFrame, owner: str) -> Origin | None:
+    """The outermost module within a block that is given a gradient and on one side passes none on.
+
+    Args:
+        row: the first gradient behind it that differs.
+        rows: of the process.
+        owner: the block, whose own code would be the origin else.
+    """
+    ran = rows.filter(
+        (pl.col("micro_batch") == row["micro_batch"])
+        & (pl.col("phase") == execution.BACKWARD)
+        & (pl.col("sequence") < row["sequence"])
+        & pl.col("module").str.starts_with(f"{owner}.")
+    )
+    given = ran.filter((pl.col("slot") == "input") & pl.col("judged") & ~pl.col("beyond"))
+    lone = pl.col("dtype_benchmark").is_null() != pl.col("dtype_target").is_null()
+    cut = ran.filter(
+        (pl.col("slot") == "output")
+        & lone
+        & pl.col("module").is_in(given.get_column("module").implode())
+    )
+    found = first(cut.sort(pl.col("module").str.len_chars(), "sequence"))
+    if found is None:
+        return None
+    passes = "benchmark" if found["dtype_target"] is None else "target"
+    return Origin(
+        CUT,
+        found["module"],
+        found["op"],
+        row,
+        say(
+            "{module} is given the same gradient on both sides, and on the {side} alone passes "
+            "one on: the other cuts it off",
+            module=found["module"],
+            side=of_side(passes),
         ),
     )
 

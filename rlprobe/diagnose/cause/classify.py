@@ -29,6 +29,10 @@ def classify(
     """
     if finding.origin is None:
         raise ValueError("a stage that does not part has no cause")
+    if finding.origin.kind == kinds.CUT:
+        # the records themselves show it
+        reason = finding.origin.reason
+        return Cause("implementation", OBSERVED, reason, [reason])
     found = judged(step, finding, world_size, profile)
     known: Known = UNKNOWN if found.cause == UNKNOWN else CONSISTENT
     statement = NOTHING if known == UNKNOWN else found.said[-1]

@@ -120,6 +120,50 @@ def test_a_parameters_gradient_comes_after_what_arrives_at_its_module() -> None:
     assert ordered.get_column("slot").to_list() == ["output", "input", "grad", "output"]
 
 
+@pytest.mark.parametrize("lone", ["dtype_benchmark", "dtype_target", None])
+def test_a_gradient_that_one_side_alone_passes_on_is_cut_off_there(lone: str | None) -> None:
+    """The block's own code would be blamed, which adds up what it is given."""
+    ran = [
+        ("block", "input"), ("block.mlp", "input"), ("block.mlp.up", "input"),
+        ("block.mlp.up", "output"), ("block.mlp", "output"), ("block.attn", "input"),
+        ("block.attn", "output"), ("block", "output"),
+    ]  # fmt: skip
+    forward = [(module, "output") for module in ("block.attn", "block.mlp.up", "block.mlp")]
+    rows = pl.DataFrame(
+        [
+            {"order": order, "name": f"Module.{module}.Op.{direction}.0.{slot}.0",
+             "module": module, "op": "Op", "call": 0, "direction": direction, "slot": slot}
+            for order, (direction, (module, slot)) in enumerate(
+                [("forward", one) for one in [*forward, ("block", "output")]]
+                + [("backward", one) for one in ran]
+            )
+        ]
+    )  # fmt: skip
+    cut = pl.col("module").is_in(["block.mlp", "block.mlp.up"]) & (pl.col("slot") == "output")
+    cut &= pl.col("direction") == "backward"
+    rows, calls = execution.timeline(rows)
+    late = pl.col("module").is_in(["block.attn"]) & (pl.col("direction") == "backward")
+    missing = cut & pl.lit(lone is not None)
+    rows = rows.with_columns(
+        judged=~missing,
+        beyond=late | ((pl.col("module") == "block") & (pl.col("slot") == "output")
+                       & (pl.col("direction") == "backward")),
+        error=pl.when(missing).then(None).otherwise(0.5),
+        **{
+            name: pl.when(cut & pl.lit(name == lone)).then(None).otherwise(pl.lit("torch.float32"))
+            for name in ("dtype_benchmark", "dtype_target")
+        },
+    )  # fmt: skip
+    found = origin.find(rows, calls)
+    assert found is not None
+    if lone is None:
+        assert (found.kind, found.module) == (origin.GLUE, "block")
+        return
+    assert (found.kind, found.module) == (origin.CUT, "block.mlp"), "the outermost"
+    side = "target" if lone == "dtype_benchmark" else "benchmark"
+    assert f"on the {side} alone passes one on" in found.reason
+
+
 def bf16(values: np.ndarray) -> np.ndarray:
     bits = values.astype(np.float32).view(np.uint32).astype(np.uint64)
     even = (bits >> 16) & 1
