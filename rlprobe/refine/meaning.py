@@ -44,6 +44,7 @@ _MAKES = frozenset({
 })  # fmt: skip
 _CASTS = frozenset({"_to_copy", "to", "type_as", "prims_convert_element_type", "npu_dtype_cast"})
 _TIMES = frozenset({"mul", "div", "neg", "true_divide", "_foreach_mul", "_foreach_div"})
+_COUNTS = frozenset({"sum", "cumsum", "count_nonzero", "bincount", "nonzero", "diff"})
 _CUTS = frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh", "clip"})
 _MASKS = frozenset({"tril", "triu"})
 _RANDOM = frozenset({
@@ -110,8 +111,9 @@ def of_operators(operators: Sequence[Operator], around: bool = False) -> str:
     if any(op.name.startswith(_COLLECTIVES) for op in working):
         return "reduction"
     made = [value for op in working for value in op.outputs]
-    # one whole number is a count, and no labels
-    if around and all(map(_is_whole, made)) and any(map(_is_several, made)):
+    # one whole number is a count, and so is a sum of them: no labels
+    counts = bool(names & _COUNTS) or not any(map(_is_several, made))
+    if around and all(map(_is_whole, made)) and not counts:
         return "label_or_mask_shift"
     if names <= _CASTS:
         shorter = any(_unit(v) > min(map(_unit, op.inputs), default=1.0)

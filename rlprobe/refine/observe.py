@@ -9,6 +9,7 @@ operator itself.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from rlprobe.judge.roundoff import UNIT
@@ -69,8 +70,15 @@ def observe(
     else:
         ways = (True,) if forward and target.kind == "module" else (True, False)
         steps = [step for way in ways for step in pair(*(_way(s, way) for s in sides))]
+    unused = _unused(benchmark, target), _unused(target, benchmark)
     for at, step in enumerate(steps):
         if isinstance(step, Apart):
+            step = Apart(
+                [op for op in step.benchmark if _key(op) not in unused[0]],
+                [op for op in step.target if _key(op) not in unused[1]],
+            )
+            if not (step.benchmark or step.target):
+                continue
             used = _used(step, steps[at + 1 :], (benchmark, target))
             # where nothing that both sides run uses what they made, they may be a cause
             differs = not used or any(_differ(one, other, 0.0, floor) for one, other in used)
@@ -81,6 +89,27 @@ def observe(
         else:
             _add(found, _both(step, sides[1], noise, floor))
     return found
+
+
+_Key = tuple[object, ...]
+
+
+def _unused(one: Trace, other: Trace) -> set[_Key]:
+    """Operators of one side that the other runs as often, where its results do not depend on them.
+
+    They are no operators of one side alone.
+    """
+    ran = [Counter(_key(op) for op in side.operators) for side in (one, other)]
+    used = [Counter(_key(op) for op in side.live()) for side in (one, other)]
+    return {
+        key for key, count in used[0].items() if ran[1][key] >= ran[0][key] and used[1][key] < count
+    }
+
+
+def _key(op: Operator) -> _Key:
+    """What tells an operator from others of a trace: its name, place in the code and shapes."""
+    shapes = tuple(tuple(value.shape) for value in op.inputs)
+    return op.name, op.site, op.node, op.direction, shapes, str(scalars(op))
 
 
 def _add(found: Observed, differences: list[Difference]) -> None:

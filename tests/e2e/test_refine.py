@@ -16,7 +16,7 @@ import pytest
 from rlprobe.cli import main
 from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.errors import ConfigError, DumpError
-from rlprobe.refine import decide, refined, substitution, suspects
+from rlprobe.refine import decide, refined, region, substitution, suspects
 from rlprobe.runs.launch import launch
 from rlprobe.runs.plan import plan
 from rlprobe.runs.suspects import half, refining
@@ -48,6 +48,18 @@ def two_places(site):
     with output_of(values, lambda y: y.roll(y.shape[-1] // 2, -1)):
         with output_of(head, lambda y: y * 1.01):
             yield
+
+@fault(stage="actor_compute_log_prob", module="model.layers.1.mlp.down_proj", cause="unknown")
+def past_the_dispatcher(site):
+    import numpy as np
+
+    def kernel(y):
+        memory = y.detach().numpy()  # no operator of torch's sees what is written there
+        memory += 1e-2 * np.cos(40 * memory)
+        return y
+
+    with output_of(site.model.get_submodule("model.layers.1.mlp.down_proj"), kernel):
+        yield
 
 @fault(stage="critic_update", cause="optimizer")
 def faster(site):
@@ -206,6 +218,20 @@ def test_another_learning_rate_is_observed_in_the_update(judge: Any) -> None:
     cause = pipeline.refine(trial, judged).diagnosis.cause
     assert cause is not None and (cause.class_, cause.known) == ("optimizer", "observed"), cause
     assert cause.statement.startswith("lr ") and "in group 0 of the optimizer" in cause.statement
+
+
+@pytest.mark.long
+def test_what_no_operator_shows_is_placed_between_blocks(judge: Any) -> None:
+    judged, pipeline, trial = judge("past_the_dispatcher")
+    found = pipeline.refine(trial, judged).diagnosis
+    assert found.cause is not None and found.cause.known == "unknown", found.cause
+    assert found.sentence.endswith("The difference is made inside model.layers.1."), found.sentence
+    where = region.read(judged.directory)
+    assert where is not None and where.beyond == ["model.layers.1"]
+    # the layers before and behind it, given the benchmark's numbers, make the benchmark's
+    others = [b for b in where.blocks if b.module != "model.layers.1"]
+    assert len(others) > 3 and all(b.floor and b.error <= b.floor for b in others)
+    assert where.said in found.cause.evidence
 
 
 def test_the_command_refuses_an_empty_budget(capsys: pytest.CaptureFixture[str]) -> None:

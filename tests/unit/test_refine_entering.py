@@ -14,7 +14,7 @@ from torch import Tensor, nn  # noqa: E402
 from rlprobe.refine import trace  # noqa: E402
 from rlprobe.refine.observe import Observed, observe  # noqa: E402
 from tests.unit.capture_helpers import UPDATE, rank_dir, recorder, tokens  # noqa: E402
-from tests.unit.test_refine_trace import first, model, run, wrapped  # noqa: E402
+from tests.unit.test_refine_trace import first, model, of_masked, run, wrapped  # noqa: E402
 
 
 def update(
@@ -179,3 +179,40 @@ def test_a_mask_that_comes_in_and_masks_others_is_named(
     found = observe(sides[0], sides[1], 1e-6, 1e-6, forward=True).first
     assert (found.cause if found else None) == cause, found
     assert cause is None or "masks other elements" in first(observe(sides[0], sides[1])).said
+
+
+def test_counting_tokens_is_no_shift_of_labels(tmp_path: Path) -> None:
+    def by_row(logits: Tensor) -> Tensor:
+        picked = tokens()
+        chosen = torch.log_softmax(logits, -1).gather(-1, picked[..., None])[..., 0]
+        mask = picked > 3
+        each = -(chosen * mask).sum(-1) / mask.sum(-1)
+        return each.mean()
+
+    losses = {"b": of_masked(lambda m: m), "t": by_row}
+    sides = [
+        run(tmp_path / name, kind="outputs", module=None, loss=loss)[0]
+        for name, loss in losses.items()
+    ]
+    assert first(observe(sides[0], sides[1])).cause == "implementation"
+
+
+def test_what_the_other_side_runs_to_no_effect_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    """Both sides count their tokens, and one does not divide by that."""
+
+    def counted(used: bool) -> Any:
+        def loss(logits: Tensor) -> Tensor:
+            picked = tokens()
+            chosen = torch.log_softmax(logits, -1).gather(-1, picked[..., None])[..., 0]
+            number = (picked > 3).roll(1, -1).sum().item()
+            return -(chosen.sum() / (number if used else 100))
+
+        return loss
+
+    sides = [
+        run(tmp_path / name, kind="outputs", module=None, loss=counted(used))[0]
+        for name, used in (("b", True), ("t", False))
+    ]
+    said = [difference.said for difference in observe(sides[0], sides[1]).differences]
+    assert not any("which the target does not" in words for words in said), said
+    assert first(observe(sides[0], sides[1])).said.startswith("divisor 100 on the target instead")
