@@ -143,12 +143,13 @@ _WITHIN = {"layout": ("row_order", "label_or_mask_shift")}
 
 def _decided(cause: Cause, refined: Refined, diagnosis: Diagnosis) -> Cause:
     """The best known cause, without its evidence."""
-    if not refined.repeated:
-        return cause
     observed, tried = refined.observed, refined.tried
     law = _said(cause.statement, diagnosis)
     if tried is not None and tried.cause == "nondeterministic":
+        # also where the runs do not repeat each other: that is the same finding
         return Cause(tried.cause, REPRODUCED, refined.said(tried.statement), [])
+    if not refined.repeated:
+        return cause
     if observed is not None and cause.class_ in _WITHIN.get(observed.cause, ()):
         return _both(cause, law, refined.said(observed.statement))
     if observed is not None and observed.cause not in ("unknown", IMPLEMENTATION):

@@ -45,15 +45,23 @@ class Side:
     wide: list[Array | None]
 
 
-def judge(benchmark: Side, target: Side) -> Experiments:
-    """What the experiments on the two sides show together."""
+def judge(benchmark: Side, target: Side, *, stable: bool = False) -> Experiments:
+    """What the experiments on the two sides show together.
+
+    Args:
+        benchmark, target: the sides.
+        stable: whether the runs of the experiments repeat the diagnosed ones bit for bit. What a
+            suspect then makes otherwise the second time is no chance: it keeps something.
+    """
     found = Experiments()
-    _repeats(found, benchmark.again, target.again)
+    _repeats(found, benchmark.again, target.again, stable)
     _nearer(found, benchmark, target)
     return found
 
 
-def _repeats(found: Experiments, benchmark: Again | None, target: Again | None) -> None:
+def _repeats(
+    found: Experiments, benchmark: Again | None, target: Again | None, stable: bool
+) -> None:
     wrong = []
     for name, again in (("benchmark", benchmark), ("target", target)):
         if again is None:
@@ -66,7 +74,15 @@ def _repeats(found: Experiments, benchmark: Again | None, target: Again | None) 
                     failed=again.failed,
                 )
             )
-        if again.repeats is False:
+        if again.repeats is False and stable:
+            found.evidence.append(
+                say(
+                    "run twice on the same inputs, the {side} makes other numbers, and in another "
+                    "run it makes the same ones again: it keeps something from call to call",
+                    side=of_side(name),
+                )
+            )
+        elif again.repeats is False:
             size = NOTHING_SAID
             if again.difference is not None:
                 size = say(" (they differ by {difference:.2g})", difference=again.difference)
@@ -87,7 +103,7 @@ def _repeats(found: Experiments, benchmark: Again | None, target: Again | None) 
     both = {w.split()[0] for w in wrong} == {"benchmark", "target"}
     if wrong and not both:
         found.cause, found.statement = "nondeterministic", found.evidence[-1]
-    elif not wrong and benchmark is not None and target is not None and target.repeats:
+    elif all(again is not None and again.repeats for again in (benchmark, target)) and not wrong:
         found.evidence.append(
             say("run twice on the same inputs, each side repeats its numbers exactly")
         )

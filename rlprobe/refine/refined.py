@@ -152,7 +152,7 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
         channels=judged.channels,
         records=shown,
         observed=None if watched is None else _seen(watched, plan, suspects),
-        tried=_tried(sides),
+        tried=_tried(sides, repeated),
         operators=[] if watched is None else list(watched.operators),
     )
 
@@ -202,11 +202,12 @@ def _class(first: Difference, plan: Plan) -> str:
 _OF_PLACES = {LOSS: "loss", OPTIMIZER: "optimizer"}
 
 
-def _tried(sides: list[_Side]) -> Seen | None:
+def _tried(sides: list[_Side], repeated: bool) -> Seen | None:
     traces = [side.trace for side in sides]
     if any(t is None or t.again is None for t in traces):
         return None
-    found = experiments.judge(*(side.experiment() for side in sides))
+    benchmark, target = (side.experiment() for side in sides)
+    found = experiments.judge(benchmark, target, stable=repeated)
     return Seen(found.cause or "unknown", found.statement, [*found.evidence])
 
 

@@ -343,6 +343,9 @@ def test_a_race_does_not_repeat(tmp_path: Path) -> None:
     assert judged.cause == "nondeterministic" and "the target makes other numbers" in (
         judged.statement
     )
+    # another run that makes the same numbers: no race, but a module that keeps something
+    kept = experiments.judge(side, experiments.Side(found.again, [], []), stable=True)
+    assert kept.cause is None and "it keeps something from call to call" in kept.evidence[0]
     both = experiments.Side(found.again, [], [])
     assert experiments.judge(both, both).cause is None
 
