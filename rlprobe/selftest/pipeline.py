@@ -217,8 +217,10 @@ class Pipeline:
             return judged
         began = time.monotonic()
         directory = judged.directory
-        if not (directory / diagnosis.REFINED / diagnosis.NAME).is_file():
+        if not stamp.is_refined(directory):
+            shutil.rmtree(directory / "refine", ignore_errors=True)
             self._look_again(trial, judged)
+            stamp.write_refined(directory)
         seconds = judged.seconds + time.monotonic() - began
         return Judged(diagnosis.answer(directory), directory, seconds)
 

@@ -19,23 +19,25 @@ from rlprobe.spec import RunSpec
 _NAME = "judged_from.json"
 #: What compares and what diagnoses; the code of a diagnosis is these and all that they import.
 _ENTRANCES = ("rlprobe.compare.compare", "rlprobe.diagnose.run")
+#: What looks again and decides.
+_REFINING = ("rlprobe.refine.suspects", "rlprobe.refine.decide", "rlprobe.runs.suspects")
 
 
 @functools.cache
-def code() -> str:
+def code(entrances: tuple[str, ...] = _ENTRANCES) -> str:
     """Digest of the code that compares and diagnoses, and of the data beside it."""
     root = Path(rlprobe.__file__).parent
     digest = hashlib.sha256()
-    for file in sorted(_reached(root)):
+    for file in sorted(_reached(root, entrances)):
         digest.update(f"{file.relative_to(root)}\0".encode())
         digest.update(file.read_bytes() + b"\0")
     return digest.hexdigest()
 
 
-def _reached(root: Path) -> set[Path]:
+def _reached(root: Path, entrances: tuple[str, ...] = _ENTRANCES) -> set[Path]:
     """The files of the package that the entrances import, directly or not."""
     reached: set[Path] = set()
-    waiting = list(_ENTRANCES)
+    waiting = list(entrances)
     while waiting:
         file = _file(root, waiting.pop())
         if file is None or file in reached:
@@ -79,3 +81,16 @@ def kept(directory: Path, stamp: str) -> Diagnosis | None:
 def write(directory: Path, stamp: str) -> None:
     """Say what the diagnosis in ``directory`` was made from; the last thing written there."""
     replace_text(directory / _NAME, stamp)
+
+
+def is_refined(directory: Path) -> bool:
+    """Whether a trial's refinement is there and was made by the code that is here now."""
+    try:
+        return (directory / "refine" / _NAME).read_text(encoding="utf-8") == code(_REFINING)
+    except OSError:
+        return False
+
+
+def write_refined(directory: Path) -> None:
+    """Say what the refinement in ``directory`` was made by; the last thing written there."""
+    replace_text(directory / "refine" / _NAME, code(_REFINING))

@@ -73,3 +73,18 @@ def test_a_damaged_diagnosis_is_made_again(tmp_path: Path) -> None:
     (tmp_path / diagnosis.NAME).write_text("{", encoding="utf-8")
     stamp.write(tmp_path, stamp.of(runs()))
     assert stamp.kept(tmp_path, stamp.of(runs())) is None
+
+
+def test_a_refinement_by_other_code_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not stamp.is_refined(tmp_path)
+    (tmp_path / "refine").mkdir()
+    stamp.write_refined(tmp_path)
+    assert stamp.is_refined(tmp_path)
+    root = Path(rlprobe.__file__).parent
+    reached = {str(f.relative_to(root)) for f in stamp._reached(root, stamp._REFINING)}
+    assert {"refine/observe.py", "refine/experiments.py", "refine/region.py",
+            "refine/meaning.py"} <= reached  # fmt: skip
+    monkeypatch.setattr(stamp, "_REFINING", ("rlprobe.refine.trace",))
+    assert not stamp.is_refined(tmp_path)
