@@ -207,9 +207,12 @@ def _used(
 
 
 def _are_moved(used: list[tuple[Value, Value]], floor: float) -> bool:
-    """Whether values hold the same numbers, wherever they stand: what moves may also leave out."""
+    """Whether values hold the same numbers, wherever they stand: what moves may also leave out.
+
+    Where nothing that both sides run uses them, nothing says so.
+    """
     allowed = max(floor, _KERNEL * UNIT["torch.float32"])
-    return all(
+    return bool(used) and all(
         math.prod(one.shape) == math.prod(other.shape)
         and not any(
             apart(getattr(one, name), getattr(other, name), allowed)

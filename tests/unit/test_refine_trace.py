@@ -218,6 +218,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
     "halves": (lambda y: torch.cat([y[..., 12:], y[..., :12]], -1), "layout", "cat"),
     "dropout": (lambda y: nn.functional.dropout(y, 0.1), "nondeterministic", "bernoulli_"),
     "cap": (lambda y: 5 * torch.tanh(y / 5), "implementation", "tanh"),
+    "half of it": (lambda y: y + y.flip(-1) * (y > 0), "implementation", "flip"),
     "repeated": (lambda y: torch.cat([y[..., :12], y[..., :12]], -1), "implementation", "cat"),
     "padded": (
         lambda y: torch.cat([y, torch.zeros_like(y[..., :1])], -1).softmax(-1)[..., :-1],
