@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from rlprobe.capture.megatron_names import MegatronNames
+from rlprobe.logical.wrappers import COMPONENTS, PEFT_LAYER
 
 #: Wrapper classes and the attribute under which each keeps what it wraps.
 _WRAPPERS = {
@@ -22,8 +23,6 @@ _WRAPPERS = {
     "DeepSpeedEngine": "module",
     "LoraModel": "model",
 }
-#: Path components that are wrappers wherever they stand.
-_COMPONENTS = frozenset({"_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod"})
 
 
 def _wrapped_attribute(module: nn.Module) -> str | None:
@@ -55,7 +54,7 @@ def unwrap(model: nn.Module) -> tuple[str, nn.Module]:
 def strip(path: str, prefix: str = "") -> str:
     """A module's path without the outer prefix and without wrapper components."""
     path = path[len(prefix) :] if path.startswith(prefix) else path
-    return ".".join(part for part in path.split(".") if part not in _COMPONENTS)
+    return ".".join(part for part in path.split(".") if part not in COMPONENTS)
 
 
 def parameter_name(path: str, prefix: str = "") -> str:
@@ -64,7 +63,7 @@ def parameter_name(path: str, prefix: str = "") -> str:
     ``base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight`` becomes
     ``model.layers.0.self_attn.q_proj.weight``; adapters keep their own names.
     """
-    return ".".join(part for part in strip(path, prefix).split(".") if part != "base_layer")
+    return ".".join(part for part in strip(path, prefix).split(".") if part != PEFT_LAYER)
 
 
 def class_name(module: nn.Module) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from rlprobe.dumps.modulepath import normalise_class, normalise_path
+from rlprobe.logical.wrappers import normalise_class, normalise_path
 
 #: Between the names of the parts of a joined record, as msprobe has it.
 SEPARATOR = "; "

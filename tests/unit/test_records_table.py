@@ -9,8 +9,8 @@ import polars as pl
 import pytest
 
 from rlprobe.dumps import records
-from rlprobe.dumps.modulepath import normalise_class, normalise_path
 from rlprobe.errors import DumpError, StoreError
+from rlprobe.logical.wrappers import normalise_class, normalise_path
 from tests.msprobe import dumps
 from tests.msprobe.dumps import call, tensor
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping as Named
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlprobe.dumps.modulepath import normalise_path
 from rlprobe.errors import ConfigError
+from rlprobe.logical.wrappers import normalise_path
 
 _RECORD = re.compile(r"\.(?:input|output|kwargs|parameters|parameters_grad|debug)(?:\.|$)")
 _CALL = re.compile(r"\.(?:forward|backward)(?:\.\d+)?$")

@@ -19,6 +19,7 @@ from rlprobe.compare.traininfer.tokens import Matched, Span
 from rlprobe.dumps.apinames import SEPARATOR
 from rlprobe.dumps.tensors.dtypes import DTYPES, Array, numbers
 from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError
+from rlprobe.logical import fused
 
 _MEGATRON_QKV = re.compile(r"(^|\.)self_attention\.linear_qkv$")
 _NOT_COMPARED = "not the same tokens: "
@@ -189,12 +190,11 @@ def _by_kind(tensor: TensorFile, names: Names, key: Key) -> list[TensorFile]:
     if shapes[0] is None or shapes[1] is None:
         raise ValueError("heads lie group by group, and nothing says how many there are")
     (heads, size), groups = shapes[0][1][-2:], shapes[1][1][-2]
-    tokens, width = tensor.shape
+    width = tensor.shape[1]
     if groups == 0 or heads % groups or width != (heads + 2 * groups) * size:
         raise ValueError(f"{heads} heads in {groups} groups of {size} do not make {width} values")
-    each = heads // groups
-    view = tensor.view().reshape(tokens, groups, each + 2, size)
-    kinds = (view[:, :, :each], view[:, :, each : each + 1], view[:, :, each + 1 :])
+    kinds = fused.by_group(groups, heads // groups, size)
     return [
-        layout.as_tensor(tensor, np.ascontiguousarray(kind.reshape(tokens, -1))) for kind in kinds
+        layout.as_tensor(tensor, np.ascontiguousarray(tensor.view()[:, features]))
+        for features in kinds
     ]
