@@ -24,7 +24,7 @@ import numpy.typing as npt
 import polars as pl
 
 from rlprobe.coordinates import GROUPS, groups
-from rlprobe.judge import reasons, replicas, sketched, unshard
+from rlprobe.judge import execution, reasons, replicas, sketched, unshard
 from rlprobe.judge.excuse import Excuse
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.unshard import Parameter
@@ -112,6 +112,8 @@ class Joined:
     #: Records of modules that both sides have, and how many of them have a partner.
     shared: int = 0
     paired: int = 0
+    #: Of the shared ones, those that are of other tokens on the other side.
+    strange: int = 0
     #: Modules that one side alone has, by side.
     alone: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
@@ -192,6 +194,7 @@ def joined(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joine
         _first_calls(rows, built.names),
         built.shared(),
         built.paired,
+        built.strange,
         alone,
     )
 
@@ -208,10 +211,14 @@ def _first_calls(rows: pl.DataFrame, names: Mapping[tuple[str, str, str], str]) 
 
 
 def excuses(joined: Joined) -> list[Excuse]:
-    """Leave out what is of modules that one side's model has not."""
+    """Leave out what is of modules that one side's model has not, and updates of other samples."""
     modules = [module for own in joined.alone.values() for module in own]
     lone = pl.col("status").is_in(["benchmark_only", "target_only"])
-    return [Excuse(reasons.OTHER_MODULES, pl.col("module").is_in(modules) & lone)]
+    found = [Excuse(reasons.OTHER_MODULES, pl.col("module").is_in(modules) & lone)]
+    if joined.strange and not joined.paired:
+        # an update of other samples has other gradients
+        found.append(Excuse(reasons.OTHER_PLACES, pl.col("phase") >= execution.LOSS))
+    return found
 
 
 def _of_calls() -> pl.Expr:
@@ -421,7 +428,7 @@ class _Rows:
         self.sketches: dict[tuple[int, str], tuple[_Sketch, _Sketch]] = {}
         self.places: dict[str, Place] = {}
         self.names: dict[_Key, str] = {}
-        self.paired = 0
+        self.paired = self.strange = 0
 
     def add(self, key: _Key, benchmark: Whole | None, target: Whole | None) -> None:
         """The row of a record; a side that lacks it is None."""
@@ -452,6 +459,7 @@ class _Rows:
 
     def _measured(self, name: str, benchmark: Whole, target: Whole) -> dict[str, Any]:
         if why := _unpaired(benchmark, target):
+            self.strange += why == OTHER_TOKENS
             return {"status": "shape", "reason": why}
         self.paired += 1
         alone = [not benchmark.finite, not target.finite]

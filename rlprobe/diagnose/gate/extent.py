@@ -281,6 +281,8 @@ def _laid_out(stage: str, judged: Stage) -> Said:
         paired=records.paired,
         shared=records.shared,
     )
+    if records.strange:
+        said += say("; {count:,} are of other samples on both sides", count=records.strange)
     for side, modules in records.alone.items():
         if modules:
             said += say(
@@ -298,7 +300,9 @@ def kinds_of(modules: Iterable[str]) -> list[str]:
 
 def _poor(stage: str, judged: Stage, wanted: float) -> list[Said]:
     records = judged.logical
-    share = 1.0 if records is None else records.paired / max(records.shared, 1)
+    # of other samples: nothing to be compared, and no lack of anything that was captured
+    held = 0 if records is None else records.shared - records.strange
+    share = records.paired / held if records is not None and held else 1.0
     if share >= wanted:
         return []
     return [

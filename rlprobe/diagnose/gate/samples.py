@@ -158,6 +158,16 @@ def _tokens(evidence: Evidence, proofs: dict[str, list[Entry]]) -> tuple[GateIte
             why,
             say("find out what reorders the batch of this stage (balancing, regrouping)"),
         ), found
+    if reordered and all(_is_laid_out(evidence, stage) for stage in reordered):
+        return opened(
+            TOKENS,
+            say(
+                "{said}; rows stand in another order in {reordered}, on which records of whole "
+                "stages do not depend",
+                said=said,
+                reordered=listed(reordered, 6),
+            ),
+        ), None
     if reordered:
         return caveat(
             TOKENS,
@@ -173,6 +183,12 @@ def _tokens(evidence: Evidence, proofs: dict[str, list[Entry]]) -> tuple[GateIte
             ),
         ), None
     return opened(TOKENS, said), None
+
+
+def _is_laid_out(evidence: Evidence, stage: str) -> bool:
+    """Whether a stage was judged by records of all its calls (:mod:`rlprobe.judge.logical`)."""
+    finding = evidence.step.findings.get(stage)
+    return finding is not None and finding.stage.laid_out is not None
 
 
 def _both(

@@ -12,7 +12,7 @@ import pytest
 
 from rlprobe import coordinates
 from rlprobe.dumps.logical import SCHEMA
-from rlprobe.judge import compared, logical, replicas
+from rlprobe.judge import compared, logical, reasons, replicas
 from rlprobe.judge.inputs import Results
 
 STAGE = "actor_compute_log_prob"
@@ -182,7 +182,9 @@ def test_a_fault_of_all_ranks_is_no_ranks() -> None:
 def test_what_is_not_the_same_is_not_compared(target: Side, why: str) -> None:
     found = joined(ONE, target)
     assert (row(found)["status"], row(found)["reason"], row(found)["error"]) == ("shape", why, None)
-    assert (found.shared, found.paired) == (1, 0)
+    assert (found.shared, found.paired, found.strange) == (1, 0, why == logical.OTHER_TOKENS)
+    grounds = [excuse.reason for excuse in logical.excuses(found)]
+    assert (reasons.OTHER_PLACES in grounds) == (why == logical.OTHER_TOKENS)
 
 
 @pytest.mark.parametrize("sides", [("target",), ("benchmark",), ("benchmark", "target")])
