@@ -186,7 +186,13 @@ def joined(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joine
         built.add(key, sides[0].get(key), sides[1].get(key))
     built.parameters(runs, stage)
     alone = {side: built.alone(side) for side in ("benchmark", "target")}
-    table = pl.concat([built.table(rows), rows.filter(~_of_calls())])
+    # losses of all micro-batches are of the one pass that the stage is taken for
+    kept = rows.filter(~_of_calls()).with_columns(
+        call=pl.when(pl.col("slot") == "loss")
+        .then(pl.lit(0, rows.schema["call"]))
+        .otherwise("call")
+    )
+    table = pl.concat([built.table(rows), kept])
     return Joined(
         table.sort("rank", "order", maintain_order=True),
         built.sketches,
