@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlprobe import stages
+from rlprobe.judge import keydata
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.fits import Pair
 from rlprobe.judge.keydata import Difference
@@ -104,6 +105,46 @@ class Choices:
         for parting in self.partings:
             found.setdefault(parting.sample, parting)
         return found
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Responses that one engine generated greedily twice: alone, and all at once."""
+
+    samples: int
+    #: Those with the same tokens both times.
+    same: int
+    #: Largest difference of a log-prob up to where their tokens part; None where none are known.
+    largest: float | None
+
+
+def repeated(run: Run, step: int) -> Repeated | None:
+    """Whether a run's engine repeats itself in another batch; None where it was not asked.
+
+    Raises:
+        DumpError: a key data file is damaged.
+    """
+    tokens, log_probs = (
+        [{r.sample: r.values for r in keydata.load(run, f"free_{how}_{what}", step)}
+         for how in ("alone", "together")]
+        for what in ("tokens", "log_probs")
+    )  # fmt: skip
+    shared = [sample for sample in tokens[0] if sample in tokens[1]]
+    if not shared:
+        return None
+    same, apart = 0, []
+    for sample in shared:
+        one, other = (side[sample] for side in tokens)
+        length = min(len(one), len(other))
+        differ = np.flatnonzero(one[:length] != other[:length])
+        same += not len(differ) and len(one) == len(other)
+        until = int(differ[0]) if len(differ) else length
+        rows = [side.get(sample, np.empty(0))[:until] for side in log_probs]
+        if until and len(rows[0]) == len(rows[1]) == until:
+            apart.append(np.abs(rows[0].astype(np.float64) - rows[1].astype(np.float64)))
+    known = np.concatenate(apart) if apart else np.empty(0)
+    known = known[np.isfinite(known)]
+    return Repeated(len(shared), int(same), float(known.max()) if known.size else None)
 
 
 def of_step(step: Step) -> list[Choices]:

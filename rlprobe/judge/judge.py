@@ -13,6 +13,7 @@ from rlprobe.judge import (
     layers,
     logical,
     origin,
+    reasons,
     replicas,
     roundings,
     sources,
@@ -50,7 +51,16 @@ def judge(results: Results, step: int) -> Step:
     found.key_data = key_data(results, step, {one.name: one.before_update for one in loaded})
     if results.of_dumps:
         found.absent = sources.absent(results, step)
+    # what an engine generates freely is its own business: it may choose another token
     runs = [results.run(role) for role in (BENCHMARK, TARGET)]
+    free = {
+        name
+        for run in runs
+        if run is not None
+        for name in keydata.names(run)
+        if keydata.is_there(run, name, step)
+    }
+    found.absent |= dict.fromkeys(free & set(keydata.FREE), reasons.GENERATED)
     padded = all(run is not None and keydata.pads(run, step) for run in runs)
     findings = [_finding(one, found.key_data, padded) for one in loaded]
     excused = [finding.padding_only for finding in findings if finding.confined]
@@ -75,7 +85,7 @@ def key_data(
     benchmark, target = sources.both(results, step)
     if benchmark is None or target is None:
         return {}
-    shared = sorted(set(benchmark.data.keys()) & set(target.data.keys()))
+    shared = sorted((set(benchmark.data.keys()) & set(target.data.keys())) - set(keydata.FREE))
     found = {}
     for name in shared:
         try:

@@ -14,6 +14,7 @@ from rlprobe.compare.samples.pairing import joined
 from rlprobe.dumps.key_data import (
     ADVANTAGES,
     CHOICES,
+    FREE,
     GIVEN,
     OUTCOMES,
     REWARDS,
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from rlprobe.store.read import Run
 
 __all__ = [
-    "ADVANTAGES", "CHOICES", "GIVEN", "OUTCOMES", "REWARDS", "TOKENS", "Array", "Row", "stage_of",
+    "ADVANTAGES", "CHOICES", "FREE", "GIVEN", "OUTCOMES", "REWARDS", "TOKENS", "Array", "Row",
+    "stage_of",
 ]  # fmt: skip
 
 

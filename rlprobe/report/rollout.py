@@ -74,6 +74,8 @@ class Gap:
     #: Which part of a gap is the method's and which the device's, near ties, and where it begins.
     said: list[Markup]
     blocks: dict[str, list[Block]]
+    #: Whether each side's engine repeats itself in another batch.
+    repeats: list[Markup] = field(default_factory=list)
     phases: list[PhaseRow] = field(default_factory=list)
     partings: list[PartingRow] = field(default_factory=list)
 
@@ -112,6 +114,7 @@ def gap(benchmark: Run, target: Run, step: Step) -> Gap | None:
               *_temperatures(benchmark, target, step.number), *_begins(blocks),
               *_responses(recorded)],
         blocks=blocks,
+        repeats=list(_repeats(benchmark, target, step.number)),
         phases=[
             PhaseRow(words.both(f"phase_{c.phase}"), c.samples, c.tokens, c.largest,
                      len(c.partings), sum(p.near_tie for p in c.partings))
@@ -183,6 +186,18 @@ def _parts(benchmark: Run, target: Run, step: int, own: Mismatch | None) -> Iter
         share = mismatch.near_ties(benchmark, step, 2 * own.p99_abs)
         if share is not None:
             yield words.both("gap_ties", share=f"{share:.1%}", within=f"{2 * own.p99_abs:.2g}")
+
+
+def _repeats(benchmark: Run, target: Run, step: int) -> Iterator[Markup]:
+    """Whether engines give the same alone and in a batch."""
+    for side, run in (("benchmark", benchmark), ("target", target)):
+        found = forced.repeated(run, step)
+        if found is not None:
+            yield words.both(
+                "repeats", side_en=words.text(side, "en"), side_zh=words.text(side, "zh"),
+                count=found.samples, same=found.same,
+                largest="?" if found.largest is None else f"{found.largest:.2g}",
+            )  # fmt: skip
 
 
 #: Less than that in the mean is round-off of any format, and what explains it says little.

@@ -6,7 +6,7 @@ import asyncio
 import json
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,13 +20,15 @@ from rlprobe.config import Alignment
 from rlprobe.dumps.key_data import KeyData
 from rlprobe.errors import ConfigError, ReplayError
 from rlprobe.frameworks import RunDirectories
-from rlprobe.frameworks.engines.forcing import KEY, Answer, Asked, Scores
+from rlprobe.frameworks.engines.forcing import FREE, KEY, Answer, Asked, Scores
 from rlprobe.frameworks.verl import control
 from rlprobe.frameworks.verl.replay import forced
+from rlprobe.judge import forced as forced_judge
 from rlprobe.rollouts import Ragged, Rollouts, Sample
 from rlprobe.runs.launch import session_of
 from rlprobe.runs.plan import plan
 from rlprobe.spec import RunSpec
+from rlprobe.store.read import Run
 from tests.unit.capture_helpers import session
 
 SPLIT = RunDirectories(Path("/s/scratch/x"), Path("/s/assets"))
@@ -171,8 +173,11 @@ class Engine:
     def __init__(self, answers: bool = True) -> None:
         self.asked: list[tuple[list[int], Asked]] = []
         self._answers = answers
+        self._busy = 0
 
     async def generate(self, request_id: str, prompt_ids: Any, sampling_params: Any) -> Any:
+        if sampling_params.get(FREE):
+            return await self._free(prompt_ids, sampling_params)
         asked = Asked.of(sampling_params)
         assert asked is not None and sampling_params["temperature"] == 0.7
         self.asked.append((prompt_ids, asked))
@@ -182,6 +187,23 @@ class Engine:
 
         answer = Answer(scores(len(asked.response)), scores(asked.tokens)).as_dict()
         return types.SimpleNamespace(extra_fields={KEY: answer} if self._answers else {})
+
+    async def _free(self, prompt: list[int], sampling: dict[str, Any]) -> Any:
+        """Of [3] another token where somebody else is asked for at the same time."""
+        assert sampling["temperature"] == 0 and sampling["max_tokens"] == 1
+        self._busy += 1
+        await asyncio.sleep(0)
+        token = 40 if prompt == [3] and self._busy > 1 else 4
+        await asyncio.sleep(0)
+        self._busy -= 1
+        return types.SimpleNamespace(token_ids=[token], log_probs=[-0.5 - token / 100])
+
+
+class Recorded:
+    """A run as far as its key data are asked for."""
+
+    def __init__(self, recorded: KeyData) -> None:
+        self.recorded = recorded
 
 
 def lead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Engine, ragged: bool) -> Any:
@@ -210,6 +232,9 @@ def test_each_sample_is_asked_once_without_its_padding_and_its_answer_kept(
     assert [row.sample for row in rows] == [a.sample for _, a in told.asked]
     assert [len(row.values) for row in data.rows("forced_decode_log_probs", 0)] == [1, 1]
     assert all(row.response_at == 0 for row in rows)
+    # alone and in a batch, of the same prompts: one of two says another token
+    told_twice = forced_judge.repeated(cast("Run", Recorded(data)), 0)
+    assert told_twice == forced_judge.Repeated(2, 1, 0.0)
 
 
 def test_an_engine_without_hooks_is_an_error_and_not_an_answer(

@@ -15,6 +15,8 @@ from typing import Any
 PREFILL, PROMPT, DECODE = "prefill", "prompt", "decode"
 #: Where a request of verl's or an engine's carries what is asked.
 KEY = "rlprobe_forced"
+#: Of a request that generates to see whether the engine repeats itself: part of no sample.
+FREE = "rlprobe_free"
 
 
 @dataclass(frozen=True)

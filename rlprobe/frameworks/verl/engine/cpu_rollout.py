@@ -24,7 +24,7 @@ from rlprobe.capture.recorder import Recorder, StageScope
 from rlprobe.errors import RunError
 from rlprobe.faults.declare import Site
 from rlprobe.faults.plant import planted, reference_of
-from rlprobe.frameworks.engines.forcing import KEY, PREFILL, Asked
+from rlprobe.frameworks.engines.forcing import FREE, KEY, PREFILL, Asked
 from rlprobe.frameworks.engines.forwards import ROLE
 from rlprobe.frameworks.verl import control
 from rlprobe.frameworks.verl.engine import forced
@@ -100,7 +100,12 @@ class CpuServer:
             asked = Asked.of(sampling_params)
             if asked is not None:
                 return self._led(list(prompt_ids), sampling_params, asked)
-            return self._generate(request_id, list(prompt_ids), sampling_params)
+            return self._generate(
+                request_id,
+                list(prompt_ids),
+                sampling_params,
+                captured=not sampling_params.get(FREE),
+            )
 
     def _generator(self, request_id: str, prompt_ids: list[int]) -> torch.Generator:
         # under full_determinism verl numbers requests by row on the older trainer and calls every
@@ -113,14 +118,19 @@ class CpuServer:
 
     @torch.no_grad()
     def _generate(
-        self, request_id: str, prompt_ids: list[int], sampling: dict[str, Any]
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling: dict[str, Any],
+        *,
+        captured: bool,
     ) -> TokenOutput:
         generator = self._generator(request_id, prompt_ids)
         current, cache = torch.tensor([prompt_ids]), None
         tokens: list[int] = []
         log_probs: list[float] = []
         reason = "length"
-        with self._captured() as scope:
+        with self._captured() if captured else contextlib.nullcontext() as scope:
             for _ in range(sampling.get("max_tokens") or self._config.response_length):
                 result = self._model(input_ids=current, past_key_values=cache, use_cache=True)
                 cache = result.past_key_values

@@ -20,7 +20,7 @@ from typing import Any
 from rlprobe.capture.session import Session
 from rlprobe.errors import HookError
 from rlprobe.frameworks.engines import handover, marks
-from rlprobe.frameworks.engines.forcing import Asked
+from rlprobe.frameworks.engines.forcing import FREE, Asked
 from rlprobe.frameworks.verl import control
 from rlprobe.frameworks.verl.engine import inference, vllm_forced
 from rlprobe.rollouts.digest import sample_digest
@@ -97,8 +97,9 @@ async def around_generate(
     call = inspect.signature(original).bind(self, *args, **kwargs)
     if (asked := Asked.of(call.arguments["sampling_params"])) is not None:
         return await vllm_forced.led(session, self, _served(self).lock, call.arguments, asked)
-    if not inference.wanted(session):
-        return await original(self, *args, **kwargs)
+    free = call.arguments["sampling_params"].pop(FREE, False)
+    if free or not inference.wanted(session):
+        return await original(*call.args, **call.kwargs)
     served = _served(self)
     async with served.lock:
         step, trainer_step = control.step()

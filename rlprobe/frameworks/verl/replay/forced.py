@@ -7,6 +7,7 @@ go to the engine one at a time; what it answers is key data of the stage.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from rlprobe.capture import key_data
 from rlprobe.capture.session import Session
 from rlprobe.errors import ReplayError
 from rlprobe.frameworks import progress
-from rlprobe.frameworks.engines.forcing import KEY, Answer, Asked
+from rlprobe.frameworks.engines.forcing import FREE, KEY, Answer, Asked
 from rlprobe.frameworks.verl import control
 from rlprobe.rollouts import Ragged, Rollouts
 
@@ -82,8 +83,44 @@ async def lead(
             )
         answers[tokens.sample] = Answer.from_dict(answer)
     _keep(session, step, answers)
+    if session.capture.forced_tokens:
+        await _repeat(session, manager, recorded, source, step)
     progress.report(session, stages.FORCED, step, trainer_step, time.monotonic() - began)
     return answers
+
+
+async def _repeat(
+    session: Session, manager: Any, recorded: Rollouts, source: str, step: int
+) -> None:
+    """Generate from the same prompts alone and all at once, and keep both.
+
+    Greedily, so that no seed is in it: what differs comes from who else was in the batch. Between
+    two devices nothing is compared: their texts may part at a near tie.
+    """
+    chosen = list(_chosen(recorded, source, session.capture.forced_samples))
+
+    async def one(number: int, prompt: list[int]) -> Any:
+        return await manager.llm_client.generate(
+            f"rlprobe-free-{number}",
+            prompt_ids=prompt,
+            sampling_params={
+                "temperature": 0.0,
+                "logprobs": True,
+                "max_tokens": session.capture.forced_tokens,
+                FREE: True,
+            },
+        )
+
+    alone = [await one(number, tokens.prompt) for number, tokens in enumerate(chosen)]
+    asked = (one(number, tokens.prompt) for number, tokens in enumerate(chosen))
+    together = await asyncio.gather(*asked)
+    root, samples = Path(session.dump), [tokens.sample for tokens in chosen]
+    for name, outputs in (("alone", alone), ("together", together)):
+        for what, rows in (
+            ("tokens", [np.asarray(o.token_ids, np.int64) for o in outputs]),
+            ("log_probs", [np.asarray(o.log_probs or (), np.float32) for o in outputs]),
+        ):
+            key_data.write(root, f"free_{name}_{what}", step, 0, 0, rows, samples)
 
 
 def _chosen(recorded: Rollouts, source: str, most: int | None) -> Iterator[_Tokens]:
