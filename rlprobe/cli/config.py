@@ -181,7 +181,9 @@ def _check(path: Path, output: Path | None) -> int:
             print(f"note: {unrecorded}")
     for sentence in _overruled(jobs.runs):
         print(f"note: {sentence}")
-    for sentence in comparable(jobs.layout(BENCHMARK), jobs.layout(TARGET)):
+    sides = [jobs.runs[role] for role in (BENCHMARK, TARGET)]
+    coordinates = all(bool(side.capture.coordinate_sketch) for side in sides)
+    for sentence in comparable(jobs.layout(BENCHMARK), jobs.layout(TARGET), coordinates):
         print(f"note: {sentence}")
     versions = [jobs.runs[role].framework_version for role in (BENCHMARK, TARGET)]
     if versions[0] != versions[1]:

@@ -77,7 +77,7 @@ class CaptureSection(Section):
         default=None,
         description="One record per module for a whole stage, by sample, position and feature, "
         "which is the same in every layout: other micro-batches, other ranks, packed or padded, "
-        "FSDP against Megatron (engine light). null: where the two sides' world_size, versions, or "
+        "FSDP against Megatron (engine light). null: where the two sides' world_size or "
         "options that divide samples and models differ; true keeps the benchmark's run if the "
         "target's layout changes later.",
     )

@@ -67,37 +67,55 @@ class Layout:
         return f"{self.backend}, {ranks}" + (f" ({', '.join(shown)})" if shown else "")
 
 
-def comparable(benchmark: Layout, target: Layout) -> list[str]:
+def comparable(benchmark: Layout, target: Layout, coordinates: bool) -> list[str]:
     """What can and what cannot be compared between two layouts, a sentence a line.
 
     Empty where both sides are laid out alike.
+
+    Args:
+        benchmark, target: how each side spreads its model.
+        coordinates: whether both capture records by sample, position and feature.
     """
     if benchmark == target:
         return []
     said = [f"layouts differ: benchmark {benchmark}; target {target}"]
-    if benchmark.backend != target.backend:
+    if coordinates:
         said.append(
-            "other back ends: modules meet by their Hugging Face names; fused projections (qkv, "
-            "gate and up) and a norm inside a projection have no partner of their own"
+            "what modules take and give, and their gradients, is compared over whole stages, by "
+            "sample, position and feature, under Hugging Face names; docs/layouts.md lists what "
+            "is not"
         )
-    model = [
-        name
-        for name in ("tensor", "pipeline", "chunks", "context", "expert", "sequence_parallel")
-        if getattr(benchmark, name) != getattr(target, name)
-    ]
-    if model:
+        said += _without_coordinates(benchmark, target)
+    else:
         said.append(
-            "a rank's activations are another part of the model or of its batch than those of the "
-            "other side's rank: they are compared only where both hold the same tensor"
+            "calls have no partner: without capture.coordinate_sketch (engine light) a fault is "
+            "located by its stage, and by its module only where modules meet"
         )
-    if benchmark.data != target.data or benchmark.world_size != target.world_size:
-        said.append("ranks have other samples: key data are compared sample by sample")
     said.append(
         "weights, reduced gradients and changes are compared as wholes where the place of every "
-        "shard is known; the page's coverage says how much that was"
+        "shard is known; key data sample by sample"
     )
-    said.append(
-        "a fault is then located by its stage, and by its module only where modules meet: give "
-        "both sides one layout to have it named"
-    )
+    return said
+
+
+def _without_coordinates(benchmark: Layout, target: Layout) -> list[str]:
+    """What has no coordinates in one of two layouts."""
+    sides = {"benchmark": benchmark, "target": target}
+    said = []
+    for name, layout in sides.items():
+        parts = [
+            what
+            for what, there in (
+                ("sequence parallelism", layout.sequence_parallel and layout.tensor > 1),
+                ("context parallelism", layout.context > 1),
+            )
+            if there
+        ]
+        if parts:
+            said.append(
+                f"the {name}'s {' and '.join(parts)} has no coordinates yet: its activations are "
+                "not compared, and a fault is located by its stage"
+            )
+        if layout.expert > 1:
+            said.append(f"the {name}'s expert parallelism: what experts compute is not compared")
     return said

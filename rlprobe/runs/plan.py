@@ -162,11 +162,7 @@ def _captured(alignment: Alignment) -> CaptureSection:
         return capture
     sides = (alignment.benchmark, alignment.target)
     own = set(sides[0].overrides) ^ set(sides[1].overrides)
-    unlike = (
-        sides[0].world_size != sides[1].world_size
-        or alignment.version(sides[0]) != alignment.version(sides[1])
-        or any(_OF_LAYOUT.search(override) for override in own)
-    )
+    unlike = sides[0].world_size != sides[1].world_size or any(map(_OF_LAYOUT.search, own))
     wanted = unlike and capture.sketch and capture.engine == "light"
     return capture.model_copy(update={"coordinate_sketch": wanted})
 

@@ -106,25 +106,30 @@ def test_slimes_flags_are_a_layout_too(flags: list[str], expected: Layout) -> No
 
 
 def test_equal_layouts_need_no_word() -> None:
-    assert comparable(Layout("megatron", 4, tensor=2), Layout("megatron", 4, tensor=2)) == []
+    assert comparable(Layout("megatron", 4, tensor=2), Layout("megatron", 4, tensor=2), True) == []
 
 
 @pytest.mark.parametrize(
     ("benchmark", "target", "said", "unsaid"),
     [
-        (Layout("megatron", 4, tensor=4), Layout("megatron", 4, tensor=2), "other samples", "back"),
-        (Layout("fsdp2", 8), Layout("fsdp2", 16), "ranks have other samples", "another part"),
-        (Layout("fsdp2", 2), Layout("megatron", 2, tensor=2), "other back ends", "sequences split"),
-        (Layout("megatron", 2), Layout("megatron", 2, pipeline=2), "another part", "back ends"),
+        (Layout("megatron", 4, tensor=4), Layout("megatron", 4, tensor=2), "over whole stages",
+         "no coordinates"),
+        (Layout("fsdp2", 2), Layout("megatron", 2, tensor=2, sequence_parallel=True),
+         "the target's sequence parallelism has no coordinates yet", "benchmark's"),
+        (Layout("megatron", 2, context=2), Layout("megatron", 2), "the benchmark's context",
+         "target's"),
+        (Layout("megatron", 2, expert=2), Layout("megatron", 2),
+         "the benchmark's expert parallelism", "no coordinates"),
     ],
-)
+)  # fmt: skip
 def test_unlike_layouts_say_what_can_be_compared(
     benchmark: Layout, target: Layout, said: str, unsaid: str
 ) -> None:
-    text = " ".join(comparable(benchmark, target))
+    text = " ".join(comparable(benchmark, target, True))
     assert str(benchmark) in text and str(target) in text
     assert said in text and unsaid not in text
-    assert "give both sides one layout" in text
+    without = " ".join(comparable(benchmark, target, False))
+    assert "located by its stage" in without and "over whole stages" not in without
 
 
 def test_config_check_says_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
