@@ -34,7 +34,10 @@ def check(
                 f"{_listed(known)}; install the rlprobe that made it, or a later one"
             )
     shown = repr(found)[:40]
-    raise error(f"{where} has format {shown}, which is none; this rlprobe reads {_listed(known)}")
+    raise error(
+        f"{where} has format {shown}, which is none; this rlprobe reads {_listed(known)}: it was "
+        "changed, damaged or is another file; have it made again"
+    )
 
 
 def mark(kind: str, version: int = 1) -> dict[str, str]:

@@ -356,6 +356,30 @@ def test_equal_nonfinite_values_are_left_out(tmp_path: Path, dtype: torch.dtype)
     assert found.within_1e3 == 4999 / 5000
 
 
+#: The same NaN, signalling, in the integers of each size.
+_SIGNALLING = {
+    torch.float16: (torch.int16, 0x7C01),
+    torch.bfloat16: (torch.int16, 0x7F81),
+    torch.float32: (torch.int32, 0x7F800001),
+    torch.float64: (torch.int64, 0x7FF0000000000001),
+    torch.complex64: (torch.int32, 0x7F800001),
+    torch.complex128: (torch.int64, 0x7FF0000000000001),
+}
+
+
+@pytest.mark.parametrize("dtype", _SIGNALLING, ids=str)
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.filterwarnings("error")
+def test_a_signalling_nan_is_a_nan(tmp_path: Path, dtype: torch.dtype, wide: bool) -> None:
+    bits, number = _SIGNALLING[dtype]
+    tensor = torch.ones(6, dtype=dtype)
+    tensor.view(bits)[2] = number
+    widest = torch.complex128 if dtype.is_complex else torch.float64
+    found = far(tensor, torch.ones(6, dtype=widest if wide else dtype), tmp_path)
+    assert (found.nonfinite_benchmark, found.nonfinite_target) == (1, 0)
+    assert found.error == 0
+
+
 @pytest.mark.parametrize(
     ("left", "right"), [(math.inf, -math.inf), (math.nan, 1.0), (1.0, math.inf)]
 )

@@ -121,7 +121,8 @@ def numbers(raw: Array, dtype: DType, wide: bool) -> Array:
         raw = _e8m0()[raw]
     elif dtype.name.startswith("float8"):
         raw = _float8(dtype.name)[raw]
-    return raw.astype(np.float64 if wide else np.float32, copy=False)
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        return raw.astype(np.float64 if wide else np.float32, copy=False)
 
 
 #: The OCP E2M1 format by its 4 bits.
