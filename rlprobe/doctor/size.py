@@ -18,7 +18,10 @@ from rlprobe.doctor import states
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import ConfigError
+from rlprobe.runs.plan import captured
 
+#: Bytes of a record of a whole stage: eight sketches of 61 numbers in fp64.
+_COORDINATE_BYTES = 8 * 61 * 8
 #: Bytes of a record in JSON and Parquet together, without and with a sketch.
 _RECORD_BYTES, _SKETCH_BYTES = 700, 700
 #: Modules of a decoder layer, and of the rest of a model in units of layers.
@@ -139,7 +142,7 @@ def _settings(alignment: Alignment) -> dict[str, Any]:
 
 
 def _of_run(alignment: Alignment, shape: Mapping[str, Any], world_size: int) -> Size:
-    capture = alignment.capture
+    capture = captured(alignment)
     layers = int(shape.get("num_hidden_layers", 32)) + _REST
     hidden = int(shape.get("hidden_size", 4096))
     batch = batch_of(alignment, world_size)
@@ -168,6 +171,9 @@ def _of_run(alignment: Alignment, shape: Mapping[str, Any], world_size: int) -> 
             factor = 3 if stage in stages.UPDATE_STAGES else 1
             total += int(layers * _TENSORS_PER_LAYER * batch.tokens * hidden * 4 * factor)
             files += int(records * ranks)
+        if capture.coordinate_sketch and stage in stages.TRAINING_STAGES:
+            ends = 4 if stage in stages.UPDATE_STAGES else 2
+            total += int(layers * _MODULES_PER_LAYER * ends * _COORDINATE_BYTES * ranks)
         files += _FILES_PER_RANK_AND_STAGE * ranks
     # digests, norms and sketches of weights, at the first step
     total += int(layers * _PARAMETERS_PER_LAYER * record * ranks * len(chosen) / steps)

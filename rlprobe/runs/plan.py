@@ -52,7 +52,7 @@ def plan(
         else None
     )
     start = identity.entry_point(alignment.entry_point) if located else None
-    capture = _captured(alignment)
+    capture = captured(alignment)
 
     def spec(
         role: str,
@@ -155,7 +155,7 @@ def plan(
     return runs
 
 
-def _captured(alignment: Alignment) -> CaptureSection:
+def captured(alignment: Alignment) -> CaptureSection:
     """What every run captures: records by coordinates where the sides may be laid out otherwise."""
     capture = alignment.capture
     if capture.coordinate_sketch is not None:
