@@ -53,6 +53,8 @@ class Part:
     """What one rank has of a logical record."""
 
     rank: int
+    #: What ranks with the same tokens have in common.
+    group: str
     first: int
     features: int
     sketch: _Sketch
@@ -246,13 +248,13 @@ def _wholes(run: Run, stage: str, step: int) -> dict[_Key, Whole]:
 def _whole(rows: Sequence[Mapping[str, Any]], data_ranks: Mapping[int, int | None]) -> Whole:
     """The sum of all ranks' parts: over features within a data-parallel rank, then over these."""
     width = rows[0]["width"]
-    by_tokens: dict[Any, dict[int, list[Part]]] = {}
-    tokens: dict[Any, tuple[int, int]] = {}
+    by_tokens: dict[str, dict[int, list[Part]]] = {}
+    tokens: dict[str, tuple[int, int]] = {}
     for row in rows:
         own = data_ranks.get(row["rank"])
-        where = row["identity"] if own is None else own
+        where = row["identity"] if own is None else f"data-parallel rank {own}"
         tokens[where] = row["tokens"], int(row["identity"], 16)
-        by_tokens.setdefault(where, {}).setdefault(row["first"], []).append(_part(row))
+        by_tokens.setdefault(where, {}).setdefault(row["first"], []).append(_part(row, where))
     parts = [own[0] for each in by_tokens.values() for own in each.values()]
     replicas = [p for each in by_tokens.values() for own in each.values() if own[1:] for p in own]
     complete = all(
@@ -277,9 +279,10 @@ def _whole(rows: Sequence[Mapping[str, Any]], data_ranks: Mapping[int, int | Non
     )
 
 
-def _part(row: Mapping[str, Any]) -> Part:
+def _part(row: Mapping[str, Any], group: str) -> Part:
     return Part(
         row["rank"],
+        group,
         row["first"],
         row["features"],
         np.asarray(row["sketch"], np.float64).reshape(GROUPS, K),
@@ -592,7 +595,7 @@ def _farthest(benchmark: Whole, target: Whole) -> tuple[Whole, Place | None]:
     found: tuple[float, Whole, Part] | None = None
     for part in target.replicas:
         counted = next(
-            own for own in target.parts if own.first == part.first and own.count == part.count
+            own for own in target.parts if (own.group, own.first) == (part.group, part.first)
         )
         other = dataclasses.replace(target, sketch=target.sketch - counted.sketch + part.sketch)
         distance = float(np.linalg.norm(other.sketch - benchmark.sketch))
