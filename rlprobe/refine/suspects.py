@@ -9,12 +9,13 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
+from rlprobe import stages
 from rlprobe.diagnose import diagnosis
 from rlprobe.documents import structfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import DumpError, UsageError
 from rlprobe.files import replace_bytes
-from rlprobe.judge import analysis, execution, keydata, tables
+from rlprobe.judge import analysis, execution, forced, keydata, tables
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.analysis import OUTCOME, Finding
 from rlprobe.judge.inputs import Results, require
@@ -83,8 +84,7 @@ def find(directory: Path, budget_mib: int) -> Plan:
     late = (origin.row.get("phase") or 0) >= execution.GRADIENTS and origin.module is None
     kind = _traced(diverged, late)
     modules = _nearest(diverged) if late else _modules(diverged) or _nearest(diverged)
-    micro_batch = origin.row.get("micro_batch")
-    micro_steps = (int(micro_batch),) if isinstance(micro_batch, int) else ()
+    micro_steps = _micro_steps(benchmark, diverged, step.number)
     return Plan(
         Suspects(
             stage=diverged.stage.name,
@@ -93,7 +93,7 @@ def find(directory: Path, budget_mib: int) -> Plan:
             modules=tuple(modules),
             micro_steps=micro_steps,
             record=_watched(diverged),
-            samples=_samples(benchmark, diverged, step.number, micro_steps),
+            samples=_samples(benchmark, diverged, step.number),
             budget_mib=budget_mib,
             trace=kind,
             trace_module=origin.module if kind == "module" else None,
@@ -292,10 +292,29 @@ def _modules(diverged: Finding) -> list[str]:
     return sorted(m for m in chosen if isinstance(m, str) and m in known)
 
 
-def _samples(
-    benchmark: Run, diverged: Finding, step: int, micro_steps: tuple[int, ...]
-) -> tuple[str, ...]:
-    """The samples that those micro-batches hold, where key data of the stage tell."""
+def _micro_steps(benchmark: Run, diverged: Finding, step: int) -> tuple[int, ...]:
+    """The micro-batch of the record that parts, as capture counts; empty where it is of none.
+
+    An engine that is led through responses counts samples, which have several forwards each.
+    """
+    assert diverged.origin is not None
+    number = diverged.origin.row.get("micro_batch")
+    if not isinstance(number, int):
+        return ()
+    if diverged.stage.name != stages.FORCED:
+        return (number,)
+    known = forced.forwards(benchmark, step, diverged.rank or 0)
+    order = list(dict.fromkeys(forward.sample for forward in known))
+    return (order.index(known[number].sample),) if number < len(known) else ()
+
+
+def _samples(benchmark: Run, diverged: Finding, step: int) -> tuple[str, ...]:
+    """The samples that the micro-batch holds, where key data of the stage tell."""
+    assert diverged.origin is not None
+    forward = forced.forward_of(benchmark, step, diverged.rank or 0, diverged.origin.row)
+    if diverged.stage.name == stages.FORCED:
+        return () if forward is None else (forward.sample,)
+    micro_steps = _micro_steps(benchmark, diverged, step)
     for difference in diverged.key_data:
         rows = keydata.load(benchmark, difference.name, step)
         found = [
