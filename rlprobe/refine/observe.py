@@ -74,8 +74,8 @@ def observe(
     for at, step in enumerate(steps):
         if isinstance(step, Apart):
             step = Apart(
-                [op for op in step.benchmark if _key(op) not in unused[0]],
-                [op for op in step.target if _key(op) not in unused[1]],
+                [op for op in step.benchmark if op.n not in unused[0]],
+                [op for op in step.target if op.n not in unused[1]],
             )
             if not (step.benchmark or step.target):
                 continue
@@ -94,16 +94,16 @@ def observe(
 _Key = tuple[object, ...]
 
 
-def _unused(one: Trace, other: Trace) -> set[_Key]:
-    """Operators of one side that the other runs as often, where its results do not depend on them.
+def _unused(one: Trace, other: Trace) -> set[int]:
+    """Operators that one side's results depend on by a number alone, and that the other runs too.
 
-    They are no operators of one side alone.
+    Where the other does not use that number, they are no operators of one side alone: the number's
+    own use is what differs.
     """
     ran = [Counter(_key(op) for op in side.operators) for side in (one, other)]
-    used = [Counter(_key(op) for op in side.live()) for side in (one, other)]
-    return {
-        key for key, count in used[0].items() if ran[1][key] >= ran[0][key] and used[1][key] < count
-    }
+    plain = {op.n for op in one.live(numbers=False)}
+    by_number = [op for op in one.live() if op.n not in plain]
+    return {op.n for op in by_number if ran[1][_key(op)] >= ran[0][_key(op)]}
 
 
 def _key(op: Operator) -> _Key:

@@ -110,15 +110,18 @@ class Trace:
     #: An optimizer's groups before each step.
     settings: list[list[dict[str, Any]]] = field(default_factory=list)
 
-    def live(self) -> list[Operator]:
+    def live(self, *, numbers: bool = True) -> list[Operator]:
         """The forward operators that the outputs depend on, then those of the backward.
 
         What is computed and not used says nothing about a difference.
+
+        Args:
+            numbers: whether they may depend by a number that code took off a tensor.
         """
         forward = [op for op in self.operators if op.direction == "forward"]
         back = [op for op in self.operators if op.direction != "forward"]
         if self.outputs:
-            forward = _needed(forward, self.outputs)
+            forward = _needed(forward, self.outputs, numbers)
         return [op for op in (*forward, *back) if op.name not in _NOTHING]
 
 
@@ -130,7 +133,7 @@ _NOTHING = frozenset({
 })  # fmt: skip
 
 
-def _needed(operators: list[Operator], outputs: list[Value]) -> list[Operator]:
+def _needed(operators: list[Operator], outputs: list[Value], taken: bool) -> list[Operator]:
     values = {value.value for value in outputs}
     storages = {value.storage for value in outputs}
     numbers: set[float] = set()
@@ -143,7 +146,7 @@ def _needed(operators: list[Operator], outputs: list[Value]) -> list[Operator]:
             kept.append(op)
             values |= {value.value for value in op.inputs}
             storages |= {value.storage for value in op.inputs}
-            numbers |= _numbers(op)
+            numbers |= _numbers(op) if taken else set()
     return kept[::-1]
 
 

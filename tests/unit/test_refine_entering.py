@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -216,3 +217,39 @@ def test_what_the_other_side_runs_to_no_effect_is_not_said_to_be_missing(tmp_pat
     said = [difference.said for difference in observe(sides[0], sides[1]).differences]
     assert not any("which the target does not" in words for words in said), said
     assert first(observe(sides[0], sides[1])).said.startswith("divisor 100 on the target instead")
+
+
+def test_what_a_collective_fills_is_described_where_it_is_used(tmp_path: Path) -> None:
+    """It is filled after the operator has returned, and its version does not tell."""
+    from rlprobe.capture.trace.operators import Operators
+    from rlprobe.capture.trace.values import Values
+
+    lines: list[Any] = []
+
+    def write(line: Any) -> bool:
+        lines.append(line)
+        return True
+
+    values = Values(tmp_path, "trace", lambda _: True, lambda: True)
+    mode = Operators(values, lambda: True, write)
+    with tempfile.NamedTemporaryFile() as file:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{file.name}", rank=0, world_size=1
+        )
+        try:
+            with mode:
+                total = torch.full((2,), 3.0)
+                memory = total.numpy()
+                work = torch.distributed.all_reduce(total, async_op=True)
+                work.wait()
+                memory[:] = 7.0  # as another rank's share would
+                used = total * 2
+        finally:
+            torch.distributed.destroy_process_group()
+    assert used.tolist() == [14.0, 14.0]
+    names = [line["name"] for line in lines]
+    reduced = lines[names.index("c10d::allreduce_")]
+    assert all("digest" not in value for value in reduced["outputs"])
+    times = next(line for line in lines if line["name"] == "aten::mul.Tensor")
+    given = times["arguments"][0]["tensors"][0]
+    assert given["elements"] == [7.0, 7.0] and given["value"] == reduced["outputs"][0]["value"]

@@ -25,6 +25,7 @@ from rlprobe.capture.trace.values import Values, plain
 _OF_A_LIST = 64
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _FRAMES = 60
+_COLLECTIVES = ("c10d::", "_c10d_functional::")
 
 Line = dict[str, Any]
 
@@ -139,7 +140,12 @@ class Operators(TorchDispatchMode):
         return {"name": name, "scalar": scalar(value)}
 
     def _made(self, tensor: Tensor, number: int, index: int, func: Any) -> Line:
-        """What an operator made; of one that draws random numbers the numbers are kept."""
+        """What an operator made; of one that draws random numbers the numbers are kept.
+
+        A collective fills its tensors later: they are described where they are used.
+        """
+        if name_of(func).startswith(_COLLECTIVES):
+            return self.values.pending(tensor)
         found = self._value(tensor, made=True)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             found = {**found, "data": self.values.save(tensor, f"drawn{number}.{index}")}

@@ -95,6 +95,12 @@ class Values:
         """A value an operator made."""
         return self._describe(tensor, made=True)
 
+    def pending(self, tensor: Tensor) -> dict[str, Any]:
+        """A value that is being filled: which it is, and nothing of its elements."""
+        found = self._describe(tensor, made=True)
+        self._described.clear()  # a collective writes without a new version, also through views
+        return {name: found[name] for name in ("value", "storage", "dtype", "shape", "stride")}
+
     def _describe(self, tensor: Tensor, *, made: bool) -> dict[str, Any]:
         local = unpacked(tensor)
         key = _key(local)
