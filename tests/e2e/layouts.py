@@ -67,15 +67,15 @@ def _megatron(*options: str) -> tuple[str, ...]:
     return ("model_engine=megatron", *chosen)
 
 
-_FSDP2 = tuple(f"{model}.strategy=fsdp2" for model in MODELS)
+_FSDP1 = tuple(f"{model}.strategy=fsdp" for model in MODELS)
 _PACKED = ("actor_rollout_ref.model.use_remove_padding=true",)
 #: The layout that the rollouts are collected in.
-COLLECTED = "fsdp"
+COLLECTED = "fsdp2"
 LAYOUTS: dict[str, Layout] = {
-    "fsdp": Layout(),
-    "fsdp-2ranks": Layout(2),
-    "fsdp2": Layout(1, _FSDP2),
-    "fsdp2-2ranks": Layout(2, _FSDP2),
+    "fsdp2": Layout(),
+    "fsdp2-2ranks": Layout(2),
+    "fsdp1": Layout(1, _FSDP1),
+    "fsdp1-2ranks": Layout(2, _FSDP1),
     "micro-1": Layout(1, _micro(1)),
     "micro-4": Layout(1, _micro(4)),
     "packed": Layout(1, _PACKED),

@@ -30,7 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, servers: ForkServers) -> layo
 
 
 def test_fsdp_and_a_tensor_parallel_megatron_are_aligned(made: layouts.Layouts) -> None:
-    found = made.judge("fsdp", "megatron-tp2")
+    found = made.judge("fsdp2", "megatron-tp2")
     assert found.verdict == "aligned", found.sentence
     judged = {stage.stage: stage.records for stage in found.stages}
     # of 51 parameters gradients before and after clipping, changes and weights, and 190 records of
@@ -39,7 +39,7 @@ def test_fsdp_and_a_tensor_parallel_megatron_are_aligned(made: layouts.Layouts) 
 
 
 def test_a_fault_of_one_shard_is_located_with_its_rank_and_features(made: layouts.Layouts) -> None:
-    found = made.judge("fsdp", "megatron-tp2", "one_shard")
+    found = made.judge("fsdp2", "megatron-tp2", "one_shard")
     assert layouts.is_found(CASES["one_shard"], found), found.sentence
     assert found.first is not None and found.first.rank == 1
     assert found.cause is not None
