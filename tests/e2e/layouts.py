@@ -67,15 +67,12 @@ def _megatron(*options: str) -> tuple[str, ...]:
     return ("model_engine=megatron", *chosen)
 
 
-_FSDP1 = tuple(f"{model}.strategy=fsdp" for model in MODELS)
 _PACKED = ("actor_rollout_ref.model.use_remove_padding=true",)
 #: The layout that the rollouts are collected in.
 COLLECTED = "fsdp2"
 LAYOUTS: dict[str, Layout] = {
     "fsdp2": Layout(),
     "fsdp2-2ranks": Layout(2),
-    "fsdp1": Layout(1, _FSDP1),
-    "fsdp1-2ranks": Layout(2, _FSDP1),
     "micro-1": Layout(1, _micro(1)),
     "micro-4": Layout(1, _micro(4)),
     "packed": Layout(1, _PACKED),
