@@ -63,6 +63,35 @@ def read(side: Path, stages: set[str]) -> dict[str, pl.DataFrame]:
     }
 
 
+def require(table: pl.DataFrame, where: str) -> pl.DataFrame:
+    """A table that was made elsewhere, if its rows are what capture writes.
+
+    Args:
+        table: columns of :data:`SCHEMA`.
+        where: its path, for the error.
+
+    Raises:
+        StoreError: a row is none.
+    """
+    good = pl.all_horizontal(
+        pl.all().is_not_null(),
+        pl.col("sketch").list.len() == GROUPS * K,
+        pl.col("identity").str.contains("^[0-9a-f]{16}$"),
+        pl.col("width") >= 1,
+        pl.col("features").is_between(1, pl.col("width")),
+        pl.col("first").is_between(0, pl.col("width") - pl.col("features")),
+        pl.min_horizontal("count", "tokens", "calls") >= 1,
+        ~pl.col("sketch").list.eval(pl.element().is_null()).list.any(),
+    )
+    odd = table.filter(~good.fill_null(False))
+    if odd.height:
+        raise StoreError(
+            f"{where}: {odd.height} of {table.height} rows are no records by coordinates, first "
+            f"{odd.item(0, 'module')!r:.80}"
+        )
+    return table
+
+
 def _part(path: Path, step: int, rank: int) -> pl.DataFrame:
     what = "records by coordinates"
     names = (*_TEXTS, *_WHOLE, *_NUMBERS, "identity", "sketch")

@@ -146,8 +146,14 @@ class Run:
         return self._table(f"token_sketches/{stage}.parquet", token_sketches.SCHEMA)
 
     def logical(self, stage: str) -> pl.DataFrame | None:
-        """Records by coordinates (columns: ``logical.SCHEMA``), None where there are none."""
-        return self._table(f"logical/{stage}.parquet", logical.SCHEMA)
+        """Records by coordinates (columns: ``logical.SCHEMA``), None where there are none.
+
+        Raises:
+            StoreError: the table is missing, damaged, or holds what capture does not write.
+        """
+        name = f"logical/{stage}.parquet"
+        table = self._table(name, logical.SCHEMA)
+        return None if table is None else logical.require(table, f"{self.path}/{name}")
 
     def weights(self) -> pl.DataFrame | None:
         """``weights.parquet`` (columns: ``parts.WEIGHTS``), None when weights were not digested."""

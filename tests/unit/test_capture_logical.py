@@ -190,6 +190,29 @@ def test_a_damaged_file_is_refused(damage: Any, whole: pl.DataFrame, tmp_path: P
         logical.read(tmp_path / "side", {UPDATE})
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"sketch": [[0.0] * 5]},
+        {"sketch": [[None] * 488]},
+        {"identity": ["not hexadecimal!"]},
+        {"width": [0]},
+        {"features": [99]},
+        {"first": [-1]},
+        {"count": [0]},
+        {"module": [None]},
+    ],
+    ids=str,
+)
+def test_a_table_from_elsewhere_is_checked(damage: dict[str, Any], whole: pl.DataFrame) -> None:
+    assert logical.require(whole, "here").equals(whole)
+    one = whole.head(1).with_columns(
+        pl.Series(name, values, dtype=logical.SCHEMA[name]) for name, values in damage.items()
+    )
+    with pytest.raises(StoreError, match="1 of 2 rows are no records by coordinates"):
+        logical.require(pl.concat([whole.head(1), one]), "here")
+
+
 def test_a_file_of_no_captured_stage_is_refused(tmp_path: Path) -> None:
     captured(tmp_path, [packed([0, 1])])
     with pytest.raises(StoreError, match="has no records"):
