@@ -137,9 +137,10 @@ def _run(args: argparse.Namespace, jobs: Jobs) -> int:
         return 0
     runs = refining(jobs.alignment, plan.suspects)
     away = None if REPEAT in runs else suspects.kept_elsewhere(store, plan)
-    # before the runs are made, so that no clean-up takes them for garbage
     keys = [*([] if away is None else [away.key]), *(spec.key for spec in runs.values())]
-    record_alignment(store, f"{jobs.alignment.name}.refine", keys)
+    if {"benchmark", "target"}.intersection(parts):
+        # before the runs are made: no clean-up takes them for garbage. Later parts add theirs
+        record_alignment(store, f"{jobs.alignment.name}.refine", keys)
     for part, role in (("benchmark", REPEAT), ("target", TARGET)):
         if part in parts and role in runs:
             launch(runs[role], store, args.log)

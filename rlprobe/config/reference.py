@@ -28,6 +28,7 @@ One YAML file describes one alignment. This page is generated from the models th
 _NOT_IDENTITY: dict[str, set[str] | None] = {
     "": {
         "name",
+        "ray",
         "controls",
         "analysis",
         "store",
@@ -40,7 +41,7 @@ _NOT_IDENTITY: dict[str, set[str] | None] = {
     "target": {"resources"},
     "controls": {"repeat", "repeat_target", "high_precision", "perturbed"},
     "capture": {"budget_mib"},
-    "analysis": {"image", "torch_image", "official_table", "resources"},
+    "analysis": None,
     "resources": None,
     "container": {"runtime", "args"},
 }

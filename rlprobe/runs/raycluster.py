@@ -285,7 +285,8 @@ def _prepare(plan: Plan, names: Sequence[str]) -> list[Node]:
     for group, peer in (([names[0]], names[-1]), (names[1:], names[0])):
         if not group:
             continue
-        output = _on_every_node(group, "prepare", plan.job_id, "--peer", peer, *interface)
+        where = slurm.node_address(peer)
+        output = _on_every_node(group, "prepare", plan.job_id, "--peer", where, *interface)
         for line in output.splitlines():
             found = json.loads(line)
             described[found["node"]] = Node(

@@ -85,6 +85,16 @@ def allocated_nodes(wanted: int, environ: Mapping[str, str] = os.environ) -> lis
     return sorted(names, key=lambda name: name != here)[:wanted]
 
 
+def node_address(name: str) -> str:
+    """Where Slurm itself reaches a node; its name where Slurm says no more.
+
+    Names of nodes need not resolve: a site may have told its addresses to Slurm alone.
+    """
+    shown = query("scontrol", "--oneliner", "show", "node", name)
+    found = re.search(r"\bNodeAddr=(\S+)", shown)
+    return name if found is None or found[1] == "(null)" else found[1]
+
+
 def allocated_devices(name: str, environ: Mapping[str, str] = os.environ) -> str | None:
     """Indices of this job's devices on this node, as ``0-3,6``; None where Slurm does not know.
 

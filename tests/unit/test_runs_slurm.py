@@ -43,6 +43,20 @@ def test_the_node_this_process_is_on_comes_first(commands: Path) -> None:
     assert slurm.allocated_nodes(3, environ) == ["n3", "n1", "n2"]
 
 
+@pytest.mark.parametrize(
+    ("shown", "address"),
+    [
+        ("NodeName=n2 Arch=x86_64 NodeAddr=10.1.2.3 NodeHostName=n2 Version=22.05", "10.1.2.3"),
+        ("NodeName=n2 Arch=x86_64 NodeAddr=n2 NodeHostName=n2", "n2"),
+        ("NodeName=n2 NodeAddr=(null)", "n2"),
+        ("NodeName=n2 State=DOWN", "n2"),
+    ],
+)
+def test_a_node_is_reached_where_slurm_reaches_it(commands: Path, shown: str, address: str) -> None:
+    (commands / "details").write_text(shown)
+    assert slurm.node_address("n2") == address
+
+
 def test_fewer_nodes_than_the_run_needs_are_refused(commands: Path) -> None:
     with pytest.raises(ConfigError, match="asks for 5, but job 7 has 4"):
         slurm.allocated_nodes(5, {"SLURM_JOB_ID": "7"})
