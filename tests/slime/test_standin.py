@@ -147,6 +147,40 @@ def test_a_planted_fault_is_found_in_its_stage_and_module(align: Callable[..., A
     assert "benchmark: slime on cpu" not in done.output, "it was collected before"
 
 
+def test_one_file_carries_slimes_benchmark_to_another_site(
+    aligned: Aligned, tmp_path: Path
+) -> None:
+    """The two halves of ``config/examples/two_sites/slime_*.yaml``, on the stand-in."""
+    there = json.loads((aligned.results / "alignment.json").read_text())["runs"]
+    keys = [there[role]["key"] for role in ("benchmark", "repeat")]
+    bundle, store = tmp_path / "handover.rlprobe", tmp_path / "store"
+    export = ("rlprobe", "store", "export", "--store", aligned.store)
+    done = call(*export, "--alignment", "slime-cpu", "-o", bundle)
+    assert done.returncode == 0, done.stdout
+    digest = next(line for line in done.stdout.splitlines() if line.startswith("sha256:"))
+    done = call("rlprobe", "store", "import", "--store", store, bundle, "--digest", digest)
+    assert done.returncode == 0 and all(key in done.stdout for key in keys), done.stdout
+    here = tmp_path / "here"
+    here.mkdir()
+    for name in ("Snakefile", "workflow", "profiles", "config", "requirements", "tests"):
+        (here / name).symlink_to(ROOT / name)
+    raw = yaml.safe_load((ROOT / "config/examples/slime_cpu.yaml").read_text())
+    raw |= {"name": "handed-over", "store": str(store), "results": str(here / "results")}
+    raw["analysis"] = {"official_table": False}
+    raw["benchmark"] = {"run": keys[0], "device": "cpu", "precision": "fp32"}
+    raw["controls"] = {"repeat": keys[1]}
+    (here / "handed-over.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
+    # the target of the first site came along, and is not to be used: it is made here
+    done = call_in(here, "rlprobe", "store", "rm", there["target"]["key"], "--store", store)
+    assert done.returncode == 0, done.stdout
+    done = call_in(here, "workflow/align", "handed-over.yaml")
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "target: slime on cpu" in done.stdout and "benchmark: slime on cpu" not in done.stdout
+    found = json.loads((here / "results/handed-over/diagnosis.json").read_text())
+    assert found["verdict"] == "aligned", found["sentence"]
+    assert found["coverage"] == aligned.diagnosis["coverage"]
+
+
 def run(
     workspace: Path, name: str, change: Callable[[dict[str, Any]], None], role: str = "benchmark"
 ) -> Any:
