@@ -14,6 +14,7 @@ NEAR_TIES, RECOMPOSED, MASKED_VALUE, PADDING_ONLY, INHERITED = (
     "inherited",
 )
 DEVICE, UNWRITTEN, DECISION = "device", "unwritten", "decision"
+FEW_NUMBERS = "few_numbers"
 #: Reason -> what it means, in words for messages and the page.
 EXCUSES: dict[str, str] = {
     NEAR_TIES: "behind a choice of experts that fell the other way within round-off",
@@ -23,6 +24,7 @@ EXCUSES: dict[str, str] = {
     INHERITED: "differs as much as what the stage was given accounts for",
     UNWRITTEN: "memory that nothing has written yet: empty, or about to be filled by a collective",
     DECISION: "decides or divides between numbers that are apart by round-off, which may tip it",
+    FEW_NUMBERS: "a few numbers that came out smaller than in its other calls: the same round-off",
     DEVICE: "names the device or its communication library, which differ by intent",
 }
 

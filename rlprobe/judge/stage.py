@@ -24,6 +24,7 @@ from rlprobe.judge.excuses import (
     decisions,
     devices,
     earlier_updates,
+    few_numbers,
     generated,
     inherited,
     masked_value,
@@ -188,6 +189,7 @@ def _process(rank: int, rows: pl.DataFrame, one_precision: bool) -> Process:
     ties, flips = near_ties.excuses(ordered)
     ordered = reduce(ordered, ties)
     ordered = reduce(ordered, masked_value.excuses(ordered))
+    ordered = reduce(ordered, few_numbers.excuses(ordered))
     inside, blocks = recomposed.excuses(ordered, calls)
     return Process(rank, reduce(ordered, inside), calls, flips, blocks)
 
