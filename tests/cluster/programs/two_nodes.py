@@ -1,8 +1,8 @@
 """Inside an allocation of two nodes: start Ray over them and say where two actors ran.
 
-    python two_nodes.py SCRATCH [--hold FILE] [--timeout SECONDS]
+    python two_nodes.py SCRATCH [--interface NAME] [--hold FILE] [--timeout SECONDS]
 
---hold keeps the cluster until FILE exists, then asks Ray once more. Prints JSON lines.
+Without --interface each node finds its own. --hold keeps the cluster until FILE exists, then asks Ray once more. Prints JSON lines.
 """
 
 import argparse
@@ -34,6 +34,7 @@ print(json.dumps(sorted(ray.get([actor.where.remote() for actor in actors]))))
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("scratch", type=Path)
+    parser.add_argument("--interface")
     parser.add_argument("--hold", type=Path)
     parser.add_argument("--timeout", type=float, default=240)
     given = parser.parse_args()
@@ -49,7 +50,7 @@ def main() -> None:
         job_id=job,
         scratch=given.scratch,
         resources={"GPU": 1, "CPU": 2},
-        interface="eth0",
+        interface=given.interface,
         timeout_s=given.timeout,
     )
     try:
