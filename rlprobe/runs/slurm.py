@@ -133,7 +133,17 @@ def query(*command: str) -> str:
     except FileNotFoundError:
         raise RunError(f"{command[0]} is not on PATH; is this a Slurm node?") from None
     except subprocess.TimeoutExpired:
-        raise RunError(f"{' '.join(command)} did not answer within 60 s") from None
+        raise RunError(f"{_plain(command)} did not answer within 60 s") from None
     if done.returncode:
-        raise RunError(f"{' '.join(command)} failed: {done.stderr.strip()}")
+        raise RunError(f"{_plain(command)} failed: {done.stderr.strip()}")
     return done.stdout
+
+
+def _plain(command: Sequence[str]) -> str:
+    """A command as somebody would type it: without the variables that it must not inherit."""
+    words = list(command)
+    if words[:1] == ["/usr/bin/env"]:
+        words.pop(0)
+        while words[:1] == ["-u"]:
+            del words[:2]
+    return " ".join(words)

@@ -87,3 +87,14 @@ def test_a_host_without_slurm_is_told_so(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(RunError, match="squeue is not on PATH"):
         slurm.query("squeue")
+
+
+def test_a_step_that_failed_is_named_as_one_would_type_it(commands: Path) -> None:
+    srun = commands / "srun"
+    srun.write_text("#!/bin/sh\necho 'n2 finds no route' >&2; exit 1\n")
+    srun.chmod(0o755)
+    with pytest.raises(RunError) as raised:
+        slurm.query(*slurm.srun(["n2"], environ={}), "hostname")
+    said = str(raised.value)
+    assert said.startswith("srun --overlap --nodes=1") and said.endswith("n2 finds no route")
+    assert "-u " not in said
