@@ -2,7 +2,8 @@
 
     python two_nodes.py SCRATCH [--interface NAME] [--hold FILE] [--timeout SECONDS]
 
-Without --interface each node finds its own. --hold keeps the cluster until FILE exists, then asks Ray once more. Prints JSON lines.
+Without --interface each node finds its own. --hold keeps the cluster until FILE exists, then asks
+Ray once more. Prints JSON lines.
 """
 
 import argparse
