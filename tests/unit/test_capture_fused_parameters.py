@@ -21,8 +21,8 @@ from rlprobe.logical import fused
 GROUPS, QUERIES, EACH, INNER = 4, 2, 3, 5
 ROWS = {"q_proj": GROUPS * QUERIES * EACH, "k_proj": GROUPS * EACH, "v_proj": GROUPS * EACH}
 WHOLE = {
-    name: torch.randn(rows, INNER, generator=torch.Generator().manual_seed(rows))
-    for name, rows in ROWS.items()
+    name: torch.randn(rows, INNER, generator=torch.Generator().manual_seed(seed + 7))
+    for seed, (name, rows) in enumerate(ROWS.items())
 }
 GATED = {
     name: torch.randn(8, INNER, generator=torch.Generator().manual_seed(seed))
