@@ -17,7 +17,7 @@ from rlprobe.errors import StoreError
 #: What numpy raises for an archive that it did not write: its headers are parsed as Python.
 _DAMAGED = (
     OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, OverflowError,
-    NotImplementedError, RecursionError, MemoryError, SyntaxError, tokenize.TokenError,
+    RuntimeError, MemoryError, SyntaxError, tokenize.TokenError,
     zipfile.BadZipFile, zlib.error, struct.error,
 )  # fmt: skip
 
@@ -40,6 +40,27 @@ def arrays(path: Path, names: Sequence[str], what: str) -> dict[str, np.ndarray[
             return {name: np.atleast_1d(np.asarray(found[name])) for name in names}
     except _DAMAGED as error:
         raise StoreError(f"{path} is not a file of {what}: {error}") from error
+
+
+def texts(array: np.ndarray[Any, Any], path: Path, what: str) -> list[str]:
+    """The texts of an array of one dimension.
+
+    Args:
+        array: as :func:`arrays` read it.
+        path: the file it is from, for the error.
+        what: what the file is to be, likewise.
+
+    Raises:
+        StoreError: it holds anything else, or characters that there are not.
+    """
+    if array.ndim != 1 or array.dtype.kind != "U":
+        raise StoreError(f"{path} is not a file of {what}: names are texts in a row")
+    try:
+        found: list[str] = array.tolist()
+        "".join(found).encode()
+    except (ValueError, OverflowError) as error:  # half a character, or a number that is none
+        raise StoreError(f"{path} is not a file of {what}: {error}") from error
+    return found
 
 
 def _check_size(path: Path) -> None:

@@ -103,7 +103,6 @@ def _part(path: Path, step: int, rank: int) -> pl.DataFrame:
         and arrays["identity"].shape == (rows, 2)
         and arrays["identity"].dtype == np.int64
         and all(arrays[name].shape == (rows,) for name in (*_TEXTS, *_WHOLE, *_NUMBERS))
-        and all(arrays[name].dtype.kind == "U" for name in _TEXTS)
         and all(arrays[name].dtype == np.int64 for name in _WHOLE)
         and all(arrays[name].dtype == np.float64 for name in _NUMBERS)
     )
@@ -117,7 +116,7 @@ def _part(path: Path, step: int, rank: int) -> pl.DataFrame:
         {
             "step": pl.Series([step], dtype=pl.Int32).new_from_index(0, rows),
             "rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, rows),
-            **{name: arrays[name].tolist() for name in _TEXTS},
+            **{name: archive.texts(arrays[name], path, what) for name in _TEXTS},
             **{name: arrays[name] for name in (*_WHOLE, *_NUMBERS)},
             "identity": [f"{a:08x}{b:08x}" for a, b in zip(high, low, strict=True)],
             "sketch": sketches.cast(pl.List(pl.Float64)),

@@ -84,29 +84,29 @@ def _joined(stage: str, parts: list[TokenSketches], records: pl.DataFrame) -> To
 
 
 def _part(path: Path, step: int, rank: int) -> TokenSketches:
-    found = archive.arrays(path, ("names", "sketch", "k", "left_out", *_COLUMNS), "token sketches")
-    names, sketch = found["names"], found["sketch"]
+    what = "token sketches"
+    found = archive.arrays(path, ("names", "sketch", "k", "left_out", *_COLUMNS), what)
+    names, sketch = archive.texts(found["names"], path, what), found["sketch"]
     columns = {column: found[column] for column in _COLUMNS}
     try:
         k, left_out = (int(found[name].item()) for name in ("k", "left_out"))
     except (TypeError, ValueError) as error:
-        raise StoreError(f"{path} is not a file of token sketches: {error}") from error
+        raise StoreError(f"{path} is not a file of {what}: {error}") from error
     rows = len(sketch)
     index = columns["name"]
     good = (
-        names.dtype.kind == "U"
-        and sketch.dtype == np.float32
+        sketch.dtype == np.float32
         and sketch.shape == (rows, k)
         and all(c.dtype == np.int32 and c.shape == (rows,) for c in columns.values())
-        and (rows == 0 or (index.min() >= 0 and index.max() < names.size))
+        and (rows == 0 or (index.min() >= 0 and index.max() < len(names)))
     )
     if not good:
-        raise StoreError(f"{path} is not a file of token sketches: its arrays do not fit together")
+        raise StoreError(f"{path} is not a file of {what}: its arrays do not fit together")
     table = pl.DataFrame(
         {
             "step": pl.Series([step], dtype=pl.Int32).new_from_index(0, rows),
             "rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, rows),
-            "name": pl.Series(names.tolist(), dtype=pl.String).gather(index),
+            "name": pl.Series(names, dtype=pl.String).gather(index),
             **{column: columns[column] for column in _COLUMNS[1:]},
             "sketch": pl.Series(sketch, dtype=pl.Array(pl.Float32, k)).cast(pl.List(pl.Float32)),
         }

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import yaml
 
+from rlprobe.coordinates import GROUPS
 from rlprobe.documents import seal
+from rlprobe.sketch import K
 from rlprobe.store.commit import commit
 from rlprobe.store.exporting import export
 from rlprobe.store.keys import run_key
@@ -180,6 +182,21 @@ def sketches() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def coordinates() -> dict[str, Any]:
+    """The arrays of a good file of records by coordinates, of two modules."""
+    texts = {"module": "a b", "op": "Linear Linear", "direction": "forward backward",
+             "slot": "output output", "dtype": "float32 float32"}  # fmt: skip
+    whole = {"sequence": (0, 1), "count": (8, 8), "tokens": (2, 2), "calls": (1, 1),
+             "first": (0, 0), "features": (4, 4), "width": (4, 4)}  # fmt: skip
+    return {
+        **{name: np.array(said.split()) for name, said in texts.items()},
+        **{name: np.array(numbers, np.int64) for name, numbers in whole.items()},
+        **{name: np.ones(2) for name in ("squares", "sum", "max", "min")},
+        "identity": np.array([[1, 2], [3, 4]], np.int64),
+        "sketch": np.ones((2, GROUPS, K)),
+    }
+
+
 #: The pickle of a tensor of 3 by 4, as torch.save writes it, an operation an item.
 PICKLE: tuple[bytes, ...] = (
     b"\x80\x02", b"ctorch._utils\n_rebuild_tensor_v2\n", b"q\x00", b"(", b"(",
@@ -292,6 +309,7 @@ _BYTES: dict[str, Callable[[], list[bytes]]] = {
     "keydata": _arrays,
     "vendor": lambda: _npy(np.arange(12).reshape(3, 4)),
     "sketches": lambda: [npz(sketches())],
+    "coordinates": lambda: [npz(coordinates())],
     "safetensors": lambda: [safetensors(json.dumps(SAFETENSORS).encode())],
     "manifest": lambda: [run()[1]],
     "bundle": lambda: [run()[2]],

@@ -135,7 +135,10 @@ def mangled(draw: Draw, data: bytes, near_the_end: bool = False) -> bytes:
 def documents(draw: Draw, reader: str) -> bytes:
     """A document of JSON, or of a line each."""
     said = good.LINES.get(reader) or good.DOCUMENTS[reader]
-    text = good.text_of(reader, draw(edited(said)))
+    found = draw(edited(said))
+    if reader in good.LINES and not isinstance(found, list):
+        found = [found]  # every line was edited away but one
+    text = good.text_of(reader, found)
     data = text.encode("utf-8", "surrogatepass")
     return draw(mangled(data)) if draw(st.sampled_from((False, False, False, True))) else data
 
@@ -218,11 +221,11 @@ def npys(draw: Draw) -> bytes:
 
 
 @st.composite
-def npzs(draw: Draw) -> bytes:
-    """An archive of token sketches with other arrays than belong there."""
-    arrays: dict[str, Any] = dict(good.sketches())
+def npzs(draw: Draw, right: dict[str, Any]) -> bytes:
+    """An archive with other arrays than belong there."""
+    arrays = dict(right)
     for _ in range(draw(st.integers(1, 3))):
-        name = draw(st.sampled_from(sorted(good.sketches())))
+        name = draw(st.sampled_from(sorted(right)))
         action = draw(st.sampled_from(("drop", "raw", "array", "array", "more")))
         if action == "drop":
             arrays.pop(name, None)
@@ -243,6 +246,8 @@ def _array(draw: Draw) -> np.ndarray[Any, Any]:
     kind = draw(st.sampled_from(("<f4", "<f8", "<i8", "<i4", "|b1", "<U3", "|S2", "<c8", "|u1")))
     shape = draw(st.lists(st.integers(0, 3), max_size=3))
     number = draw(st.sampled_from((0, 1, -1, 2**31 - 1, 77)))
+    if kind == "<U3" and draw(st.booleans()):  # half a character, and a number that is none
+        return np.full(shape, draw(st.sampled_from((0xD800, 0x110000))), "<u4").view("<U1")
     with np.errstate(all="ignore"):
         return np.full(shape, number).astype(kind)
 
@@ -425,7 +430,8 @@ _OF: dict[str, Callable[[], st.SearchStrategy[bytes]]] = {
     "pt": lambda: saved_tensors() | npys(),
     "keydata": npys,
     "vendor": npys,
-    "sketches": npzs,
+    "sketches": lambda: npzs(good.sketches()),
+    "coordinates": lambda: npzs(good.coordinates()),
     "safetensors": safetensors,
     "records": parquets,
     "rollouts": rollouts,
