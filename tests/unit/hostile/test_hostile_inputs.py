@@ -347,5 +347,5 @@ def test_a_terminal_of_another_encoding_gets_what_it_can_show(tmp_path: Path) ->
         capture_output=True,
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert b"\xe9\\u20ac\\u6f22.json" in done.stderr
