@@ -15,7 +15,7 @@ from rlprobe.errors import ReplayError
 from rlprobe.judge import forced, tokens
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.inputs import Results
-from rlprobe.judge.logical import Place
+from rlprobe.judge.logical.ranks import Place
 from rlprobe.judge.row import Row
 from rlprobe.rollouts import hdf5
 from rlprobe.said import say

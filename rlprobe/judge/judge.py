@@ -11,7 +11,6 @@ from rlprobe.judge import (
     execution,
     keydata,
     layers,
-    logical,
     origin,
     reasons,
     replicas,
@@ -23,6 +22,7 @@ from rlprobe.judge.analysis import OUTCOME, Finding, Step
 from rlprobe.judge.excuses import padding_only
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import Difference, Row
+from rlprobe.judge.logical import layout
 from rlprobe.judge.noise import SAFETY
 from rlprobe.judge.origin import Origin
 from rlprobe.judge.outcomes import Outcome, gradients
@@ -106,7 +106,7 @@ def _worst(results: Results, left: list[Row], right: list[Row], name: str, step:
     """Rows of both sides compared; where one has more replicas of a model, the farthest of them."""
     runs = [results.run(role) for role in (BENCHMARK, TARGET)]
     stage = keydata.stage_of(name)
-    if logical.unlike(results, stage) is not None:
+    if layout.unlike(results, stage) is not None:
         left, right = ([_of_tokens(row) for row in rows] for rows in (left, right))
     sides = [
         replicas.alternatives(rows, lambda row: row.rank, replicas.data_ranks(run, stage))

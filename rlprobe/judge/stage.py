@@ -12,7 +12,6 @@ from rlprobe.judge import (
     compared,
     execution,
     floors,
-    logical,
     noise,
     propagated,
     shards,
@@ -35,6 +34,7 @@ from rlprobe.judge.excuses import (
 )
 from rlprobe.judge.execution import Call
 from rlprobe.judge.inputs import Results
+from rlprobe.judge.logical import joining, layout
 from rlprobe.roles import HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET
 from rlprobe.said import Said
 
@@ -66,7 +66,7 @@ class Stage:
     #: Why rows stand for whole stages (:mod:`rlprobe.judge.logical`), and what is known of them;
     #: None where they are of single calls.
     laid_out: Said | None = None
-    logical: logical.Joined | None = field(default=None, repr=False)
+    logical: joining.Joined | None = field(default=None, repr=False)
     #: Sketches of rows that stand for several shards.
     joined: sketched.Joined = field(default_factory=dict, repr=False)
 
@@ -104,7 +104,7 @@ def load(results: Results, stage: str, step: int, products: float = 0.0) -> Stag
     rows = compared.collect(lazy.filter(pl.col("step") == step), results.compared(TARGET, stage))
     if rows.is_empty():
         return None
-    if logical.available(results, stage, step):
+    if layout.available(results, stage, step):
         laid_out = _laid_out(results, stage, step, rows, products)
         if laid_out is not None:
             return laid_out
@@ -126,11 +126,11 @@ def _laid_out(
         execution.timeline(part)[0] for part in every.partition_by("rank", maintain_order=True)
     )
     misplaced = positions.difference(results, stage, step, calls)
-    why = misplaced or logical.unlike(results, stage)
+    why = misplaced or layout.unlike(results, stage)
     if why is None:
         return None
     whole = shards.joined(every, results, stage, step, every=True)
-    joined = logical.joined(whole.rows, results, stage, step)
+    joined = joining.join(whole.rows, results, stage, step)
     sketches = {**whole.sketches, **joined.sketches}
     rows = _with_floors(results, stage, step, shards.Joined(joined.rows, sketches), products)
     found = _processes(rows, results.plan.one_precision)
@@ -143,7 +143,7 @@ def _laid_out(
         logical=joined,
         joined=sketches,
     )
-    return judged.excused([*logical.excuses(joined), *positions.of_losses(misplaced)])
+    return judged.excused([*joining.excuses(joined), *positions.of_losses(misplaced)])
 
 
 def _processes(rows: pl.DataFrame, one_precision: bool) -> list[Process]:

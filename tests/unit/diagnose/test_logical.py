@@ -12,8 +12,9 @@ import pytest
 
 from rlprobe import coordinates
 from rlprobe.dumps.logical import SCHEMA
-from rlprobe.judge import compared, logical, reasons, replicas
+from rlprobe.judge import compared, reasons, replicas
 from rlprobe.judge.inputs import Results
+from rlprobe.judge.logical import joining, layout, rows
 
 STAGE = "actor_compute_log_prob"
 GENERATOR = np.random.default_rng(5)
@@ -91,11 +92,11 @@ def results(benchmark: Side, target: Side) -> Results:
     return cast(Results, SimpleNamespace(run=sides.get))
 
 
-def joined(benchmark: Side, target: Side) -> logical.Joined:
-    return logical.joined(ROWS, results(benchmark, target), STAGE, 0)
+def joined(benchmark: Side, target: Side) -> joining.Joined:
+    return joining.join(ROWS, results(benchmark, target), STAGE, 0)
 
 
-def row(found: logical.Joined, module: str = "model.norm") -> dict[str, Any]:
+def row(found: joining.Joined, module: str = "model.norm") -> dict[str, Any]:
     return found.rows.filter(pl.col("module") == module).row(0, named=True)
 
 
@@ -185,18 +186,18 @@ def test_a_fault_of_all_ranks_is_no_ranks() -> None:
 @pytest.mark.parametrize(
     ("target", "why"),
     [
-        (Side(*TENSOR).add(0, features=(0, 8)), logical.INCOMPLETE),
-        (Side({}).add(0, samples=(0, 1, 2)), logical.OTHER_TOKENS),
-        (Side({}).add(0, samples=(0, 1, 2, 2)), logical.OTHER_TOKENS),
+        (Side(*TENSOR).add(0, features=(0, 8)), rows.INCOMPLETE),
+        (Side({}).add(0, samples=(0, 1, 2)), rows.OTHER_TOKENS),
+        (Side({}).add(0, samples=(0, 1, 2, 2)), rows.OTHER_TOKENS),
     ],
     ids=["a shard is missing", "a sample is missing", "another sample"],
 )
 def test_what_is_not_the_same_is_not_compared(target: Side, why: str) -> None:
     found = joined(ONE, target)
     assert (row(found)["status"], row(found)["reason"], row(found)["error"]) == ("shape", why, None)
-    assert (found.shared, found.paired, found.strange) == (1, 0, why == logical.OTHER_TOKENS)
-    grounds = [excuse.reason for excuse in logical.excuses(found)]
-    assert (reasons.OTHER_PLACES in grounds) == (why == logical.OTHER_TOKENS)
+    assert (found.shared, found.paired, found.strange) == (1, 0, why == rows.OTHER_TOKENS)
+    grounds = [excuse.reason for excuse in joining.excuses(found)]
+    assert (reasons.OTHER_PLACES in grounds) == (why == rows.OTHER_TOKENS)
 
 
 @pytest.mark.parametrize("sides", [("target",), ("benchmark",), ("benchmark", "target")])
@@ -289,7 +290,7 @@ def test_calls_stand_in_the_order_in_which_a_pipeline_runs_them() -> None:
     ],
 )
 def test_models_that_are_divided_otherwise(benchmark: Side, target: Side, said: str | None) -> None:
-    found = logical.unlike(results(benchmark, target), STAGE)
+    found = layout.unlike(results(benchmark, target), STAGE)
     assert (None if found is None else str(found)) == (
         None if said is None else f"models are divided otherwise ({said})"
     )

@@ -1,0 +1,108 @@
+"""Rows that stand for all calls of a stage, in place of those of single calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from rlprobe.judge import execution, reasons, sketched
+from rlprobe.judge.excuse import Excuse
+from rlprobe.judge.inputs import Results
+from rlprobe.judge.logical import whole
+from rlprobe.judge.logical.order import order_of
+from rlprobe.judge.logical.ranks import Place
+from rlprobe.judge.logical.rows import Rows
+from rlprobe.judge.logical.scale import data_parallel, scale, scaled
+from rlprobe.roles import BENCHMARK, TARGET
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Rows of a stage of which those of single calls are replaced."""
+
+    rows: pl.DataFrame
+    sketches: sketched.Joined = field(default_factory=dict)
+    #: Rank and slice of a record that one rank alone has otherwise, by record name.
+    places: Mapping[str, Place] = field(default_factory=dict)
+    #: Where a record's first call stands among the benchmark's, by record name.
+    orders: Mapping[str, int] = field(default_factory=dict)
+    #: Records of modules that both sides have, and how many of them have a partner.
+    shared: int = 0
+    paired: int = 0
+    #: Of the shared ones, those that are of other tokens on the other side.
+    strange: int = 0
+    #: Modules that one side alone has, by side.
+    alone: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def join(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joined:
+    """Let one row stand for all calls of a module in a stage.
+
+    Args:
+        rows: columns of compare's records.parquet, of one stage and step, all ranks; what depends
+            on micro-batches and shards is replaced.
+        results: where both runs are found, with records by coordinates.
+        stage: canonical name.
+        step: captured step, from 0.
+
+    Raises:
+        StoreError: a table is damaged.
+    """
+    runs = [run for role in (BENCHMARK, TARGET) if (run := results.run(role)) is not None]
+    sides = [whole.of_run(run, stage, step) for run in runs]
+    whole.sum_parts(sides)
+    factor = scale(sides, [data_parallel(run, stage) for run in runs])
+    sides[1] = {key: scaled(key, own, factor) for key, own in sides[1].items()}
+    order = order_of(runs, stage, step, sides)
+    built = Rows(step, order)
+    for key in sorted({*sides[0], *sides[1]}, key=lambda key: order[key[:2]]):
+        built.add(key, sides[0].get(key), sides[1].get(key))
+    built.parameters(runs, stage)
+    alone = {side: built.alone(side) for side in ("benchmark", "target")}
+    # losses of all micro-batches are of the one pass that the stage is taken for
+    kept = rows.filter(~_of_calls()).with_columns(
+        call=pl.when(pl.col("slot") == "loss")
+        .then(pl.lit(0, rows.schema["call"]))
+        .otherwise("call")
+    )
+    table = pl.concat([built.table(rows), kept])
+    return Joined(
+        table.sort("rank", "order", maintain_order=True),
+        built.sketches,
+        built.places,
+        _first_calls(rows, built.names),
+        built.shared(),
+        built.paired,
+        built.strange,
+        alone,
+    )
+
+
+def _first_calls(rows: pl.DataFrame, names: Mapping[tuple[str, str, str], str]) -> dict[str, int]:
+    """The place of each record's first call in the benchmark's execution order."""
+    own = rows.filter(_of_calls() & pl.col("name_benchmark").is_not_null())
+    first = own.group_by("module", "direction", "slot").agg(pl.col("order").min())
+    return {
+        names[module, direction, slot]: order
+        for module, direction, slot, order in first.iter_rows()
+        if (module, direction, slot) in names and order is not None
+    }
+
+
+def excuses(found: Joined) -> list[Excuse]:
+    """Leave out what is of modules that one side's model has not, and updates of other samples."""
+    modules = [module for own in found.alone.values() for module in own]
+    lone = pl.col("status").is_in(["benchmark_only", "target_only"])
+    left_out = [Excuse(reasons.OTHER_MODULES, pl.col("module").is_in(modules) & lone)]
+    if found.strange and not found.paired:
+        # an update of other samples has other gradients
+        left_out.append(Excuse(reasons.OTHER_PLACES, pl.col("phase") >= execution.LOSS))
+    return left_out
+
+
+def _of_calls() -> pl.Expr:
+    """Rows of single calls of modules, forward and backward; losses are of the update."""
+    calls = pl.col("direction").is_in(["forward", "backward"]) & (pl.col("slot") != "loss")
+    return calls.fill_null(False)
