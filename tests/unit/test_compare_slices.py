@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import polars as pl
@@ -13,6 +14,7 @@ from rlprobe.compare.compare import Options, compare
 from rlprobe.compare.sides import Process
 from rlprobe.dumps import records
 from rlprobe.errors import StoreError
+from rlprobe.files import digest
 from tests.msprobe import dumps
 from tests.unit.compare_helpers import list_files
 
@@ -83,6 +85,11 @@ def test_rows_of_a_process_that_do_not_stand_together_are_refused(tmp_path: Path
     table = benchmark / "records" / f"{STAGE}.parquet"
     frame = records.read(table)
     records.write(pl.concat([frame.tail(1), frame.head(-1)]), table)
+    manifest = benchmark / "manifest.json"
+    said = json.loads(manifest.read_text())
+    own = next(file for file in said["files"] if file["path"] == f"records/{STAGE}.parquet")
+    own |= {"sha256": digest(table).sha256, "size": digest(table).size}
+    manifest.write_text(json.dumps(said))
     with pytest.raises(StoreError, match="step 0, rank 2 do not stand together"):
         sides.resolve(str(benchmark))
 

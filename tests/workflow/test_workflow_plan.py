@@ -80,7 +80,7 @@ def test_a_wrong_alignment_stops_the_workflow_with_one_message(
 def test_a_target_that_cannot_run_here_costs_no_benchmark(project: Project) -> None:
     if list(Path("/dev").glob("davinci[0-9]*")):
         pytest.skip("this machine has an NPU")
-    project.write(target={"device": "npu", "precision": "fp32"})
+    project.write(target={"device": "npu", "precision": "fp32"}, ray=True)
     done = project.snakemake()
     assert done.returncode == 1
     assert "target: device: npu" in done.stdout
