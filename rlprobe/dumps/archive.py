@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from rlprobe.errors import StoreError
 
+_FILE = re.compile(r"(?P<stage>[a-z_]+)-step(?P<step>\d{1,9})-rank(?P<rank>\d{1,9})\.npz")
 #: What numpy raises for an archive that it did not write: its headers are parsed as Python.
 _DAMAGED = (
     OSError, ValueError, KeyError, TypeError, EOFError, AttributeError, OverflowError,
@@ -61,6 +63,27 @@ def texts(array: np.ndarray[Any, Any], path: Path, what: str) -> list[str]:
     except (ValueError, OverflowError) as error:  # half a character, or a number that is none
         raise StoreError(f"{path} is not a file of {what}: {error}") from error
     return found
+
+
+def parts(directory: Path, stages: Collection[str]) -> Iterator[tuple[str, int, int, Path]]:
+    """Stage, step, rank and file of every process that wrote an archive.
+
+    Args:
+        directory: holds files ``{stage}-step{N}-rank{R}.npz``; may be missing.
+        stages: those that were captured.
+
+    Raises:
+        StoreError: a file is called otherwise, or belongs to no captured stage.
+    """
+    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
+        match = _FILE.fullmatch(path.name)
+        if match is None:
+            if path.name.startswith("."):
+                continue
+            raise StoreError(f"{path}: expected files named {{stage}}-step{{N}}-rank{{R}}.npz")
+        if match["stage"] not in stages:
+            raise StoreError(f"{path}: stage {match['stage']} has no records")
+        yield match["stage"], int(match["step"]), int(match["rank"]), path
 
 
 def _check_size(path: Path) -> None:

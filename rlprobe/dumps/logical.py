@@ -5,7 +5,6 @@ The files' format is that of :mod:`rlprobe.capture.light.logical`; they are read
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,6 @@ SCHEMA: dict[str, Any] = {
     # GROUPS sketches of K numbers, one behind the other
     "sketch": pl.List(pl.Float64),
 }
-_FILE = re.compile(r"(?P<stage>[a-z_]+)-step(?P<step>\d{1,9})-rank(?P<rank>\d{1,9})\.npz")
 
 
 def read(side: Path, stages: set[str]) -> dict[str, pl.DataFrame]:
@@ -46,17 +44,8 @@ def read(side: Path, stages: set[str]) -> dict[str, pl.DataFrame]:
         StoreError: a file is damaged or belongs to no captured stage.
     """
     found: dict[str, list[pl.DataFrame]] = {}
-    directory = side / "logical"
-    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
-        match = _FILE.fullmatch(path.name)
-        if match is None:
-            if path.name.startswith("."):
-                continue
-            raise StoreError(f"{path}: expected files named {{stage}}-step{{N}}-rank{{R}}.npz")
-        if match["stage"] not in stages:
-            raise StoreError(f"{path}: stage {match['stage']} has no records")
-        part = _part(path, int(match["step"]), int(match["rank"]))
-        found.setdefault(match["stage"], []).append(part)
+    for stage, step, rank, path in archive.parts(side / "logical", stages):
+        found.setdefault(stage, []).append(_part(path, step, rank))
     return {
         stage: pl.concat(parts).sort("step", "rank", maintain_order=True)
         for stage, parts in found.items()

@@ -6,7 +6,6 @@ pickle.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +27,6 @@ SCHEMA: dict[str, Any] = {
     "token": pl.Int32,
     "sketch": pl.List(pl.Float32),
 }
-_FILE = re.compile(r"(?P<stage>[a-z_]+)-step(?P<step>\d{1,9})-rank(?P<rank>\d{1,9})\.npz")
 _COLUMNS = ("name", "micro_step", "sample", "token")
 
 
@@ -53,17 +51,8 @@ def read(side: Path, records: dict[str, pl.DataFrame]) -> dict[str, TokenSketche
         StoreError: a file is damaged, belongs to no captured stage, or sizes k differ.
     """
     found: dict[str, list[TokenSketches]] = {}
-    directory = side / "token_sketches"
-    for path in sorted(directory.iterdir()) if directory.is_dir() else []:
-        match = _FILE.fullmatch(path.name)
-        if match is None:
-            if path.name.startswith("."):
-                continue
-            raise StoreError(f"{path}: expected files named {{stage}}-step{{N}}-rank{{R}}.npz")
-        if match["stage"] not in records:
-            raise StoreError(f"{path}: stage {match['stage']} has no records")
-        part = _part(path, int(match["step"]), int(match["rank"]))
-        found.setdefault(match["stage"], []).append(part)
+    for stage, step, rank, path in archive.parts(side / "token_sketches", records):
+        found.setdefault(stage, []).append(_part(path, step, rank))
     return {stage: _joined(stage, parts, records[stage]) for stage, parts in found.items()}
 
 

@@ -14,12 +14,8 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from rlprobe.documents import structfile
-from rlprobe.documents.limits import DocumentError
-from rlprobe.errors import DumpError
-from rlprobe.files import replace_bytes
-from rlprobe.refine import substitution
-from rlprobe.said import COMMA, NOTHING_SAID, Message, Said, joined, kept, restored, say
+from rlprobe.refine import answers, substitution
+from rlprobe.said import COMMA, NOTHING_SAID, Message, Said, joined, restored, say
 from rlprobe.spec import Suspects
 from rlprobe.store.read import Run
 
@@ -171,10 +167,7 @@ def _said(found: list[Block], beyond: list[str], first: Block, last: Block) -> S
 
 def write(directory: Path, found: Region) -> Path:
     """Write ``RESULTS_DIR/refine/region.json``."""
-    path = directory / "refine" / NAME
-    plain, messages = kept(found)
-    replace_bytes(path, structfile.encoded(plain | {"messages": messages}))
-    return path
+    return answers.write(directory / "refine" / NAME, found)
 
 
 def read(directory: Path) -> Region | None:
@@ -183,10 +176,4 @@ def read(directory: Path) -> Region | None:
     Raises:
         DumpError: it is damaged, or was changed.
     """
-    path = directory / "refine" / NAME
-    if not path.is_file():
-        return None
-    try:
-        return structfile.load(path, Region, (FORMAT,), again="refine again")
-    except DocumentError as error:
-        raise DumpError(f"{path} {error}; refine again") from error
+    return answers.read(directory / "refine" / NAME, Region, FORMAT)

@@ -13,16 +13,15 @@ import msgspec
 
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
-from rlprobe.documents import structfile
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.errors import DumpError
-from rlprobe.files import replace_bytes
 from rlprobe.judge.inputs import NAME as PLAN
 from rlprobe.judge.inputs import PlannedPair, PlannedRun, Results, write
 from rlprobe.judge.judge import judge
+from rlprobe.refine import answers
 from rlprobe.refine.suspects import Plan
 from rlprobe.roles import BENCHMARK, TARGET
-from rlprobe.said import NOTHING_SAID, Message, Said, kept, restored, say
+from rlprobe.said import NOTHING_SAID, Message, Said, restored, say
 from rlprobe.spec import Suspects
 from rlprobe.store.read import Run
 
@@ -191,10 +190,7 @@ def _compared(place: Path, plan: Plan, suspects: Suspects, target: Run) -> Resul
 
 def write_found(directory: Path, found: Substituted) -> Path:
     """Write ``RESULTS_DIR/refine/substituted.json``."""
-    path = directory / "refine" / NAME
-    plain, messages = kept(found)
-    replace_bytes(path, structfile.encoded(plain | {"messages": messages}))
-    return path
+    return answers.write(directory / "refine" / NAME, found)
 
 
 def read(directory: Path) -> Substituted | None:
@@ -203,10 +199,4 @@ def read(directory: Path) -> Substituted | None:
     Raises:
         DumpError: it is damaged, or was changed.
     """
-    path = directory / "refine" / NAME
-    if not path.is_file():
-        return None
-    try:
-        return structfile.load(path, Substituted, (FORMAT,), again="refine again")
-    except DocumentError as error:
-        raise DumpError(f"{path} {error}; refine again") from error
+    return answers.read(directory / "refine" / NAME, Substituted, FORMAT)

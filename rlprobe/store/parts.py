@@ -90,27 +90,39 @@ class _Gradient(msgspec.Struct, forbid_unknown_fields=True):
         return tuple(values[column] for column in GRADIENTS)
 
 
+def _table(
+    side: Path,
+    part: str,
+    kind: type[_Weight] | type[_Gradient],
+    schema: dict[str, Any],
+    otherwise: str,
+) -> pl.DataFrame | None:
+    """All lines of a part as a table; None where there are none."""
+    rows = []
+    for origin, value in _lines(side, part):
+        try:
+            rows.append(msgspec.convert(value, kind).row())
+        except (msgspec.ValidationError, ValueError, TypeError) as error:
+            raise StoreError(f"{origin} is {otherwise}: {error}") from error
+    if not rows:
+        return None
+    try:
+        return pl.DataFrame(rows, schema=schema, orient="row")
+    except (pl.exceptions.PolarsError, OverflowError) as error:
+        raise StoreError(f"{side}/parts/{part}: {error}") from error
+
+
 def gradients(side: Path) -> pl.DataFrame | None:
     """Where the gradients of every process lie in their parameters; None when nothing says it.
 
     Raises:
         StoreError: a line is not what capture writes.
     """
-    rows = []
-    for origin, value in _lines(side, "gradients"):
-        try:
-            rows.append(msgspec.convert(value, _Gradient).row())
-        except (msgspec.ValidationError, ValueError, TypeError) as error:
-            raise StoreError(f"{origin} is no place of a gradient: {error}") from error
-    if not rows:
+    table = _table(side, "gradients", _Gradient, GRADIENTS, "no place of a gradient")
+    if table is None:
         return None
-    try:
-        table = pl.DataFrame(rows, schema=GRADIENTS, orient="row")
-    except (pl.exceptions.PolarsError, OverflowError) as error:
-        raise StoreError(f"{side}/parts/gradients: {error}") from error
-    return table.unique(["step", "stage", "rank", "name"], keep="first", maintain_order=True).sort(
-        "step", "stage", "role", "rank", maintain_order=True
-    )
+    first = table.unique(["step", "stage", "rank", "name"], keep="first", maintain_order=True)
+    return first.sort("step", "stage", "role", "rank", maintain_order=True)
 
 
 def weights(side: Path) -> pl.DataFrame | None:
@@ -119,18 +131,9 @@ def weights(side: Path) -> pl.DataFrame | None:
     Raises:
         StoreError: a line is not what capture writes.
     """
-    rows = []
-    for origin, value in _lines(side, "weights"):
-        try:
-            rows.append(msgspec.convert(value, _Weight).row())
-        except (msgspec.ValidationError, ValueError, TypeError) as error:
-            raise StoreError(f"{origin} is not a record of a weight: {error}") from error
-    if not rows:
+    table = _table(side, "weights", _Weight, WEIGHTS, "not a record of a weight")
+    if table is None:
         return None
-    try:
-        table = pl.DataFrame(rows, schema=WEIGHTS, orient="row")
-    except (pl.exceptions.PolarsError, OverflowError) as error:
-        raise StoreError(f"{side}/parts/weights: {error}") from error
     place = pl.col("stage").replace_strict(
         list(stages.STAGES), list(range(len(stages.STAGES))), default=-1, return_dtype=pl.Int32
     )
