@@ -46,7 +46,7 @@ def test_every_flip_in_a_store_is_found_named_and_mended(
 ) -> None:
     store = world.copy(memory / "flips", results=False) / "store"
     paths = _forever(contents(store), chance)
-    for _ in rounds(0.2, 25):
+    for _ in rounds(0.14, 25):
         path = next(paths)
         if not path.is_file() or not path.stat().st_size:
             continue
@@ -114,7 +114,7 @@ def test_every_flip_in_results_is_found_named_and_mended(
         and path.parent.name not in _SILENT
     ]  # fmt: skip
     paths = _forever([place / "results" / name for name in names], chance)
-    for number in rounds(0.12, 12):
+    for number in rounds(0.08, 12):
         path = next(paths)
         which, _, inside = path.relative_to(place / "results").as_posix().partition("/")
         before = path.read_bytes()

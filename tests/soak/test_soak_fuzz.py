@@ -69,7 +69,7 @@ def test_every_input_is_read_or_refused(
     before = Counter(figures)
     names = {reader, *(alias for alias, name in ALIASES.items() if name == reader)}
     past = [p for p in sorted(good.CORPUS.iterdir()) if p.name.partition("-")[0] in names]
-    for number in rounds(0.8 / len(READERS), 1):
+    for number in rounds(0.9 / len(READERS), 1):
         check = given(odd.inputs(reader))(reads_or_refuses(reader, place, figures))
         for data in [path.read_bytes() for path in past] if number == 0 else []:
             check = example(data)(check)
