@@ -1,4 +1,4 @@
-"""What every test may use, and how the suite is spread over two processes."""
+"""What every test may use, and how the suite is spread over processes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 #: Directories whose tests share what is dear: one process runs all of a directory.
 _TOGETHER = {"tests/slime", "tests/e2e", "tests/contract", "tests/cluster"}
+#: Of tests/e2e, what asks after the one alignment that is collected for all of them; the others
+#: train in processes that have verl loaded, and go to another process.
+_OF_THE_ALIGNMENT = {
+    f"tests/e2e/test_{name}.py"
+    for name in (
+        *("alignment", "collector", "inprocess", "kills"),
+        *("msprobe_by_hand", "ports", "train_infer", "variants"),
+    )
+}
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -29,6 +38,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     class Together(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
+            if file in _OF_THE_ALIGNMENT:
+                return "the alignment"
             directory = "/".join(file.split("/")[:2])
             return directory if directory in _TOGETHER else file
 

@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from conftest import Aligned, Site
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 
 def fields(job: str) -> dict[str, str]:

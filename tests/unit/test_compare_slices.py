@@ -50,6 +50,7 @@ def results(benchmark: Path, target: Path, out: Path) -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("rows", [1, 5, 1000])
+@pytest.mark.slow
 def test_any_slice_gives_the_same_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
 ) -> None:

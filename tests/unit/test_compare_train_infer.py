@@ -40,6 +40,8 @@ from tests.unit.train_infer_runs import (
     train,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("layout", ["padded", "packed", "wrapped", "megatron"])
 def test_prompt_tokens_meet_in_every_layout(tmp_path: Path, layout: str) -> None:

@@ -35,6 +35,8 @@ from rlprobe.store.read import Run  # noqa: E402
 from tests.unit.capture_helpers import UPDATE  # noqa: E402
 from tests.unit.test_refine_trace import LAYER, NORM, plain_loss, run, wrapped  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 RECORD = "Module.layers.1.norm.RmsNorm.forward.0.output.0"
 
 

@@ -19,6 +19,8 @@ from rlprobe.refine.difference import Difference  # noqa: E402
 from rlprobe.refine.observe import Observed, observe  # noqa: E402
 from tests.unit.capture_helpers import UPDATE, Tiny, rank_dir, recorder, tokens  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 LAYER = "layers.1"
 NORM = f"{LAYER}.norm"
 

@@ -1,9 +1,10 @@
 """Inside an allocation of two nodes: start Ray over them and say where two actors ran.
 
-    python two_nodes.py SCRATCH [--interface NAME] [--hold FILE] [--timeout SECONDS]
+    python two_nodes.py SCRATCH [--interface NAME] [--hold FILE] [--timeout SECONDS] [--head-only]
 
 Without --interface each node finds its own. --hold keeps the cluster until FILE exists, then asks
-Ray once more. Prints JSON lines.
+Ray once more. --head-only starts Ray on the first node alone, as if the other never came. Prints
+JSON lines.
 """
 
 import argparse
@@ -38,7 +39,10 @@ def main() -> None:
     parser.add_argument("--interface")
     parser.add_argument("--hold", type=Path)
     parser.add_argument("--timeout", type=float, default=240)
+    parser.add_argument("--head-only", action="store_true")
     given = parser.parse_args()
+    if given.head_only:
+        only_the_head()
     given.scratch.mkdir(parents=True, exist_ok=True)
     job = nodelocal.job_id()
     nodelocal.of_job(job).make()
@@ -67,6 +71,17 @@ def main() -> None:
     except RlprobeError as error:
         say("error", message=str(error))
         sys.exit(1)
+
+
+def only_the_head() -> None:
+    """Let no node but the first start."""
+    start = raycluster.Cluster.start
+
+    def first(cluster: raycluster.Cluster, node: raycluster.Node) -> None:
+        if node is cluster.nodes[0]:
+            start(cluster, node)
+
+    raycluster.Cluster.start = first  # type: ignore[method-assign]
 
 
 def ask(cluster: raycluster.Cluster, job: str) -> object:

@@ -17,6 +17,8 @@ from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare, insufficient
 from tests.unit.compare import random_pairs
 
+pytestmark = pytest.mark.slow
+
 PAIRS = int(os.environ.get("RLPROBE_FUZZ_PAIRS", "200"))
 FIRST = int(os.environ.get("RLPROBE_FUZZ_SEED", "1"))
 GROUPS = 8

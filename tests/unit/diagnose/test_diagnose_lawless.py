@@ -13,6 +13,8 @@ from rlprobe.stages import ACTOR_UPDATE, LOG_PROB
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.transformer import Device
 
+pytestmark = pytest.mark.slow
+
 Array = np.ndarray
 Change = Callable[[Array, np.random.Generator], Array]
 F32 = np.float32

@@ -18,6 +18,8 @@ from rlprobe.selftest.pipeline import Judged
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.transformer import LAYERS, ROWS, STAGES, Device
 
+pytestmark = pytest.mark.slow
+
 #: Attention's probabilities of every block, of the records alone: nothing computes with them.
 #: The first token of every prompt is padding, as its mask says.
 PADDED: dict[str, Any] = {"padding": True}

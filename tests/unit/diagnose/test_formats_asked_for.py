@@ -13,6 +13,8 @@ from tests.unit.diagnose.conftest import Align, Alignment
 from tests.unit.diagnose.tape import Array
 from tests.unit.diagnose.transformer import Device
 
+pytestmark = pytest.mark.slow
+
 Q, DOWN = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"
 
 

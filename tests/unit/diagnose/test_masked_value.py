@@ -15,6 +15,8 @@ from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.tape import Array
 from tests.unit.diagnose.transformer import Device
 
+pytestmark = pytest.mark.slow
+
 ATTENTION = "model.layers.0.self_attn"
 VALUE = "masked value"
 

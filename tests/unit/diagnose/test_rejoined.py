@@ -32,6 +32,8 @@ from tests.unit.diagnose.conftest import CAPTURE
 from tests.unit.diagnose.planted import FORWARD
 from tests.unit.diagnose.transformer import STAGES, Device
 
+pytestmark = pytest.mark.slow
+
 EPSILON = next(fault for fault in FORWARD if fault.name == "epsilon of a norm")
 STEPS = 3
 LOG_PROB, UPDATE = STAGES[1], STAGES[2]

@@ -19,6 +19,8 @@ from tests.unit.diagnose.conftest import Align, Alignment
 from tests.unit.diagnose.planted import FORWARD
 from tests.unit.diagnose.transformer import Device
 
+pytestmark = pytest.mark.slow
+
 EPSILON = next(fault for fault in FORWARD if fault.name == "epsilon of a norm")
 STAGE = "actor_compute_log_prob"
 TOKENS = 12

@@ -24,6 +24,8 @@ from rlprobe.files import written
 from rlprobe.store.verify import verify
 from tests.unit.hostile.conftest import Aligned, Told, files
 
+pytestmark = pytest.mark.slow
+
 #: The command line that writes to ``disk/``, by command and action. Paths: those of ``aligned``.
 WRITING: dict[str, Callable[[Aligned], list[str]]] = {
     "run": lambda a: ["run", "--config", "a.yaml", "--role", "benchmark", "--store", "disk/store"],

@@ -270,6 +270,7 @@ def test_relatives_in_npy_headers(reader: str, text: bytes, tmp_path: Path) -> N
     assert len(str(told.value)) < 600
 
 
+@pytest.mark.slow
 def test_the_corpus_needs_little_memory_and_time(root: Path) -> None:
     """All of it in one process: 1 GiB more address space than after its imports, 200 MiB used."""
     done = subprocess.run(

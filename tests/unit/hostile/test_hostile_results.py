@@ -20,6 +20,8 @@ from tests.resealed import edited, page
 from tests.unit.hostile import good
 from tests.unit.hostile.conftest import Aligned, Told
 
+pytestmark = pytest.mark.slow
+
 _TARGET = "compare/target"
 
 

@@ -27,6 +27,8 @@ from tests.unit.store.bundle_helpers import (
     with_manifest,
 )
 
+pytestmark = pytest.mark.slow
+
 _CORPUS = Path(__file__).parents[1] / "hostile/corpus"
 ENDING, PANICKING = (_CORPUS / f"records-{number}-1.parquet" for number in (4, 3))
 CUT = ENDING.read_bytes()[:200] + ENDING.read_bytes()[-400:]

@@ -240,6 +240,7 @@ def test_gc_refuses_while_a_commit_is_under_way_and_loses_nothing(scratch, commi
     assert verify(store).problems == []
 
 
+@pytest.mark.slow
 def test_commits_and_collections_at_once_never_damage_a_kept_run(make_scratch, committed, memory):
     store = memory / "store"
     kept = committed(at=store, seed=1, stages=("actor_update",))
