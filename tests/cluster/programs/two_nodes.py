@@ -81,7 +81,7 @@ def only_the_head() -> None:
         if node is cluster.nodes[0]:
             start(cluster, node)
 
-    raycluster.Cluster.start = first  # type: ignore[method-assign]
+    raycluster.Cluster.start = first  # type: ignore[assignment,method-assign]
 
 
 def ask(cluster: raycluster.Cluster, job: str) -> object:
