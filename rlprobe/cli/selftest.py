@@ -84,7 +84,11 @@ def add_parser(subparsers: Any) -> None:
         "(default: %(default)s)",
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="cases at once (default %(default)s)"
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="cases, or processes that disturb, at once (default %(default)s)",
     )
     parser.add_argument(
         "--no-ray",
@@ -115,7 +119,7 @@ def add_parser(subparsers: Any) -> None:
         help="in pass blind another sample (default %(default)s)",
     )
     parser.add_argument(
-        "--all", action="store_true", help="in pass blind every quantity in every way; takes hours"
+        "--all", action="store_true", help="in pass blind every quantity in every way"
     )
     parser.set_defaults(run=run)
 
@@ -169,7 +173,7 @@ def _blind(args: argparse.Namespace, cases: Sequence[Case]) -> int:
     for results in args.of or _aligned(args, cases):
         began = time.monotonic()
         count = None if args.all else args.count
-        one = blind.disturbed(results, args.directory / "blind", count, args.seed)
+        one = blind.disturbed(results, args.directory / "blind", count, args.seed, args.jobs)
         print(score.render(results.name, one, time.monotonic() - began))
         found[results.name] = one
     if args.json:

@@ -28,6 +28,7 @@ MAX_BYTES = 64 << 20
 _JUDGED = "judged/summary.json"
 _AGAIN = "run `rlprobe diagnose RESULTS_DIR` again"
 
+Verdict = Literal["aligned", "diverged", "not_comparable"]
 ALIGNED, DIVERGED, NOT_COMPARABLE = "aligned", "diverged", "not_comparable"
 #: Verdict -> exit code of ``rlprobe verdict``.
 EXIT_CODES: dict[str, int] = {ALIGNED: 0, DIVERGED: 3, NOT_COMPARABLE: 4}
@@ -106,7 +107,7 @@ class StageResult(msgspec.Struct, frozen=True):
 class Diagnosis(msgspec.Struct, frozen=True):
     """The whole file."""
 
-    verdict: Literal["aligned", "diverged", "not_comparable"]
+    verdict: Verdict
     sentence: str
     gate: list[GateItem]
     first: First | None

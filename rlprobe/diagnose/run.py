@@ -6,8 +6,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
+import msgspec
 import polars as pl
 
 from rlprobe.diagnose import curves, first, noise, sentence, strip
@@ -21,6 +21,7 @@ from rlprobe.diagnose.diagnosis import (
     First,
     StageResult,
     Values,
+    Verdict,
 )
 from rlprobe.diagnose.gate import Gate, check, dumps
 from rlprobe.diagnose.gate.evidence import Evidence
@@ -32,7 +33,7 @@ from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.curves import NOT_JUDGED, Curve
 from rlprobe.judge.extent import Extents
 from rlprobe.judge.inputs import Results, require
-from rlprobe.judge.judge import judge
+from rlprobe.judge.judge import Kept, judge
 from rlprobe.roles import BENCHMARK, HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET
 from rlprobe.said import Said
 from rlprobe.store.read import Run
@@ -52,20 +53,33 @@ def diagnose(directory: Path) -> Diagnosis:
         OSError: the tables cannot be written.
     """
     results = Results.open(directory)
+    found = examine(results, Kept())
+    for item in found.gate.items:
+        _log.debug("gate: %s %s: %s", item.item, item.state, item.evidence)
+    return found.diagnosis(tables.write(results, found.step, found.tables))
+
+
+def examine(results: Results, kept: Kept) -> Examined:
+    """Judge an alignment; nothing is written.
+
+    Args:
+        results: the alignment.
+        kept: what need not be looked at again, and where what is looked at goes.
+
+    Raises:
+        DumpError, StoreError: a file or run is missing or damaged.
+    """
     benchmark, target = require(results, BENCHMARK), require(results, TARGET)
     of = basis.of(results)
-    every = [judge(results, number) for number in judged_steps(results, benchmark, target)]
+    every = [judge(results, number, kept) for number in judged_steps(results, benchmark, target)]
     judged = tables.tables(results, every)
     found = [] if results.of_dumps else curves.find(results, every[0])
     extents = _extents(results, judged, found)
     step, gate = _decisive(results, benchmark, target, every, extents)
-    for item in gate.items:
-        _log.debug("gate: %s %s: %s", item.item, item.state, item.evidence)
-    summary = tables.write(results, step, judged)
     controls = len(curves.perturbed(results))
-    return _Judged(
-        results, benchmark, target, every, step, gate, of, summary, extents, found, controls
-    ).diagnosis()
+    return Examined(
+        results, benchmark, target, every, step, gate, of, judged, extents, found, controls
+    )
 
 
 def _decisive(
@@ -116,7 +130,7 @@ def _extents(results: Results, judged: dict[str, pl.DataFrame], found: list[Curv
 
 
 @dataclass(frozen=True)
-class _Judged:
+class Examined:
     """An alignment whose steps were judged, and which of them decides."""
 
     results: Results
@@ -128,15 +142,22 @@ class _Judged:
     gate: Gate
     #: What it was made from (:func:`basis.of`).
     of: dict[str, str]
-    #: Digest of the judged tables' summary, and how much they judge.
-    summary: str
+    #: The judged tables by stage, and how much they judge.
+    tables: dict[str, pl.DataFrame]
     extents: Extents
     #: Every metric of the trainer over its steps, and how many perturbed controls there were.
     curves: list[Curve]
     controls: int
 
-    def diagnosis(self) -> Diagnosis:
-        """What follows from it."""
+    def diagnosis(self, summary: str | None) -> Diagnosis:
+        """What follows from it.
+
+        Args:
+            summary: digest of the judged tables' summary; None where they were not written.
+        """
+        return msgspec.structs.replace(self._found(), judged=summary)
+
+    def _found(self) -> Diagnosis:
         if self.gate.is_shut:
             return self._not_comparable()
         diverged = analysis.first_of(self.step)
@@ -144,6 +165,14 @@ class _Judged:
             return self._diverged(diverged)
         gone = curves.left(self.curves)
         return self._aligned() if gone is None else self._left(gone)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict alone, without where and why."""
+        if self.gate.is_shut:
+            return "not_comparable"
+        parts = analysis.first_of(self.step) is not None or curves.left(self.curves) is not None
+        return "diverged" if parts else "aligned"
 
     def _aligned(self) -> Diagnosis:
         cells = self._strip_of_all()
@@ -196,7 +225,7 @@ class _Judged:
 
     def _said(
         self,
-        verdict: Literal["aligned", "diverged", "not_comparable"],
+        verdict: Verdict,
         text: Said,
         cells: list[StageResult],
         of_noise: Values,
@@ -217,7 +246,6 @@ class _Judged:
             stages=cells,
             extent=self.extents,
             curves=self.curves,
-            judged=self.summary,
             of=self.of,
         )
 

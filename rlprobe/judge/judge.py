@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass, field
 
 import polars as pl
 
@@ -35,20 +36,44 @@ from rlprobe.said import of_side, say
 _LAST = SAFETY * ELEMENTARY**0.5 * FP32
 
 
-def judge(results: Results, step: int) -> Step:
+@dataclass
+class Kept:
+    """What was found of files that are still as they were: taken as it is, and added to.
+
+    For whoever judges one alignment many times (:mod:`rlprobe.selftest.blind`).
+    """
+
+    #: By name and step; None of a stage of which nothing was compared.
+    stages: dict[tuple[str, int], Stage | None] = field(default_factory=dict)
+    #: By step and the micro-batches of each stage before its weights change.
+    key_data: dict[tuple[int, tuple[tuple[str, int | None], ...]], dict[str, Difference]] = field(
+        default_factory=dict
+    )
+    #: By name and step, with the stage and key data that it was made of.
+    findings: dict[tuple[str, int], tuple[Stage, dict[str, Difference], Finding]] = field(
+        default_factory=dict
+    )
+
+
+def judge(results: Results, step: int, kept: Kept | None = None) -> Step:
     """Judge every planned stage of a step.
+
+    Args:
+        results: what was compared.
+        step: captured step, from 0.
+        kept: what need not be looked at again, and where what is looked at goes.
 
     Raises:
         DumpError, StoreError: a table or file is damaged.
     """
     found = Step(step)
-    factors = roundings.products(results.run(BENCHMARK), results.run(TARGET))
-    loaded = [
-        one
-        for name in results.stages()
-        if (one := stage.load(results, name, step, factors)) is not None
-    ]
-    found.key_data = key_data(results, step, {one.name: one.before_update for one in loaded})
+    kept = Kept() if kept is None else kept
+    loaded = _loaded(results, step, kept)
+    passes = {one.name: one.before_update for one in loaded}
+    at = (step, tuple(sorted(passes.items())))
+    if at not in kept.key_data:
+        kept.key_data[at] = key_data(results, step, passes)
+    found.key_data = kept.key_data[at]
     if results.of_dumps:
         found.absent = sources.absent(results, step)
     # what an engine generates freely is its own business: it may choose another token
@@ -62,11 +87,30 @@ def judge(results: Results, step: int) -> Step:
     }
     found.absent |= dict.fromkeys(free & set(keydata.FREE), reasons.GENERATED)
     padded = all(run is not None and keydata.pads(run, step) for run in runs)
-    findings = [_finding(one, found.key_data, padded) for one in loaded]
+    findings = [_kept_finding(one, found.key_data, padded, kept) for one in loaded]
     excused = [finding.padding_only for finding in findings if finding.confined]
     findings = [_following(finding, excused) for finding in findings]
     found.findings = {finding.stage.name: finding for finding in findings}
     return found
+
+
+def _loaded(results: Results, step: int, kept: Kept) -> list[Stage]:
+    factors = roundings.products(results.run(BENCHMARK), results.run(TARGET))
+    for name in results.stages():
+        if (name, step) not in kept.stages:
+            kept.stages[name, step] = stage.load(results, name, step, factors)
+    every = [kept.stages[name, step] for name in results.stages()]
+    return [one for one in every if one is not None]
+
+
+def _kept_finding(
+    stage: Stage, key_data: dict[str, Difference], padded: bool, kept: Kept
+) -> Finding:
+    at = (stage.name, stage.step)
+    known = kept.findings.get(at)
+    if known is None or known[0] is not stage or known[1] is not key_data:
+        known = kept.findings[at] = stage, key_data, _finding(stage, key_data, padded)
+    return known[2]
 
 
 def key_data(

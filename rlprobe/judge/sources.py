@@ -60,10 +60,8 @@ def both(results: Results, step: int) -> tuple[Source | None, Source | None]:
 
 def _of_run(results: Results, role: str, step: int) -> Source | None:
     run = results.run(role)
-    data = None if run is None else run.key_data()
-    if run is None or data is None:
-        return None
-    return Source(KeyData(data, run.mock_proof() or []), step)
+    data = None if run is None else run.recorded
+    return None if data is None else Source(data, step)
 
 
 def absent(results: Results, step: int) -> dict[str, str]:

@@ -413,13 +413,3 @@ def _finding(
         origin,
         None if first is None else first.rank,
     )
-
-
-def before_update(results: Results, stage: str) -> int | None:
-    """Micro-batches of a stage before weights change within it; None where they do once.
-
-    Raises:
-        DumpError: the summary is missing or damaged.
-    """
-    found = _summary(results.directory / DIRECTORY / SUMMARY, None).stages.get(stage)
-    return None if found is None else found.before_update

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
@@ -15,18 +17,22 @@ from msgspec import structs
 
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
-from rlprobe.diagnose.diagnosis import Diagnosis
-from rlprobe.diagnose.run import diagnose
+from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.run import Examined, examine
 from rlprobe.dumps import results as tables
 from rlprobe.errors import NotComparableError, RlprobeError, UsageError
-from rlprobe.judge import tables as judged_tables
+from rlprobe.judge import analysis
+from rlprobe.judge.curves import LEFT, Curve
+from rlprobe.judge.extent import Extents
 from rlprobe.judge.inputs import NAME as PLAN
 from rlprobe.judge.inputs import Results, save
+from rlprobe.judge.judge import Kept
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.selftest.blind import disturb
-from rlprobe.selftest.blind.quantities import MISSING, RECORD, Quantity
+from rlprobe.selftest.blind.quantities import METRIC, MISSING, RECORD, Quantity
 from rlprobe.store.manifest import NAME as MANIFEST
 from rlprobe.store.manifest import File, Manifest
+from rlprobe.store.read import Run
 
 
 def _link(source: str, target: str) -> None:
@@ -37,11 +43,23 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What a judgement says, without where and why."""
+
+    verdict: str
+    gate: list[GateItem]
+    extent: Extents
+    #: What made the verdict, in a few words.
+    why: str = ""
+
+
 class Laboratory:
     """Judges an alignment again after its target was changed.
 
-    Nothing is trained, and only the stage that was touched is compared anew. Files are shared with
-    the alignment by hard link and never written through one.
+    Nothing is trained, and only what was touched is compared and judged anew: what was found of
+    everything else is kept. Files are shared with the alignment by hard link and never written
+    through one.
     """
 
     def __init__(self, results: Path, directory: Path) -> None:
@@ -71,6 +89,9 @@ class Laboratory:
         )
         self._manifest = Manifest.load(self.target)
         self._of_no_run()
+        self._opened = Results.open(self.results)
+        self._kept = Kept()
+        self.before = self._judgement(examine(self._opened, self._kept))
 
     def _of_no_run(self) -> None:
         """Comparisons that do not say whose they are: only the stage that is touched is compared
@@ -79,15 +100,18 @@ class Laboratory:
             said = tables.summary(path.parent) or {}
             self._replace(path, tables.sealed(said | {"of": {}}).encode())
 
-    def judged(self) -> Diagnosis:
+    @property
+    def examined(self) -> Examined:
         """The copy as it stands."""
-        return diagnose(self.results)
+        return examine(self._opened, self._kept)
 
-    def require_neutral(self, before: Diagnosis) -> None:
+    def judged_whole(self) -> Judgement | str:
+        """The copy as it stands, everything of it read and judged anew; or the error that it ends
+        in."""
+        return self._judged(Results.open(self.results), Kept())
+
+    def require_neutral(self) -> None:
         """Make sure that it is the disturbance that is noticed, and not that the copy was touched.
-
-        Args:
-            before: of the copy as it stands.
 
         Raises:
             UsageError: it is judged otherwise once nothing but a note in its manifest has changed.
@@ -96,19 +120,26 @@ class Laboratory:
         touched = self._manifest.model_copy(update={"volatile": noted})
         self._replace(self.target / MANIFEST, touched.to_bytes())
         try:
-            after = self.judged()
-        except RlprobeError as error:
-            raise UsageError(f"a copy of {self._found.directory} is not judged: {error}") from error
+            after = self.judged_whole()
         finally:
             self._replace(self.target / MANIFEST, self._manifest.to_bytes())
-        if (after.verdict, after.gate) != (before.verdict, before.gate):
+        if isinstance(after, str):
+            raise UsageError(f"a copy of {self._found.directory} is not judged: {after}")
+        if after != self.before:
             raise UsageError(
                 f"a copy of {self._found.directory} is judged otherwise where nothing that was "
                 "recorded has changed: no disturbance would tell"
             )
 
-    def with_disturbed(self, quantity: Quantity, way: str) -> Diagnosis | str:
-        """The diagnosis with one quantity disturbed, or the error that it ended in.
+    def with_disturbed(
+        self, quantity: Quantity, way: str, *, whole: bool = False
+    ) -> Judgement | str:
+        """What is said with one quantity disturbed, or the error that it ended in.
+
+        Args:
+            quantity: what is disturbed.
+            way: how.
+            whole: judge everything anew, and not only what was touched.
 
         Raises:
             UnchangedError: the disturbance changes nothing.
@@ -118,9 +149,42 @@ class Laboratory:
             try:
                 if quantity.stage is not None:
                     self._compare(quantity.stage)
-                return self.judged()
+                if whole:
+                    return self._judged(Results.open(self.results), Kept())
+                return self._judged(self._with_target(quantity), self._untouched(quantity))
             except RlprobeError as error:
                 return str(error)
+
+    def _with_target(self, quantity: Quantity) -> Results:
+        """The alignment with the target as it is now, and the other runs as they were opened."""
+        was = self._opened.run(TARGET)
+        assert was is not None
+        target = Run(was.store, was.path, Manifest.load(self.target))
+        if quantity.kind in (RECORD, METRIC):  # its key data are what they were
+            vars(target).update(
+                {name: getattr(was, name) for name in ("_checked_data", "recorded")}
+            )
+        runs = {role: run for role in self._opened.plan.runs
+                if (run := self._opened.run(role)) is not None}  # fmt: skip
+        return dataclasses.replace(self._opened, _opened=runs | {TARGET: target})
+
+    def _untouched(self, quantity: Quantity) -> Kept:
+        """What does not depend on a quantity: of a record all but its stage, of key data, samples
+        and weights nothing."""
+        if quantity.kind not in (RECORD, METRIC):
+            return Kept()
+        stages = {at: found for at, found in self._kept.stages.items() if at[0] != quantity.stage}
+        return Kept(stages, dict(self._kept.key_data), dict(self._kept.findings))
+
+    def _judged(self, results: Results, kept: Kept) -> Judgement | str:
+        try:
+            return self._judgement(examine(results, kept))
+        except RlprobeError as error:
+            return str(error)
+
+    def _judgement(self, found: Examined) -> Judgement:
+        self._last = found
+        return Judgement(found.verdict, found.gate.items, found.extents, _why(found))
 
     def floor(self, quantity: Quantity) -> float | None:
         """A record's floor in what was judged last; None where it has none.
@@ -130,7 +194,7 @@ class Laboratory:
         if quantity.record is None or quantity.stage is None:
             return None
         step, rank, name = quantity.record
-        table = judged_tables.read_table(Results.open(self.results), quantity.stage).filter(
+        table = self._last.tables[quantity.stage].filter(
             (pl.col("step") == step)
             & (pl.coalesce("rank_target", "rank") == rank)
             & (pl.coalesce("name_target", "name") == name)
@@ -191,3 +255,15 @@ class Laboratory:
         # another file in the same place: the one that is linked elsewhere stays as it is
         path.unlink(missing_ok=True)
         path.write_bytes(data)
+
+
+def _why(found: Examined) -> str:
+    """Where the records part first, or which metric leaves."""
+    first = analysis.first_of(found.step)
+    if first is not None and first.origin is not None:
+        return f"{first.stage.name}: {first.origin.reason}"
+    return next((_left(curve) for curve in found.curves if curve.verdict == LEFT), "")
+
+
+def _left(curve: Curve) -> str:
+    return f"{curve.metric} leaves at step {curve.step}"

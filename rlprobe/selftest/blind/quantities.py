@@ -10,11 +10,11 @@ from pathlib import Path
 import polars as pl
 
 from rlprobe import stages
+from rlprobe.diagnose.run import Examined
 from rlprobe.dumps.key_data import stage_of
 from rlprobe.judge import extent, tables
 from rlprobe.judge.curves import Curve
 from rlprobe.judge.extent import Extents
-from rlprobe.judge.inputs import Results
 from rlprobe.judge.reasons import LATER_STEP, MASKED_VALUE
 from rlprobe.store.read import Run
 
@@ -65,24 +65,20 @@ class Quantity:
     record: tuple[int, int, str] | None = None
 
 
-def of(
-    results: Results, target: Run, extents: Extents, curves: Sequence[Curve] = ()
-) -> list[Quantity]:
+def of(judged: Examined) -> list[Quantity]:
     """Everything that the target recorded.
 
     Args:
-        results: a finished alignment whose verdict is "aligned".
-        target: its target run.
-        extents: what its diagnosis says was judged.
-        curves: what it says of the trainer's metrics.
+        judged: a finished alignment whose verdict is "aligned".
     """
     found: list[Quantity] = []
-    for stage in results.stages():
+    target, extents = judged.target, judged.extents
+    for stage in judged.results.stages():
         captured = target.manifest.stages.get(stage)
         if captured is not None and captured.state == "captured":
-            found += _records(results, target, stage)
-    found += _key_data(results, target)
-    found += _metrics(target, extents, curves)
+            found += _records(judged.tables[stage], target, stage)
+    found += _key_data(judged)
+    found += _metrics(target, extents, judged.curves)
     found += _weights(target, extents)
     found += _proof(target, extents)
     return found
@@ -96,8 +92,8 @@ def _whole_step(extents: Extents, stage: str, step: int) -> str | None:
     return LATER_STEP
 
 
-def _records(results: Results, target: Run, stage: str) -> Iterator[Quantity]:
-    judged = tables.read_table(results, stage).filter(pl.col("slot") != tables.KEY_DATA)
+def _records(table: pl.DataFrame, target: Run, stage: str) -> Iterator[Quantity]:
+    judged = table.filter(pl.col("slot") != tables.KEY_DATA)
     keys = ["step", "rank", "name"]
     known = judged.select(
         pl.col("step"),
@@ -129,13 +125,13 @@ def _says_never() -> pl.Expr:
     return mask & (pl.col("min") <= _NEVER).fill_null(False)
 
 
-def _key_data(results: Results, target: Run) -> Iterator[Quantity]:
+def _key_data(found: Examined) -> Iterator[Quantity]:
     declared: dict[tuple[str, int], str | None] = {}
     held: set[tuple[str, int]] = set()
     floors: dict[tuple[str, int], float | None] = {}
     passes: dict[str, int | None] = {}
-    for stage in results.stages():
-        table = tables.read_table(results, stage).filter(pl.col("slot") == tables.KEY_DATA)
+    for stage, every in found.tables.items():
+        table = every.filter(pl.col("slot") == tables.KEY_DATA)
         for name, step, judged, why, floor in table.select(
             "name", "step", "judged", "unjudged_because", "floor"
         ).iter_rows():
@@ -143,8 +139,9 @@ def _key_data(results: Results, target: Run) -> Iterator[Quantity]:
             if judged:
                 held.add((name, step))
                 floors[name, step] = floor
-        passes[stage] = tables.before_update(results, stage)
-    for file in target.manifest.files:
+        finding = found.step.findings.get(stage)
+        passes[stage] = None if finding is None else finding.stage.before_update
+    for file in found.target.manifest.files:
         parts = Path(file.path).parts
         if parts[:2] != ("dump", "data") or not file.path.endswith(".npy"):
             continue

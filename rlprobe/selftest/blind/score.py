@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.judge import extent
+from rlprobe.selftest.blind.laboratory import Judgement
 
 #: The verdict or a gate item changed; the diagnosis counts it as not judged now; it had said before
 #: that it is not judged; nothing was changed; less than round-off was (a zero for what is smaller
@@ -37,7 +37,7 @@ class Trial:
 
 
 def outcome(
-    before: Diagnosis, after: Diagnosis | str, declared: str | None, *, below: bool = False
+    before: Judgement, after: Judgement | str, declared: str | None, *, below: bool = False
 ) -> tuple[str, str]:
     """What became of a disturbance, and the reason.
 
@@ -50,7 +50,7 @@ def outcome(
     if isinstance(after, str):
         return NOTICED, after
     if after.verdict != before.verdict:
-        return NOTICED, after.sentence
+        return NOTICED, f"{after.verdict}: {after.why}"
     changed = sorted({(item.item, item.state) for item in after.gate}
                      - {(item.item, item.state) for item in before.gate})  # fmt: skip
     if changed:
@@ -68,6 +68,9 @@ class Sensitivity:
     """All trials of one alignment."""
 
     trials: list[Trial] = field(default_factory=list)
+    #: What judging only the touched part said otherwise than judging everything: a fault of the
+    #: laboratory.
+    unlike: list[str] = field(default_factory=list)
 
     def shares(self) -> dict[str, float]:
         """Share of each outcome among the disturbances that changed something."""
@@ -76,6 +79,10 @@ class Sensitivity:
         )
         total = sum(counted.values()) or 1
         return {name: counted[name] / total for name in (NOTICED, SAID, DECLARED, SILENT)}
+
+    def reasons(self) -> dict[str, int]:
+        """How many disturbances each reason took that was declared."""
+        return dict(Counter(t.why for t in self.trials if t.outcome == DECLARED).most_common())
 
     @property
     def silent(self) -> list[Trial]:
@@ -87,6 +94,8 @@ class Sensitivity:
             "trials": len(self.trials),
             "shares": self.shares(),
             "silent": [vars(trial) for trial in self.silent],
+            "unlike": self.unlike,
+            "declared": self.reasons(),
         }
 
 
@@ -104,6 +113,8 @@ def render(name: str, found: Sensitivity, seconds: float) -> str:
         lines.append(f"{kind:<12}{way:<16}" + "".join(f"{counts[o]:>10}" for o in outcomes))
     shares = found.shares()
     lines.append(", ".join(f"{o} {shares[o]:.1%}" for o in (NOTICED, SAID, DECLARED, SILENT)))
+    declared = ", ".join(f"{count} {why}" for why, count in found.reasons().items())
+    lines += [f"declared: {declared}"] if declared else []
     lines += [f"SILENT: {t.kind} {t.name} {t.way}" for t in found.silent[:20]]
     more = len(found.silent) - 20
     return "\n".join([*lines, f"and {more} more"] if more > 0 else lines)
@@ -112,4 +123,10 @@ def render(name: str, found: Sensitivity, seconds: float) -> str:
 def shortfalls(found: Sequence[Sensitivity]) -> list[str]:
     """What is not as it has to be: nothing silent, 95 % noticed or said of what is judged."""
     silent = sum(len(one.silent) for one in found)
-    return [f"{silent} disturbances were silent"] if silent else []
+    unlike = [name for one in found for name in one.unlike]
+    short = [f"{silent} disturbances were silent"] if silent else []
+    if unlike:
+        short.append(
+            f"{len(unlike)} disturbances are judged otherwise as a whole, first {unlike[0]}"
+        )
+    return short

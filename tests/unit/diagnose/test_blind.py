@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from rlprobe.cli import main
+from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.errors import UsageError
 from rlprobe.selftest.blind import quantities, run, score
-from rlprobe.selftest.blind.laboratory import Laboratory
+from rlprobe.selftest.blind.laboratory import Judgement, Laboratory
 from tests.unit.diagnose.conftest import Alignment, aligner
 from tests.unit.diagnose.planted import FORWARD
 from tests.unit.diagnose.transformer import Device
@@ -38,6 +39,7 @@ def found(aligned: Alignment, tmp_path_factory: pytest.TempPathFactory) -> score
 
 def test_nothing_that_was_recorded_can_be_wrong_in_silence(found: score.Sensitivity) -> None:
     assert [(t.kind, t.name, t.way) for t in found.silent] == []
+    assert found.unlike == []
     shares = found.shares()
     assert shares[score.NOTICED] > 0.7, "most is judged, and not only declared unjudged"
 
@@ -80,9 +82,7 @@ def test_only_what_is_aligned_can_be_disturbed(
 
 
 def test_what_was_said_before_is_no_silence_and_what_was_not_is() -> None:
-    from rlprobe.diagnose.diagnosis import Diagnosis, GateItem
-
-    plain = Diagnosis("aligned", "…", [GateItem("weights", "open", "…")], None, None, {}, {}, [])
+    plain = Judgement("aligned", [GateItem("weights", "open", "…")], {})
     assert score.outcome(plain, plain, None)[0] == score.SILENT
     assert score.outcome(plain, plain, "given") == (score.DECLARED, "given")
     assert score.outcome(plain, "a file is damaged", None)[0] == score.NOTICED
@@ -104,3 +104,24 @@ def test_a_laboratory_that_would_notice_nothing_but_itself_is_refused(
     monkeypatch.setattr(Laboratory, "_of_no_run", lambda _: None)
     with pytest.raises(UsageError, match="compare again"):
         run.disturbed(aligned.results, tmp_path / "laboratory", 1)
+
+
+def test_what_is_judged_in_part_must_be_what_the_whole_says(
+    aligned: Alignment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A laboratory that keeps what it should judge anew would call everything silent, or nothing:
+    both are told apart from blindness by judging some disturbances as a whole."""
+    monkeypatch.setattr(Laboratory, "_untouched", lambda laboratory, _: laboratory._kept)
+    found = run.disturbed(aligned.results, tmp_path / "laboratory", 8, seed=7)
+    assert found.unlike
+    assert any("as a whole" in short for short in score.shortfalls([found]))
+
+
+def test_several_processes_find_what_one_does(aligned: Alignment, tmp_path: Path) -> None:
+    one, two = (
+        run.disturbed(aligned.results, tmp_path / str(jobs), 6, seed=3, jobs=jobs)
+        for jobs in (1, 2)
+    )
+    assert sorted(vars(t).items() for t in one.trials) == sorted(
+        vars(t).items() for t in two.trials
+    )
