@@ -13,6 +13,15 @@ from rlprobe.documents.limits import DocumentError
 
 #: Parts of a process's environment that are mappings of their own.
 _PARTS = ("versions", "variables", "kernels", "switches", "threads")
+#: What a line of joined holds, and of which kind.
+_OF_JOINED: dict[str, Any] = {
+    "rank": int,
+    "step": int,
+    "parameters": int | None,
+    "states": int | None,
+    "rounded": list | None,
+    "generators": str | None,
+}
 
 
 def environment(value: Any) -> dict[str, dict[str, Any]]:
@@ -42,3 +51,21 @@ def metrics(value: Any) -> dict[str, Any]:
             raise DocumentError(f"its {key} is no whole number")
     jsonfile.mapping(line.get("metrics", {}))
     return line
+
+
+def joined(value: Any) -> list[dict[str, Any]]:
+    """What each process loaded of another run's state: role, rank, step and how it went.
+
+    Raises:
+        DocumentError: it is none.
+    """
+    if not isinstance(value, list):
+        raise DocumentError("joined is no list")
+    lines = [jsonfile.mapping(line) for line in value]
+    for line in lines:
+        if not isinstance(line.get("role"), str):
+            raise DocumentError("a line of joined has no role")
+        for key, kinds in _OF_JOINED.items():
+            if not isinstance(line.get(key), kinds) or isinstance(line.get(key), bool):
+                raise DocumentError(f"{key} of {line['role']} is not what a run writes")
+    return lines

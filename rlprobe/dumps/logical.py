@@ -13,6 +13,7 @@ import polars as pl
 
 from rlprobe.coordinates import GROUPS
 from rlprobe.dumps import archive
+from rlprobe.dumps.rows import of_another, whole
 from rlprobe.errors import StoreError
 from rlprobe.sketch import K
 
@@ -70,15 +71,9 @@ def require(table: pl.DataFrame, where: str) -> pl.DataFrame:
         pl.col("features").is_between(1, pl.col("width")),
         pl.col("first").is_between(0, pl.col("width") - pl.col("features")),
         pl.min_horizontal("count", "tokens", "calls") >= 1,
-        ~pl.col("sketch").list.eval(pl.element().is_null()).list.any(),
+        whole("sketch"),
     )
-    odd = table.filter(~good.fill_null(False))
-    if odd.height:
-        raise StoreError(
-            f"{where}: {odd.height} of {table.height} rows are no records by coordinates, first "
-            f"{odd.item(0, 'module')!r:.80}"
-        )
-    return table
+    return of_another(table, good, "records by coordinates", where, "module")
 
 
 def _part(path: Path, step: int, rank: int) -> pl.DataFrame:

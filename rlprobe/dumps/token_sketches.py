@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from rlprobe.dumps import archive
+from rlprobe.dumps.rows import of_another, whole
 from rlprobe.errors import StoreError
 
 #: Columns of ``token_sketches/{stage}.parquet``: a row per token of a block's output. ``order`` and
@@ -54,6 +55,26 @@ def read(side: Path, records: dict[str, pl.DataFrame]) -> dict[str, TokenSketche
     for stage, step, rank, path in archive.parts(side / "token_sketches", records):
         found.setdefault(stage, []).append(_part(path, step, rank))
     return {stage: _joined(stage, parts, records[stage]) for stage, parts in found.items()}
+
+
+def require(table: pl.DataFrame, where: str) -> pl.DataFrame:
+    """A table that was made elsewhere, if its rows are what capture writes.
+
+    Args:
+        table: columns of :data:`SCHEMA`.
+        where: its path, for the error.
+
+    Raises:
+        StoreError: a row is none.
+    """
+    sizes = pl.col("sketch").list.len()
+    good = pl.all_horizontal(
+        pl.col("step", "rank", *_COLUMNS).is_not_null(),
+        pl.min_horizontal("step", "rank", "micro_step", "sample", "token") >= 0,
+        whole("sketch"),
+        sizes == sizes.first(),
+    )
+    return of_another(table, good, "token sketches", where, "name")
 
 
 def _joined(stage: str, parts: list[TokenSketches], records: pl.DataFrame) -> TokenSketches:

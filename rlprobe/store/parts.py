@@ -15,6 +15,7 @@ import polars as pl
 from rlprobe import stages
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
+from rlprobe.dumps.rows import of_another, whole
 from rlprobe.errors import StoreError
 from rlprobe.store.keys import canonical_json
 
@@ -43,6 +44,7 @@ GRADIENTS: dict[str, Any] = {
                 "complete")
 }  # fmt: skip
 FORMAT = 1
+_SHAPES = ("shape", "local_shape")
 _FILE = re.compile(r"(?P<role>[a-z][a-z0-9_]*)-rank(?P<rank>\d{1,9})\.jsonl?")
 
 
@@ -138,6 +140,31 @@ def weights(side: Path) -> pl.DataFrame | None:
         list(stages.STAGES), list(range(len(stages.STAGES))), default=-1, return_dtype=pl.Int32
     )
     return table.sort("step", place, "role", "rank", maintain_order=True)
+
+
+def require(table: pl.DataFrame, where: str) -> pl.DataFrame:
+    """A table of weights or gradients made elsewhere, if its rows are what capture writes.
+
+    Args:
+        table: columns of :data:`WEIGHTS` or of :data:`GRADIENTS`.
+        where: its path, for the error.
+
+    Raises:
+        StoreError: a row is none.
+    """
+    texts = [name for name in ("stage", "role", "name", "dtype") if name in table.columns]
+    good = [
+        pl.col("step", "rank", "complete", *texts).is_not_null(),
+        pl.min_horizontal("step", "rank") >= 0,
+        *(whole(name) & (pl.col(name).list.min().fill_null(0) >= 0) for name in _SHAPES),
+    ]
+    if "sketch" in table.columns:
+        size = pl.col("sketch").list.len()
+        known = pl.col("sketch").is_not_null()
+        # sketches of one table are added up and held against each other
+        good.append(~known | (whole("sketch") & (size == size.drop_nulls().first())))
+    what = "parts of parameters that capture writes"
+    return of_another(table, pl.all_horizontal(good), what, where, "name")
 
 
 def mock_proof(side: Path) -> dict[str, Any] | None:

@@ -19,9 +19,8 @@ from rlprobe.dumps import described, logical, proof, token_sketches
 from rlprobe.dumps.key_data import KeyData
 from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.errors import StoreError
-from rlprobe.store import copies, listing
+from rlprobe.store import copies, listing, parts
 from rlprobe.store.manifest import MAX_BYTES, NAME, Manifest
-from rlprobe.store.parts import GRADIENTS, WEIGHTS
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{4,64}")
@@ -91,7 +90,10 @@ class Run:
     def joined(self) -> list[dict[str, Any]]:
         """What each process loaded of another run's state: role, rank, step and how it went."""
         found = self._json("joined.json")
-        return [] if found is None else list(found["joined"])
+        if found is None:
+            return []
+        with self._described("joined.json"):
+            return described.joined(found.get("joined"))
 
     def records(self, stage: str) -> Path:
         """The record table of a stage (canonical name).
@@ -142,8 +144,14 @@ class Run:
         return None if data is None else KeyData(data, self.mock_proof() or [])
 
     def token_sketches(self, stage: str) -> pl.DataFrame | None:
-        """Sketches per token (columns: ``tokensketches.SCHEMA``), None where there are none."""
-        return self._table(f"token_sketches/{stage}.parquet", token_sketches.SCHEMA)
+        """Sketches per token (columns: ``token_sketches.SCHEMA``), None where there are none.
+
+        Raises:
+            StoreError: the table is missing, damaged, or holds what capture does not write.
+        """
+        name = f"token_sketches/{stage}.parquet"
+        table = self._table(name, token_sketches.SCHEMA)
+        return None if table is None else token_sketches.require(table, f"{self.path}/{name}")
 
     def logical(self, stage: str) -> pl.DataFrame | None:
         """Records by coordinates (columns: ``logical.SCHEMA``), None where there are none.
@@ -156,12 +164,24 @@ class Run:
         return None if table is None else logical.require(table, f"{self.path}/{name}")
 
     def weights(self) -> pl.DataFrame | None:
-        """``weights.parquet`` (columns: ``parts.WEIGHTS``), None when weights were not digested."""
-        return self._table("weights.parquet", WEIGHTS)
+        """``weights.parquet`` (columns: ``parts.WEIGHTS``), None when weights were not digested.
+
+        Raises:
+            StoreError: the table is missing, damaged, or holds what capture does not write.
+        """
+        return self._parts("weights.parquet", parts.WEIGHTS)
 
     def gradients(self) -> pl.DataFrame | None:
-        """``gradients.parquet`` (columns: ``parts.GRADIENTS``), None where the model's parts do."""
-        return self._table("gradients.parquet", GRADIENTS)
+        """``gradients.parquet`` (columns: ``parts.GRADIENTS``), None where the model's parts do.
+
+        Raises:
+            StoreError: the table is missing, damaged, or holds what capture does not write.
+        """
+        return self._parts("gradients.parquet", parts.GRADIENTS)
+
+    def _parts(self, name: str, schema: dict[str, Any]) -> pl.DataFrame | None:
+        table = self._table(name, schema)
+        return None if table is None else parts.require(table, f"{self.path}/{name}")
 
     def mock_proof(self) -> list[proof.Entry] | None:
         """Entries of ``mock_proof.json``; None without one."""
