@@ -33,4 +33,6 @@ def of_another(
 
 def whole(column: str) -> pl.Expr:
     """Whether a list is there and none of its elements is null."""
-    return pl.col(column).is_not_null() & ~pl.col(column).list.eval(pl.element().is_null()).list.any()
+    return (
+        pl.col(column).is_not_null() & ~pl.col(column).list.eval(pl.element().is_null()).list.any()
+    )
