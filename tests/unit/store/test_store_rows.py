@@ -21,7 +21,7 @@ def told(committed, monkeypatch):
     def change(name: str, column: str, value: pl.Expr) -> None:
         path = run.path / name
         table = pl.read_parquet(path)
-        changed = table.with_columns(second(value, column).alias(column)).cast(dict(table.schema))
+        changed = table.with_columns(second(value, column).alias(column)).cast(table.schema)
         path.unlink()
         kind = name.partition("/")[0].removesuffix(".parquet")
         changed.write_parquet(path, metadata=formats.mark(kind))
