@@ -8,9 +8,10 @@ import fcntl
 import hashlib
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -48,11 +49,14 @@ def digest(path: Path) -> Digest:
 
 #: Device, inode, size and times of a file: while they stay, so does what this process read of it.
 _Identity = tuple[int, ...]
-_seen: dict[_Identity, Digest] = {}
+_seen: dict[_Identity, Future[Digest]] = {}
+_seeing = threading.Lock()
 
 
 def seen_digest(path: Path) -> Digest:
     """:func:`digest`, from memory where this process has read the unchanged file before.
+
+    Where another thread reads it just now, its digest is waited for.
 
     Raises:
         OSError: it cannot be read.
@@ -65,9 +69,20 @@ def seen_digest(path: Path) -> Digest:
         found.st_mtime_ns,
         found.st_ctime_ns,
     )
-    if identity not in _seen:
-        _seen[identity] = digest(path)
-    return _seen[identity]
+    with _seeing:
+        known = _seen.get(identity)
+        if known is None:
+            mine = _seen[identity] = Future[Digest]()
+    if known is not None:
+        return known.result()
+    try:
+        mine.set_result(digest(path))
+    except BaseException as error:
+        with _seeing:
+            del _seen[identity]
+        mine.set_exception(error)
+        raise
+    return mine.result()
 
 
 def sync(path: Path) -> None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rlprobe import disk, redaction, terminal
+from rlprobe import disk, terminal
 from rlprobe.cli.common import CommandParser, called, defaults
 from rlprobe.errors import RlprobeError
 from rlprobe.imports import uncollected
@@ -131,13 +131,20 @@ def _places(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _fail(message: str, code: int) -> int:
-    sys.stderr.write(terminal.message(f"rlprobe: error: {redaction.text(message, names=False)}\n"))
+    sys.stderr.write(terminal.message(f"rlprobe: error: {_redacted(message)}\n"))
     return code
+
+
+def _redacted(message: str) -> str:
+    # Imported here: a command that is quiet says nothing.
+    from rlprobe import redaction
+
+    return redaction.text(message, names=False)
 
 
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return terminal.message(redaction.text(super().format(record), names=False))
+        return terminal.message(_redacted(super().format(record)))
 
 
 def _log_to_stderr(args: argparse.Namespace) -> None:

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rlprobe import terminal
-from rlprobe.cli.common import given_path, write_json
-from rlprobe.compare import outdir, planner, sides
-from rlprobe.compare.compare import COVERAGE, Options, compare, insufficient
-from rlprobe.compare.planner import StagePlan
-from rlprobe.compare.writer import Summary
-from rlprobe.errors import NotComparableError, RlprobeError, UsageError
-from rlprobe.files import written
+from rlprobe.cli.common import given_path
+from rlprobe.compare import early
+from rlprobe.compare.early import COVERAGE
+from rlprobe.errors import UsageError
 from rlprobe.imports import uncollected
-from rlprobe.stages import ALIASES
-
-_log = logging.getLogger(__name__)
-
-if TYPE_CHECKING:
-    import polars as pl
 
 _SIDES = (
     "a run of the store (its directory, or its key with --store), a dump tree, a stage, step, rank "
@@ -140,107 +128,13 @@ def run(args: argparse.Namespace) -> int:
     args.out = Path(args.out)
     if args.jobs < 1:
         raise UsageError(f"--jobs is at least 1, found {args.jobs}")
-    given = (args.benchmark, args.target, args.train_infer, args.engine_dump)
-    outdir.require_apart(args.out, [p for name in given if name and (p := Path(name)).exists()])
-    if args.json is not None:
-        # whatever ends this command leaves no earlier result
-        args.json.unlink(missing_ok=True)
-    try:
-        lack, summaries = (_two_sides if args.train_infer is None else _train_infer)(args)
-    except RlprobeError as error:
-        _write_result(args, error, [])
-        raise
-    _write_result(args, lack, summaries)
-    if lack is not None:
-        if not args.no_fail:
-            raise lack
-        _log.warning("%s", lack)
-    return 0
+    early.prepare()
+    with early.begun(filter(None, (args.benchmark, args.target)), args.jobs) as beside:
+        # Imported here: what was begun goes on meanwhile.
+        with uncollected():
+            from rlprobe.cli import comparing
 
-
-def _options(args: argparse.Namespace) -> Options:
-    own = None
-    if args.rules is not None:
-        from rlprobe.compare.match import rules
-
-        own = rules.load(args.rules)
-    return Options(
-        args.pair,
-        tuple(args.stage),
-        args.coverage,
-        args.jobs,
-        args.check_crc,
-        _bounds() if args.noise else None,
-        own,
-        dict(args.map_step),
-    )
-
-
-_Outcome = tuple[NotComparableError | None, list[dict[str, Any]]]
-
-
-def _write_result(
-    args: argparse.Namespace, lack: RlprobeError | None, summaries: list[dict[str, Any]]
-) -> None:
-    if args.json is None:
-        return
-    message = None if lack is None else str(lack)
-    write_json(args.json, {"comparable": lack is None, "message": message, "stages": summaries})
-
-
-def _two_sides(args: argparse.Namespace) -> _Outcome:
-    """Why the comparison is none, and what each stage's summary says."""
-    if args.benchmark is None or args.target is None or args.engine_dump is not None:
-        raise UsageError("give BENCHMARK and TARGET, or --train-infer RUN [--engine-dump DIR]")
-    chosen = [ALIASES.get(name, name) for name in args.stage]
-    with outdir.answerable(args.out, chosen):
-        options = _options(args)
-        benchmark = sides.resolve(args.benchmark, args.store)
-        target = sides.resolve(args.target, args.store)
-    outdir.require_apart(args.out, (benchmark.path, target.path))
-    if benchmark.path.resolve() == target.path.resolve():
-        _log.warning("note: BENCHMARK and TARGET are the same, %s", benchmark.path)
-    written = chosen or [*benchmark.stages, *target.stages]
-    with outdir.alone(args.out, written, bool(chosen)):
-        try:
-            summaries = compare(benchmark, target, args.out, options)
-        except NotComparableError as error:
-            return error, []
-        outdir.say(args.out, benchmark.path, target.path, options.coverage, options.map_steps)
-        if args.table or args.stacks:
-            plan = planner.plan(benchmark, target, options.stages, options.map_steps)
-        else:
-            plan = []
-        for stage in plan if args.table else ():
-            _write_table(args.out / stage.stage, stage, args.table)
-        # with --no-fail a job goes on to diagnose, which judges everything
-        found = any(s.compared or s.joined for s in summaries)
-        if found and not (args.quiet or args.no_fail):
-            _print(args, summaries, plan)
-    return insufficient(summaries, options), [s.as_dict() for s in summaries]
-
-
-def _print(args: argparse.Namespace, summaries: list[Summary], plan: list[StagePlan]) -> None:
-    """What was found, for whoever sits before the screen."""
-    # Imported here: judging is not needed before something was compared.
-    with uncollected():
-        from rlprobe.judge import outline
-        from rlprobe.judge.inputs import Results
-        from rlprobe.judge.judge import judge
-
-    if sum(sum(s.counts.values()) for s in summaries) > outline.MOST and not args.stacks:
-        for line in outline.unjudged(summaries, str(args.out)):
-            print(terminal.safe(line))
-        return
-    results = Results.of_comparison(args.out, [s.stage for s in summaries])
-    step = judge(results, outline.first_step(results))
-    called: dict[str, Sequence[str]] = {}
-    if args.stacks:
-        from rlprobe.compare import stacks
-
-        called = stacks.both(plan, outline.listed(step))
-    for line in outline.lines(step, summaries, str(args.out), called):
-        print(terminal.safe(line))
+        return comparing.run(args, beside)
 
 
 def _step_pair(text: str) -> tuple[int, int]:
@@ -248,57 +142,3 @@ def _step_pair(text: str) -> tuple[int, int]:
     if not (colon and benchmark.isdecimal() and target.isdecimal()):
         raise argparse.ArgumentTypeError(f"expected two step numbers such as 0:10, found {text!r}")
     return int(benchmark), int(target)
-
-
-def _write_table(directory: Path, stage: StagePlan, kind: str) -> None:
-    import polars as pl
-
-    from rlprobe.compare import stacks
-    from rlprobe.compare.msprobe import table
-    from rlprobe.dumps.results import RECORDS
-
-    records = pl.read_parquet(directory / RECORDS)
-    made = table.table(records, stacks=stacks.column(records, stage))
-    if kind in ("csv", "both"):
-        with written(directory / "table.csv") as path:
-            made.write_csv(path)
-    if kind in ("xlsx", "both"):
-        from rlprobe.compare.msprobe import excel
-
-        excel.write(made, directory / "table.xlsx")
-
-
-def _bounds() -> Callable[[pl.DataFrame], pl.DataFrame]:
-    # Imported here: most comparisons leave the bounds to diagnose.
-    from rlprobe.judge import noise
-
-    return noise.annotate
-
-
-def _train_infer(args: argparse.Namespace) -> _Outcome:
-    """The same of training against inference."""
-    if args.benchmark is not None:
-        raise UsageError("--train-infer takes one run, and no BENCHMARK and TARGET")
-    # Imported here: it needs the tensor kernels, which most comparisons do without.
-    import polars as pl
-
-    from rlprobe.compare.traininfer import run as traininfer
-    from rlprobe.compare.traininfer.sources import NAME
-    from rlprobe.dumps.results import RECORDS
-    from rlprobe.judge import engine as engine_gap
-
-    with outdir.answerable(args.out, [NAME]):
-        options = _options(args)
-        run = sides.resolve(args.train_infer, args.store)
-        engine = None if args.engine_dump is None else sides.resolve(args.engine_dump, args.store)
-    outdir.require_apart(args.out, [side.path for side in (run, engine) if side is not None])
-    with outdir.alone(args.out, [NAME], True):
-        try:
-            outcome = traininfer.compare(run, engine, args.out, options)
-        except NotComparableError as error:
-            return error, []
-    traininfer.tell(outcome)
-    records = pl.read_parquet(args.out / NAME / RECORDS)
-    for part in (*engine_gap.weights(records), *engine_gap.parts(records)):
-        print(terminal.safe(str(part)))
-    return outcome.insufficient(), [outcome.summary.as_dict()]

@@ -10,6 +10,8 @@ zero or absent norm bounds nothing, nor does one that the extremes contradict.
 
 from __future__ import annotations
 
+from functools import cache
+
 import polars as pl
 
 STATISTICS = ("max", "min", "mean", "norm")
@@ -42,6 +44,7 @@ _LOST32 = 2.0**-73
 _LARGEST_SUM = 3e38
 
 
+@cache
 def difference(name: str) -> pl.Expr:
     """Target minus benchmark of one statistic; 0 of equal infinities, NaN where one side is NaN."""
     b, t = pl.col(f"{name}_benchmark"), pl.col(f"{name}_target")
@@ -83,12 +86,14 @@ def statistics_error(table: pl.DataFrame) -> dict[str, pl.Series]:
     return {"statistics": error, "moved": frame.get_column("moved")}
 
 
+@cache
 def overflow() -> pl.Expr:
     """A norm that overflowed on one side alone: squares of huge values, or not finite elements."""
     b, t = pl.col("norm_benchmark"), pl.col("norm_target")
     return (b.is_infinite() != t.is_infinite()).fill_null(False)
 
 
+@cache
 def impossible(side: str) -> pl.Expr:
     """A mean or norm that no finite elements within finite extremes have: NaN, an infinite mean.
 
@@ -104,35 +109,53 @@ def impossible(side: str) -> pl.Expr:
 
 def _bound(rows: pl.DataFrame) -> pl.Series:
     """The bound of rows whose statistics differ."""
-    sides = SIDES
     rows = rows.select(
-        *(f"{name}_{side}" for name in STATISTICS for side in sides),
+        *(f"{name}_{side}" for name in STATISTICS for side in SIDES),
         *(f"{name}_diff" for name in STATISTICS),
         root=pl.col("size_benchmark").sqrt(),
         size=pl.col("size_benchmark"),
-        **{key: expr for side in sides for key, expr in _rounding(rows, side).items()},
-    ).with_columns(
-        **{f"extreme_{side}": _extreme(side) for side in sides},
-        **{f"slack_{side}": _norm_slack(side) for side in sides},
+        **{key: expr for side in SIDES for key, expr in _rounding(rows, side).items()},
     )
-    possible = {f"norm_{side}": _possible_norm(side) for side in sides}
+    for columns in _bounding():
+        rows = rows.with_columns(**columns)
+    return rows.get_column("bound")
+
+
+@cache
+def _bounding() -> list[dict[str, pl.Expr]]:
+    """The columns of a bound, each from those before it; ``bound`` is the last."""
     norms = pl.col("norm_benchmark").is_not_null() & pl.col("norm_target").is_not_null()
-    rows = rows.with_columns(**possible).with_columns(norm_diff=pl.when(norms).then("norm_diff"))
-    root = pl.col("root")
+    return [
+        {
+            **{f"extreme_{side}": _extreme(side) for side in SIDES},
+            **{f"slack_{side}": _norm_slack(side) for side in SIDES},
+        },
+        {f"norm_{side}": _possible_norm(side) for side in SIDES},
+        {"norm_diff": pl.when(norms).then("norm_diff")},
+        {"least": _least()},
+        {"bound": _relative()},
+    ]
+
+
+def _least() -> pl.Expr:
+    """What the difference is at least."""
     mean_slack = _mean_slack("benchmark") + _mean_slack("target")
     norm_slack = pl.col("slack_benchmark") + pl.col("slack_target")
-    least = pl.max_horizontal(
+    return pl.max_horizontal(
         _finite(pl.col("max_diff").abs()) - _of_complex("max"),
         _finite(pl.col("min_diff").abs()) - _of_complex("min"),
         _finite(pl.col("norm_diff").abs(), infinite=None) - norm_slack,
-        (_finite(pl.col("mean_diff").abs(), infinite=None) - mean_slack) * root,
+        (_finite(pl.col("mean_diff").abs(), infinite=None) - mean_slack) * pl.col("root"),
     ).clip(0.0, LARGEST)
-    rows = rows.with_columns(least=least)
+
+
+def _relative() -> pl.Expr:
+    """``least`` over what the benchmark, or the target where that is zero, is at most."""
     ratios = {}
-    for side in sides:
+    for side in SIDES:
         extreme, norm = pl.col(f"extreme_{side}"), pl.col(f"norm_{side}")
         upper = norm + pl.col(f"slack_{side}")
-        by_extreme = pl.when(extreme > 0).then(pl.col("least") / extreme / root)
+        by_extreme = pl.when(extreme > 0).then(pl.col("least") / extreme / pl.col("root"))
         by_norm = pl.when(norm.is_finite() & (upper > 0)).then(pl.col("least") / upper)
         # a benchmark whose norm may have been lost to rounding may be zero: then 1 is the truth
         sure = (norm > pl.col(f"slack_{side}")) | (extreme > 0)
@@ -148,12 +171,11 @@ def _bound(rows: pl.DataFrame) -> pl.Series:
         .then(ratios["target"].clip(upper_bound=1.0))
         .otherwise(ratios["benchmark"])
     )
-    return rows.select(
+    return (
         pl.when(error.is_null() | (pl.col("least") == 0))
         .then(error)
         .otherwise(error.clip(SMALLEST, LARGEST))
-        .alias("bound")
-    ).to_series()
+    )
 
 
 def _possible_norm(side: str) -> pl.Expr:

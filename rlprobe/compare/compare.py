@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ import polars as pl
 
 from rlprobe import files, stages
 from rlprobe.compare import lacking, loading, measures, planner, writer
+from rlprobe.compare.early import COVERAGE
 from rlprobe.compare.match import pairs, shift
 from rlprobe.compare.planner import Pairing, StagePlan
 from rlprobe.compare.sides import KEY_DATA, RolloutStage, Side
@@ -32,8 +33,6 @@ _log = logging.getLogger(__name__)
 
 #: The pair whose sides run in unlike precision by intent.
 OTHER_PRECISION = "high_precision"
-#: Share of both sides' records that must have been compared.
-COVERAGE = 0.9
 #: Records measured at a time where each row stands for itself: enough to keep the cores busy,
 #: few enough that memory is used again instead of asked for.
 _SLICE = 1 << 17
@@ -60,6 +59,8 @@ class Options:
     rules: Rules | None = None
     #: The target's step for steps of the benchmark, see :func:`planner.plan`.
     map_steps: Mapping[int, int] = field(default_factory=dict)
+    #: A process that dump files can be decoded in beside this one, where one has started already.
+    beside: Executor | None = None
 
 
 def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[Summary]:
@@ -283,7 +284,7 @@ def _one_sided(stage: StagePlan, pairing: Pairing) -> str | None:
 
 
 def _tables(stage: StagePlan, options: Options) -> Iterator[pl.DataFrame]:
-    for pairing, benchmark, target in loading.load(stage, options.jobs):
+    for pairing, benchmark, target in loading.load(stage, options.jobs, options.beside):
         samples = _of_samples(stage, pairing)
         if samples is not None:
             yield _table(stage, pairing, samples, options)

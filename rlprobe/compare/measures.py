@@ -16,6 +16,7 @@ bit is known to be equal: by digest, or element by element. Statistics and sketc
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -96,6 +97,7 @@ def measure(table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+@cache
 def _nonfinite(side: str) -> pl.Expr:
     """Whether a side's extremes, or the number it is, are not finite.
 
@@ -129,6 +131,7 @@ _NEEDED = [
 ]
 
 
+@cache
 def _ordinary() -> pl.Expr:
     """Of one type and shape on both sides, readable, and nothing that is not finite: matched."""
     finite = [
@@ -147,6 +150,7 @@ def _ordinary() -> pl.Expr:
     )
 
 
+@cache
 def _extraordinary() -> list[pl.Expr]:
     benchmark, target = _nonfinite("benchmark"), _nonfinite("target")
     only_b, only_t = pl.col("order_target").is_null(), pl.col("order_benchmark").is_null()
@@ -257,6 +261,7 @@ def _matrix(sketches: pl.Series) -> npt.NDArray[np.float32]:
     return rows
 
 
+@cache
 def _conditions() -> dict[str, pl.Expr]:
     """What is known of each record; columns that are looked at and dropped again."""
     status = pl.col("status")
@@ -280,6 +285,7 @@ def _conditions() -> dict[str, pl.Expr]:
     }
 
 
+@cache
 def _error() -> list[pl.Expr]:
     """The columns that measure a record, from what :func:`_conditions` knows."""
     usable, empty, same = pl.col("usable"), pl.col("empty"), pl.col("same")
@@ -343,15 +349,15 @@ _REASONS = (
 _UNMEASURED = len(_REASONS)
 
 
-def _reason(table: pl.DataFrame) -> pl.Series:
-    """Why a record's error is what it is; what its status gave as reason stands."""
+@cache
+def _number_of_reason() -> pl.Expr:
     plain = pl.col("usable") & ~pl.col("same") & ~pl.col("empty")
     sketched, statistics = pl.col("sketched"), pl.col("statistics")
 
     def number(reason: str) -> pl.Expr:
         return pl.lit(_REASONS.index(reason), pl.UInt8)
 
-    numbers = table.select(
+    return (
         pl.when(pl.col("contradiction"))
         .then(number(CHECKSUMS_CONTRADICT))
         .when(plain & sketched & (pl.col("sketch_error") < UNSEEN_SKETCH))
@@ -365,7 +371,12 @@ def _reason(table: pl.DataFrame) -> pl.Series:
         .when(plain & ~sketched & (statistics == 0) & ~pl.col("same_scalar"))
         .then(number(UNSEEN))
         .otherwise(pl.lit(0, pl.UInt8))
-    ).to_series()
+    )
+
+
+def _reason(table: pl.DataFrame) -> pl.Series:
+    """Why a record's error is what it is; what its status gave as reason stands."""
+    numbers = table.select(_number_of_reason()).to_series()
     reason = pl.Series("reason", [*_REASONS, None], dtype=pl.String).gather(numbers)
     rows = (numbers == _UNMEASURED).arg_true()
     if len(rows):
@@ -376,6 +387,7 @@ def _reason(table: pl.DataFrame) -> pl.Series:
     )
 
 
+@cache
 def _unmeasured() -> pl.Expr:
     """Why a record that both sides have was not measured."""
     nothing = [

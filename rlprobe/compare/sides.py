@@ -106,15 +106,10 @@ class DumpStage(StageSource):
         return "/".join([*above, directory.name])
 
     def table(self, process: Process) -> Table:
-        path = self.paths[process]
-        if path.is_file():
-            from rlprobe.dumps import dumpjson
+        # Imported where dumps are read: most comparisons read tables, and their whole time counts.
+        from rlprobe.dumps import decoding
 
-            frame = records.finish(dumpjson.read(path), process.step, process.rank)
-        else:
-            where = records.RankDirectory(process.step, process.rank, path)
-            frame = records.build_rank(where, stacks=False)
-        return Held(frame)
+        return Held(decoding.table(self.paths[process], process.step, process.rank))
 
     def tensors(self, process: Process, check_crc: bool) -> TensorSource | None:
         from rlprobe.dumps.tensors import source

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import polars as pl
 from rlprobe import said
 from rlprobe.compare import lacking, measures
 from rlprobe.compare.lacking import Lacking
-from rlprobe.compare.match.rules import RECOMPUTE
+from rlprobe.compare.match.recompute import RECOMPUTE
 from rlprobe.compare.tensors.figures import FIGURES
 from rlprobe.dumps import results
 from rlprobe.dumps.results import FORMAT, RECORDS, SUMMARY
@@ -74,6 +75,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 
+@cache
 def _compared(across_dtypes: bool) -> pl.Expr:
     """Whether a record counts as compared: something of it was measured, in one shape and type."""
     statuses = [measures.MATCHED, *([measures.DTYPE] if across_dtypes else [])]

@@ -174,7 +174,7 @@ def _entries(path: Path) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """The entries still to be decoded, and in which of them keys stand twice, with what of it."""
     text = _bytes(path)
     try:
-        entries = _FILE.decode(_strict(text)).data or {}
+        entries = _decoded(text)
         return entries, repeated.keys(text, entries)
     except (msgspec.MsgspecError, RecursionError) as error:
         first = error
@@ -194,6 +194,14 @@ def _entries(path: Path) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         name: json.dumps(_marked(entry)).encode() for name, entry in data.items()
     }
     return again, repeated.searched(_bytes(path))
+
+
+def _decoded(text: bytearray) -> dict[str, Any]:
+    """The entries, still raw; bare tokens in ``text`` are replaced where there are any."""
+    try:
+        return _FILE.decode(text).data or {}
+    except msgspec.MsgspecError:  # mostly a bare token, which is not looked for in every file
+        return _FILE.decode(_strict(text)).data or {}
 
 
 def _bytes(path: Path) -> bytearray:

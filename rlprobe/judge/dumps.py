@@ -13,7 +13,8 @@ from typing import Any
 import polars as pl
 
 from rlprobe.compare import outdir, sides
-from rlprobe.compare.compare import COVERAGE, Options, compare, insufficient
+from rlprobe.compare.compare import Options, compare, insufficient
+from rlprobe.compare.early import COVERAGE
 from rlprobe.compare.match import rules as matching
 from rlprobe.dumps import results as tables
 from rlprobe.judge import analysis, outline

@@ -24,6 +24,7 @@ from typing import Any
 
 import rlprobe.cli
 import rlprobe.cli.compare
+import rlprobe.cli.comparing
 import rlprobe.cli.config
 import rlprobe.cli.diagnose
 import rlprobe.cli.report

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from rlprobe.cli import main
-from rlprobe.compare import planner, sides
+from rlprobe.compare import early, planner, sides
 from rlprobe.compare.compare import Options, compare, insufficient
 from rlprobe.compare.sides import UNNAMED, Process
 from rlprobe.dumps import records
@@ -347,23 +347,53 @@ def test_several_processes_are_one_table_in_order(tmp_path: Path) -> None:
     assert frame.height == 12
 
 
-def test_large_dumps_are_decoded_in_processes_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_large_dumps_are_decoded_in_processes_beside_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
 ) -> None:
-    from rlprobe.compare import loading
-
+    """One pair with this process's help, several in processes of their own."""
     benchmark, target = dumps.random_pair(4, 30)
-    for rank in (0, 1, 2):
+    for rank in range(ranks):
         dumps.write(tmp_path / f"b/step0/rank{rank}", benchmark)
         dumps.write(tmp_path / f"t/step0/rank{rank}", target)
     benchmark, target = (sides.resolve(str(tmp_path / side)) for side in "bt")
     compare(benchmark, target, tmp_path / "one", Options(jobs=1))
-    monkeypatch.setattr(loading, "WORTHWHILE", 1)
+    monkeypatch.setattr(early, "WORTHWHILE", 1)
     compare(benchmark, target, tmp_path / "two", Options(jobs=2))
-    import polars as pl
-
     one, two = (pl.read_parquet(tmp_path / n / "unnamed/records.parquet") for n in ("one", "two"))
     assert one.equals(two)
+
+
+def test_what_is_begun_early_says_nothing_of_what_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(early, "WORTHWHILE", 1)
+    (tmp_path / "run/records").mkdir(parents=True)
+    (tmp_path / "run/manifest.json").write_text("{}")
+    (tmp_path / "run/records/actor_update.parquet").mkdir()
+    tree(tmp_path / "tree", "actor_update/step0/rank0")
+    with early.begun([str(tmp_path / "run"), str(tmp_path / "nothing")], 2) as beside:
+        assert beside is None
+    with early.begun([str(tmp_path / "tree"), str(tmp_path / "run")], 2) as beside:
+        assert beside is None
+    with early.begun([str(tmp_path / "tree")] * 2, 1) as beside:
+        assert beside is None
+    with early.begun([str(tmp_path / "tree")] * 2, 2) as beside:
+        assert beside is not None and beside.submit(len, "two").result() == 3
+
+
+@pytest.mark.parametrize("damaged", ["b", "t", "bt"])
+def test_a_damaged_dump_is_told_whichever_process_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    for side in "bt":
+        file = dumps.write(tmp_path / side / "step0/rank0", dumps.random_pair(4, 3)[0])
+        if side in damaged:
+            file.write_text('{"data": {"a')
+    monkeypatch.setattr(early, "WORTHWHILE", 1)
+    first, second = (sides.resolve(str(tmp_path / side)) for side in "bt")
+    with pytest.raises(DumpError, match=f"{damaged[0]}/step0/rank0/dump.json is not a complete"):
+        compare(first, second, tmp_path / "out", Options(jobs=2))
 
 
 def test_stages_beside_process_numbers_keep_their_names(tmp_path: Path) -> None:

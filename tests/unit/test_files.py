@@ -7,7 +7,9 @@ import errno
 import fcntl
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,38 @@ def test_a_file_that_changed_is_digested_anew(tmp_path: Path) -> None:
     other.write_bytes(b"one")
     other.replace(path)
     assert files.seen_digest(path) == first
+
+
+def test_threads_that_ask_at_once_read_a_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, read = tmp_path / "table", []
+    path.write_bytes(b"table")
+    found, begun = files.digest(path), threading.Event()
+
+    def slowly(path: Path) -> files.Digest:
+        read.append(path)
+        assert begun.wait(10)
+        return found
+
+    monkeypatch.setattr(files, "digest", slowly)
+    with ThreadPoolExecutor(3) as pool:
+        asked = [pool.submit(files.seen_digest, path) for _ in range(3)]
+        begun.set()
+        assert {one.result() for one in asked} == {found}
+    assert read == [path]
+
+
+def test_a_file_that_could_not_be_read_is_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "table"
+    path.write_bytes(b"table")
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "digest", lambda path: path.read_text(encoding="no such"))
+        with pytest.raises(LookupError):
+            files.seen_digest(path)
+    assert files.seen_digest(path) == files.digest(path)
 
 
 def test_a_lock_is_held_by_one_and_free_when_its_process_is_gone(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from rlprobe.compare.match.rules import (
     CLASS,
     COMMON_PREFIX,
     MAPPED,
-    RECOMPUTE,
     WRAPPERS,
     Rules,
 )
@@ -146,8 +145,8 @@ def _set_repetitions_aside(state: State) -> None:
         ("target", "right", again[1]),
     ):
         frame: pl.DataFrame = getattr(state, side)
-        state.set_single(name, frame.filter(repeated).get_column("row"), RECOMPUTE)
-        setattr(state, side, calls.renumbered(frame.filter(~repeated), RECOMPUTE))
+        state.set_single(name, frame.filter(repeated).get_column("row"), recompute.RECOMPUTE)
+        setattr(state, side, calls.renumbered(frame.filter(~repeated), recompute.RECOMPUTE))
 
 
 def _rename(state: State, rules: Rules) -> None:

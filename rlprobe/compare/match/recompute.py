@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import polars as pl
 
+#: What summary.json counts it under.
+RECOMPUTE = "recompute"
 #: Columns that identify a module's calls.
 _MODULE = ("module", "op")
 

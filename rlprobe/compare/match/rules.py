@@ -10,6 +10,7 @@ from typing import Any
 
 from rlprobe.compare.match import mapping
 from rlprobe.compare.match.mapping import Mapping
+from rlprobe.compare.match.recompute import RECOMPUTE
 from rlprobe.documents.limits import DocumentError, decoded, read_bytes
 from rlprobe.errors import ConfigError
 from rlprobe.logical import fused, names
@@ -26,7 +27,6 @@ AMBIGUOUS = "ambiguous_call"
 COMMON_PREFIX = "common_prefix"
 #: By one of msprobe's mapping files.
 MAPPED = "msprobe_mapping"
-RECOMPUTE = "recompute"
 CHUNKS = "megatron_chunks"
 BUILT_IN = (WRAPPERS, CLASS, CALL_COUNTER, AMBIGUOUS, COMMON_PREFIX, MAPPED, RECOMPUTE, CHUNKS)
 
