@@ -35,6 +35,9 @@ PERIOD = 1 << 24
 #: Prefix of an encoded sketch: msprobe refuses strings that begin with ``+ - = % @``.
 PREFIX = "b64:"
 
+#: What a router's choice is called among a call's records with token sketches.
+CHOSEN = ".output.chosen"
+
 _BLOCK_SEED = 0x9E3779B9
 
 

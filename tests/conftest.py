@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 
 #: Directories whose tests share what is dear: one process runs all of a directory.
-_TOGETHER = {"tests/slime", "tests/e2e", "tests/contract", "tests/cluster"}
+_TOGETHER = {"tests/slime", "tests/e2e", "tests/contract", "tests/cluster", "tests/engines"}
 #: Of tests/e2e, what asks after the one alignment that is collected for all of them; the others
 #: train in processes that have verl loaded, and go to another process.
 _OF_THE_ALIGNMENT = {

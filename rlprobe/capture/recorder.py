@@ -96,6 +96,12 @@ class Recorder:
             return False
         return stage in options.stages
 
+    def digest(self, stage: str, step: int, model: nn.Module) -> None:
+        """Record the weights of a stage whose layers are not captured, where weights are at all."""
+        options = self.session.capture
+        if options.wants_step(step) and options.wants_rank(self.rank):
+            self._digest(stage, step, [model])
+
     @contextlib.contextmanager
     def stage(
         self,

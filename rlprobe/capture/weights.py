@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlprobe.capture.engine_parameters import EngineParameters
 from rlprobe.capture.fused_parameters import FusedParameters
 from rlprobe.capture.light.statistics import has_values
 from rlprobe.capture.parameters import Held, held
@@ -61,9 +62,10 @@ def describe(models: list[nn.Module], with_sketch: bool) -> list[dict[str, Any]]
 
 def _apart(models: list[nn.Module]) -> Iterator[tuple[Held, Tensor]]:
     """Every parameter with its values; those of fused projections apart."""
-    projections = FusedParameters(models)
+    projections, engine = FusedParameters(models), EngineParameters(models)
     for item in held(models):
-        yield from projections.apart(item, item.local)
+        for part, tensor in engine.apart(item, item.local):
+            yield from projections.apart(part, tensor)
 
 
 def _norm(tensor: Tensor) -> Tensor:

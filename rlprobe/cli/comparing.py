@@ -167,6 +167,20 @@ def _bounds() -> Callable[[pl.DataFrame], pl.DataFrame]:
     return noise.annotate
 
 
+def _digested(run: Path) -> pl.DataFrame:
+    """The weights that a stored run, or one's scratch space, has digests of; none elsewhere."""
+    import polars as pl
+
+    from rlprobe.store import parts
+    from rlprobe.store.read import Run
+
+    if (run / "manifest.json").exists():
+        table = Run.open(run.parent.parent, run.name).weights()
+    else:
+        table = parts.weights(run / "side")
+    return pl.DataFrame(schema=parts.WEIGHTS) if table is None else table
+
+
 def _train_infer(args: argparse.Namespace) -> _Outcome:
     """The same of training against inference."""
     if args.benchmark is not None:
@@ -178,6 +192,7 @@ def _train_infer(args: argparse.Namespace) -> _Outcome:
     from rlprobe.compare.traininfer.sources import NAME
     from rlprobe.dumps.results import RECORDS
     from rlprobe.judge import engine as engine_gap
+    from rlprobe.judge import engine_weights
 
     with outdir.answerable(args.out, [NAME]):
         options = _options(args)
@@ -191,6 +206,8 @@ def _train_infer(args: argparse.Namespace) -> _Outcome:
             return error, []
     traininfer.tell(outcome)
     records = pl.read_parquet(args.out / NAME / RECORDS)
-    for part in (*engine_gap.weights(records), *engine_gap.parts(records)):
+    synced = [] if engine is not None else engine_weights.steps(_digested(run.path))
+    said = map(engine_weights.line, synced)
+    for part in (*said, *engine_gap.weights(records), *engine_gap.parts(records)):
         print(terminal.safe(str(part)))
     return outcome.insufficient(), [outcome.summary.as_dict()]

@@ -121,6 +121,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     extent: Extents = {}
     #: Every metric of the trainer over its steps.
     curves: list[Curve] = []
+    #: Training against rollout, a row a captured step (:mod:`rlprobe.diagnose.rollout`).
+    rollout: list[Values] = []
     #: sha256 of ``judged/summary.json``, the tables that this diagnosis follows from.
     judged: str | None = None
     #: What else it was made from: path below the results, and its sha256.

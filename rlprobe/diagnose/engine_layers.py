@@ -40,8 +40,38 @@ class Block:
         return self.allowed is not None and not self.median <= self.allowed
 
 
-def blocks(run: Run, step: int) -> list[Block]:
-    """Blocks in the model's order; empty where the engine's or training's tokens were not sketched.
+@dataclass(frozen=True)
+class Router:
+    """A router's choices in engine and training."""
+
+    module: str
+    tokens: int
+    #: Tokens that are sent to other experts.
+    otherwise: int
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Blocks and routers in the model's order; empty where tokens were not sketched on both."""
+
+    blocks: list[Block]
+    routers: list[Router]
+
+    @property
+    def begins(self) -> Block | None:
+        """The first block by which the two part."""
+        return next((block for block in self.blocks if block.parts), None)
+
+    @property
+    def routed(self) -> tuple[int, int] | None:
+        """Choices of experts that are others, of how many; None without routers."""
+        if not self.routers:
+            return None
+        return sum(r.otherwise for r in self.routers), sum(r.tokens for r in self.routers)
+
+
+def layers(run: Run) -> dict[int, Layers]:
+    """How a run's engine and its training stand to each other, layer by layer, at each step.
 
     Of an engine that was led through responses its prefills, else its prompts before generating.
 
@@ -51,18 +81,39 @@ def blocks(run: Run, step: int) -> list[Block]:
     for stage in reversed(stages.ENGINE_STAGES):
         found = sketched.compare(run.path, rules.load(), stage)
         if found is not None and found.table.height:
-            return list(_blocks(found.table.filter(step=step), _unit(run)))
-    return []
+            return {
+                int(step): Layers(
+                    list(_blocks(found.table.filter(step=step), _unit(run))),
+                    list(_routers(found.choices.filter(step=step))),
+                )
+                for step in found.table.get_column("step").unique().sort()
+            }
+    return {}
+
+
+def _routers(table: pl.DataFrame) -> Iterator[Router]:
+    grouped = (
+        table.with_columns(module=_module())
+        .group_by("module", maintain_order=True)
+        .agg(pl.len(), otherwise=(pl.col("error") > 0).sum())
+    )
+    for name, count, otherwise in grouped.iter_rows():
+        yield Router(name, count, otherwise)
 
 
 def _unit(run: Run) -> float | None:
     return UNIT.get(_FORMATS.get(str(run.manifest.declared.get("precision")), ""))
 
 
+def _module() -> pl.Expr:
+    """The module of a record, by its name."""
+    called = pl.col("name").str.replace(r"\.forward\..*$", "").str.replace(r"^Module\.", "")
+    return called.str.replace(r"\.[^.]*$", "")
+
+
 def _blocks(table: pl.DataFrame, unit: float | None) -> Iterator[Block]:
-    module = pl.col("name").str.replace(r"\.forward\..*$", "").str.replace(r"^Module\.", "")
     grouped = (
-        table.with_columns(module=module.str.replace(r"\.[^.]*$", ""))
+        table.with_columns(module=_module())
         .group_by("module")
         .agg(
             pl.len(),

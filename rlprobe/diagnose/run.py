@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from rlprobe.diagnose import curves, first, noise, sentence, strip
+from rlprobe.diagnose import curves, first, noise, rollout, sentence, strip
 from rlprobe.diagnose.cause import classify
 from rlprobe.diagnose.cause.classify import of_gate
 from rlprobe.diagnose.diagnosis import (
@@ -56,7 +56,11 @@ def diagnose(directory: Path) -> Diagnosis:
     found = examine(results, Kept())
     for item in found.gate.items:
         _log.debug("gate: %s %s: %s", item.item, item.state, item.evidence)
-    return found.diagnosis(tables.write(results, found.step, found.tables))
+    made = found.diagnosis(tables.write(results, found.step, found.tables))
+    if results.of_dumps:
+        return made
+    gaps = rollout.of(found.benchmark, found.target, found.step.number)
+    return msgspec.structs.replace(made, rollout=gaps.as_values())
 
 
 def examine(results: Results, kept: Kept) -> Examined:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from rlprobe.diagnose import engine_layers, mismatch
-from rlprobe.diagnose.engine_layers import Block
-from rlprobe.diagnose.mismatch import Mismatch
+from rlprobe.diagnose import mismatch, rollout
+from rlprobe.diagnose.engine_layers import Block, Layers
+from rlprobe.diagnose.rollout import Parts
 from rlprobe.errors import ReplayError
 from rlprobe.judge import forced
 from rlprobe.judge.analysis import Step
 from rlprobe.report import chart, words
+from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.rollouts import Rollouts, hdf5, responses
 from rlprobe.store.read import Run
 
@@ -36,6 +37,21 @@ class GapRow:
     against: Markup
     tokens: int
     numbers: list[float]
+
+
+@dataclass(frozen=True)
+class PartsRow:
+    """What a step's gap is made of, and where it begins; None of what is not known."""
+
+    step: int
+    method: float | None
+    training: float | None
+    prefill: float | None
+    decode: float | None
+    near_ties: float | None
+    #: Of each side: choices of experts that are others, and the block where the gap begins.
+    routed: list[str | None]
+    begins: list[Markup]
 
 
 @dataclass(frozen=True)
@@ -69,6 +85,7 @@ class Gap:
 
     columns: list[Markup]
     rows: list[GapRow]
+    parts: list[PartsRow]
     bars: dict[str, str]
     svg: Markup | None
     #: Which part of a gap is the method's and which the device's, near ties, and where it begins.
@@ -86,33 +103,30 @@ def gap(benchmark: Run, target: Run, step: Step) -> Gap | None:
     Raises:
         DumpError, StoreError: a file is damaged.
     """
-    steps = sorted({*benchmark.manifest.steps, *target.manifest.steps} | {step.number})
-    rows = [row for number in steps for row in _rows(benchmark, target, number)]
-    measured = {
-        side: found
-        for side, run in (("benchmark", benchmark), ("target", target))
-        if (found := mismatch.measure(run, step.number)) is not None
-    }
-    if not rows:
+    every = rollout.of(benchmark, target, step.number)
+    if not every.gaps:
         return None
+    measured = {
+        one.side: one.found
+        for one in every.gaps
+        if (one.step, one.against) == (step.number, mismatch.GENERATED)
+    }
+    parts = next(parts for parts in every.parts if parts.step == step.number)
     lines = [(side, found.by_position.tolist()) for side, found in measured.items()]
     drawn = any(value > 0 for _, line in lines for value in line)
-    blocks = {
-        side: of_side
-        for side, run in (("benchmark", benchmark), ("target", target))
-        if (of_side := engine_layers.blocks(run, step.number))
-    }
+    blocks = {side: found.blocks for side, found in parts.layers.items() if found.blocks}
     choices = forced.of_step(step)
     recorded = _recorded(benchmark, step.number)
     ids = {} if recorded is None else {s.sample_digest: s.id for s in recorded.samples}
     return Gap(
         columns=[words.both(key) for key in _COLUMNS],
-        rows=rows,
+        rows=[_row(gap) for gap in every.gaps],
+        parts=[_parts_row(parts) for parts in every.parts],
         bars={name: f"{bar:g}" for name, bar in mismatch.BARS.items()},
         svg=chart.by_position(lines, mismatch.BARS["general"]) if drawn else None,
-        said=[*_parts(benchmark, target, step.number, measured.get("benchmark")),
+        said=[*_parts(parts),
               *_temperatures(benchmark, target, step.number), *_begins(blocks),
-              *_responses(recorded)],
+              *_routed(parts.layers), *_responses(recorded)],
         blocks=blocks,
         repeats=list(_repeats(benchmark, target, step.number)),
         phases=[
@@ -155,37 +169,61 @@ def _responses(recorded: Rollouts | None) -> Iterator[Markup]:
     )  # fmt: skip
 
 
-def _rows(benchmark: Run, target: Run, step: int) -> Iterator[GapRow]:
-    for engine, against in _AGAINST.items():
-        for side, run in (("benchmark", benchmark), ("target", target)):
-            found = mismatch.measure(run, step, engine)
-            if found is not None:
-                numbers = [
-                    found.mean_abs, found.p99_abs, found.max_abs, found.k1, found.k3,
-                    found.ratio_low, found.ratio_high, found.perplexity_trained,
-                    found.perplexity_generated, found.masked, found.trained_nonfinite,
-                    found.generated_nonfinite,
-                ]  # fmt: skip
-                yield GapRow(step, side, words.both(against), found.tokens, numbers)
+def _row(gap: rollout.Gap) -> GapRow:
+    found = gap.found
+    numbers = [
+        found.mean_abs, found.p99_abs, found.max_abs, found.k1, found.k3, found.ratio_low,
+        found.ratio_high, found.perplexity_trained, found.perplexity_generated, found.masked,
+        found.trained_nonfinite, found.generated_nonfinite,
+    ]  # fmt: skip
+    return GapRow(gap.step, gap.side, words.both(_AGAINST[gap.against]), found.tokens, numbers)
 
 
-def _parts(benchmark: Run, target: Run, step: int, own: Mismatch | None) -> Iterator[Markup]:
+def _parts_row(parts: Parts) -> PartsRow:
+    layers = [parts.layers.get(side) for side in (BENCHMARK, TARGET)]
+    routed = [None if found is None else found.routed for found in layers]
+    return PartsRow(
+        parts.step, parts.method, parts.training, parts.prefill, parts.decode, parts.near_ties,
+        [None if found is None else f"{found[0]} / {found[1]}" for found in routed],
+        [_where(found) for found in layers],
+    )  # fmt: skip
+
+
+def _where(layers: Layers | None) -> Markup:
+    if layers is None or any(block.allowed is None for block in layers.blocks):
+        return words.both("gap_begins_unknown")
+    begins = layers.begins
+    return words.both("gap_begins_nowhere") if begins is None else escape(begins.module)
+
+
+def _parts(parts: Parts) -> Iterator[Markup]:
     """What is the method's, what the device's, and how many tokens are near ties."""
-    trained = mismatch.moved(benchmark, target, step, mismatch.TRAINED)
-    if own is not None and own.tokens and trained is not None:
-        engines = [
-            mismatch.moved(benchmark, target, step, name)
-            for name in (mismatch.PREFILL, mismatch.DECODE)
-        ]
-        given = {"method": f"{own.mean_abs:.2g}", "training": f"{trained:.2g}"}
-        if engines[0] is None or engines[1] is None:
-            yield words.both("gap_of_training", **given)
-        else:
-            prefill, decode = (f"{engine:.2g}" for engine in engines)
-            yield words.both("gap_of_both", **given, prefill=prefill, decode=decode)
-        share = mismatch.near_ties(benchmark, step, 2 * own.p99_abs)
-        if share is not None:
-            yield words.both("gap_ties", share=f"{share:.1%}", within=f"{2 * own.p99_abs:.2g}")
+    if parts.method is None or parts.training is None:
+        return
+    given = {"method": f"{parts.method:.2g}", "training": f"{parts.training:.2g}"}
+    if parts.prefill is None or parts.decode is None:
+        yield words.both("gap_of_training", **given)
+    else:
+        yield words.both("gap_of_both", **given, prefill=f"{parts.prefill:.2g}",
+                         decode=f"{parts.decode:.2g}")  # fmt: skip
+    if parts.near_ties is None:
+        yield words.both("gap_ties_unknown")
+    else:
+        yield words.both("gap_ties", share=f"{parts.near_ties:.1%}", within=f"{parts.within:.2g}")
+
+
+def _routed(layers: Mapping[str, Layers]) -> Iterator[Markup]:
+    """Which routers send tokens to other experts in the engine than in training."""
+    for side, found in layers.items():
+        if found.routed is None:
+            continue
+        otherwise, tokens = found.routed
+        first = next((router for router in found.routers if router.otherwise), None)
+        yield words.both(
+            "gap_routed", side_en=words.text(side, "en"), side_zh=words.text(side, "zh"),
+            otherwise=otherwise, tokens=tokens, routers=len(found.routers),
+            first="–" if first is None else first.module,
+        )  # fmt: skip
 
 
 def _repeats(benchmark: Run, target: Run, step: int) -> Iterator[Markup]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -42,30 +43,55 @@ def cache(module: ModuleType) -> None:
     module.CPUAttentionBackendImpl.forward = forward
 
 
-def stale(module: ModuleType) -> None:
+#: Changes the weights that arrive: whether they are the first, a name and its value; None: dropped.
+Change = Callable[[bool, str, Any], Any]
+
+
+def _arriving(change: Change) -> Callable[[ModuleType], None]:
+    def plant(module: ModuleType) -> None:
+        cls = next(c for name, c in vars(module).items() if name.endswith("ForCausalLM"))
+        original = cls.load_weights
+
+        @functools.wraps(original)
+        def load_weights(self: Any, weights: Any) -> Any:
+            first = not getattr(self, "loaded_before", False)
+            self.loaded_before = True
+            changed = ((name, change(first, name, value)) for name, value in weights)
+            return original(self, ((n, v) for n, v in changed if v is not None))
+
+        cls.load_weights = load_weights
+
+    return plant
+
+
+def stale(first: bool, name: str, value: Any) -> Any:
+    """The engine keeps the weights that it was started with."""
+    return value if first else None
+
+
+def half(first: bool, name: str, value: Any) -> Any:
     """One layer keeps the weights that the engine was started with."""
-    original = module.Qwen2ForCausalLM.load_weights
-
-    @functools.wraps(original)
-    def load_weights(self: Any, weights: Any) -> Any:
-        if getattr(self, "loaded_before", False):
-            weights = ((name, value) for name, value in weights if _LAYER not in name)
-        self.loaded_before = True
-        return original(self, weights)
-
-    module.Qwen2ForCausalLM.load_weights = load_weights
+    return None if _LAYER in name and not first else value
 
 
-def kept(module: ModuleType) -> None:
-    """One layer takes every weight a little too large."""
-    original = module.Qwen2ForCausalLM.load_weights
+def kept(first: bool, name: str, value: Any) -> Any:
+    """One layer takes some weights a little too large."""
+    return value * 1.01 if _LAYER in name and "mlp" in name else value
 
-    @functools.wraps(original)
-    def load_weights(self: Any, weights: Any) -> Any:
-        changed = ((n, v * 1.01 if _LAYER in n and "mlp" in n else v) for n, v in weights)
-        return original(self, changed)
 
-    module.Qwen2ForCausalLM.load_weights = load_weights
+def split(first: bool, name: str, value: Any) -> Any:
+    """The heads of one layer's queries are dealt out in another order."""
+    return value.roll(32, 0) if _LAYER in name and "q_proj.weight" in name else value
+
+
+def rounded(first: bool, name: str, value: Any) -> Any:
+    """One layer is sent in a shorter format."""
+    return value.bfloat16().to(value.dtype) if _LAYER in name and "proj.weight" in name else value
+
+
+def experts(first: bool, name: str, value: Any) -> Any:
+    """The experts of one layer are dealt out from the second on."""
+    return value.roll(1, 0) if _LAYER in name and ".mlp.experts." in name else value
 
 
 def temperature(module: ModuleType) -> None:
@@ -79,13 +105,18 @@ def temperature(module: ModuleType) -> None:
     module.Sampler.apply_temperature = staticmethod(apply_temperature)
 
 
+_MODELS = ("vllm.model_executor.models.qwen2", "vllm.model_executor.models.qwen2_moe")
 _PLANTED = {
-    "rope": ("vllm.model_executor.layers.rotary_embedding.base", rope),
-    "cache": ("vllm.v1.attention.backends.cpu_attn", cache),
-    "stale": ("vllm.model_executor.models.qwen2", stale),
-    "kept": ("vllm.model_executor.models.qwen2", kept),
-    "temperature": ("vllm.v1.sample.sampler", temperature),
+    "rope": (("vllm.model_executor.layers.rotary_embedding.base",), rope),
+    "cache": (("vllm.v1.attention.backends.cpu_attn",), cache),
+    "temperature": (("vllm.v1.sample.sampler",), temperature),
+    **{
+        change.__name__: (_MODELS, _arriving(change))
+        for change in (stale, half, kept, split, rounded, experts)
+    },
 }
 
 if os.environ.get("ENGINE_FAULT"):
-    when_imported(*_PLANTED[os.environ["ENGINE_FAULT"]])
+    _modules, _plant = _PLANTED[os.environ["ENGINE_FAULT"]]
+    for _module in _modules:
+        when_imported(_module, _plant)

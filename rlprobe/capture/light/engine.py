@@ -15,6 +15,7 @@ from torch import nn
 from rlprobe import stages
 from rlprobe.capture.dumpfile import DumpFiles, mark_partial
 from rlprobe.capture.engine import StageContext, Tally
+from rlprobe.capture.light.choices import Routing
 from rlprobe.capture.light.coordinates import Samples
 from rlprobe.capture.light.hooks import Tape, attach, attach_root
 from rlprobe.capture.light.logical import Logical
@@ -121,6 +122,7 @@ class LightWatch:
             state.tokens,
             trains,
             state.logical,
+            Routing.of(models) if state.tokens is not None else None,
         )
         wanted = set(options.modules)
         places: Places = Undivided()

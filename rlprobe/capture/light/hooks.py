@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rlprobe.capture.engine import Nest
+from rlprobe.capture.light import choices
 from rlprobe.capture.light.backward import (
     INPUT,
     OUTPUT,
@@ -99,6 +100,7 @@ class Tape:
         tokens: where block outputs are sketched per token; None where that is off.
         trains: whether the stage has backward passes.
         logical: where records of whole stages are added up; None where that is off.
+        routing: what the model's routers choose from; None where it has none.
     """
 
     def __init__(
@@ -110,8 +112,10 @@ class Tape:
         tokens: TokenSketches | None = None,
         trains: bool = False,
         logical: Logical | None = None,
+        routing: choices.Routing | None = None,
     ) -> None:
         self.logical = logical
+        self.routing = routing
         self.recomputation = Recomputation(trains)
         self.tokens = tokens
         self.micro_step = 0
@@ -270,6 +274,10 @@ class ModuleWatch:
             tape.move_to_end(call.name, call.entry)
             if self.block and tape.tokens is not None:
                 tape.tokens.add(f"{call.name}.output.0", tape.micro_step, output)
+            if tape.routing is not None and tape.tokens is not None and not failed:
+                chosen = tape.routing.chosen(self.owner.path, module, output)
+                if chosen is not None:
+                    tape.tokens.add_choice(choices.record(call.name), tape.micro_step, chosen)
             graded = None
             if tape.logical is not None and not failed:
                 graded = self._give(tape.logical, call, outputs)

@@ -9,6 +9,9 @@ token of every recorded block output:
   ``input_ids`` of the same micro-step;
 - ``sketch``: fp32, shape (rows, 17).
 
+What a router chose stands beside them (``….output.chosen``): codes of the experts
+(:mod:`rlprobe.capture.light.choices`), of tokens that lie as the blocks' of the micro-step do.
+
 Besides: ``names``, ``k`` (17), and ``left_out``: tokens that the disk budget did not admit.
 
 A token's sketch is that of its hidden vector alone: ``y[b] = sum of sign(j) * x[j]`` over the
@@ -67,6 +70,7 @@ class TokenSketches:
         self._names: list[str] = []
         self._left_out = 0
         self._waiting: list[tuple[int, int, int, int, Tensor]] = []
+        self._choices: list[tuple[str, int, Tensor]] = []
         self._rows: list[tuple[np.ndarray[Any, Any], ...]] = []
 
     def add(self, name: str, micro_step: int, output: Any) -> None:
@@ -101,8 +105,33 @@ class TokenSketches:
             rows = rows + token_sketch(stream)
         self._waiting.append((record, micro_step, samples, length, rows))
 
+    def add_choice(self, name: str, micro_step: int, codes: Tensor) -> None:
+        """Keep what a router chose; a router sees tokens one behind the other.
+
+        Args:
+            name: the record's.
+            micro_step: as in :meth:`add`.
+            codes: shape ``[tokens, 17]``.
+        """
+        self._choices.append((name, micro_step, codes))
+
+    def _place_choices(self) -> None:
+        """Give choices the places that the blocks' tokens of their micro-step have."""
+        shapes = {(m, s * n): (s, n) for _, m, s, n, _ in self._waiting}
+        for name, micro_step, codes in self._choices:
+            samples, length = shapes.get((micro_step, len(codes)), (0, 0))
+            size = len(codes) * _BYTES_PER_TOKEN
+            if not samples or size > self._budget:
+                self._left_out += len(codes)
+                continue
+            self._budget -= size
+            self._names.append(name)
+            self._waiting.append((len(self._names) - 1, micro_step, samples, length, codes))
+        self._choices.clear()
+
     def publish(self) -> int:
         """Write the file with all entries so far; returns its size, 0 when there is nothing."""
+        self._place_choices()
         for record, micro_step, samples, length, rows in self._waiting:
             count = samples * length
             self._rows.append(

@@ -19,6 +19,7 @@ from rlprobe.dumps.key_data import BatchKey, KeyData, MicroBatch, stage_of
 from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.dumps.results import KEY_DATA, TOKEN_SKETCHES
 from rlprobe.errors import DumpError, StoreError
+from rlprobe.sketch import CHOSEN
 from rlprobe.store import listing
 
 #: Largest proof that is read: a line per process, step and stage, 70 bytes a sample.
@@ -208,8 +209,9 @@ def _stage_batches(
 
 
 def _read(path: Path) -> pl.DataFrame:
+    """Tokens of blocks; what routers chose is a record of its own, and compared as one."""
     try:
-        return pl.read_parquet(path)
+        return pl.read_parquet(path).filter(~pl.col("name").str.ends_with(CHOSEN))
     except UNREADABLE as error:
         raise StoreError(f"{path} is not a readable table: {error}") from error
 

@@ -1,6 +1,6 @@
 """What an engine's fused operators take and give, in training's terms.
 
-Engines fuse what a training model computes module by module. Three shapes of it are known here, for
+Engines fuse what a training model computes module by module. Five shapes of it are known here, for
 all models and engines alike, by what a call was given and gave:
 
 - **residual pair**: a block or a norm takes what the part before it put out and, apart from it, the
@@ -11,6 +11,11 @@ all models and engines alike, by what a call was given and gave:
 - **gate and up in one**: ``SiluAndMul`` and its relatives take both halves and give their product;
   training's activation takes the gate alone. Both are compared beside it: the input as what
   ``gate_up_proj`` puts out, the output as what ``down_proj`` takes.
+- **all experts in one** (``FusedMoE``, ``MoERunner``): takes tokens and the router's logits, and
+  chooses by itself; training's experts take the choice. Where it adds the shared experts too, what
+  it gives is compared as what the block gives.
+- **a shared expert and its gate in one**: the expert gives what its gate lets through. Told by the
+  order of calls: in training the gate runs when the expert is done.
 - **positions first**: a block takes token positions as its first argument, training's as
   ``position_ids``.
 
@@ -35,11 +40,27 @@ GATED = (
     "it takes is compared as the output of the projection before it, what it gives as the input of "
     "the one after"
 )
+CHOOSES = (
+    "the engine's experts take the router's logits and choose by themselves; they are compared as "
+    "what the router gives"
+)
+SHARED = (
+    "the engine adds shared experts to what the chosen ones give; the sum is compared as what the "
+    "block gives"
+)
+LET_THROUGH = (
+    "the engine's shared expert gives what its gate lets through; it is compared as what its last "
+    "projection and its gate give"
+)
 STREAM = "the residual stream after the addition; it is compared as what the operator takes"
 
 _BLOCK = re.compile(r"(^|\.)layers\.\d+$")
 _NORM = re.compile(r"Norm\b")
 _GATED = re.compile(r"(AndMul|^MulAnd)")
+_EXPERTS = re.compile(r"FusedMoE|^MoERunner")
+_SHARED = re.compile(r"(^|\.)shared_experts?$")
+#: What the gate of a shared expert is called, beside it.
+_GATE = "_gate"
 _FLOATS = ("torch.float", "torch.bfloat", "torch.half", "torch.double")
 
 
@@ -67,8 +88,12 @@ def describe(records: pl.DataFrame) -> Described:
     index: dict[str, str] = {}
     why: dict[str, str] = {}
     addends: dict[Key, Key] = {}
-    for call in _calls(records):
+    calls = list(_calls(records))
+    done = {call.module: call.done for call in calls}
+    for call in calls:
         call.gated(why)
+        call.experts(index, why, any(_beside(call.module, other) for other in done))
+        call.let_through(why, done.get(f"{call.module}{_GATE}"))
         call.pair(index, why, addends)
         call.positions(index)
     names = records.get_column("name").to_list()
@@ -106,6 +131,28 @@ class _Call:
         if _GATED.search(self.cls):
             why |= {row["name"]: GATED for row in (*self.inputs, *self.outputs)}
 
+    @property
+    def done(self) -> int:
+        """When it gave its last output, in the order of execution."""
+        return max((int(row["order"]) for row in self.outputs), default=-1)
+
+    def experts(self, index: dict[str, str], why: dict[str, str], shared: bool) -> None:
+        """All experts of a block, with those that every token has or without."""
+        if not _EXPERTS.search(self.cls):
+            return
+        for row in self.inputs:
+            if row["index"] == "hidden_states":
+                index[row["name"]] = "0"
+            elif row["index"] != "0":
+                why[row["name"]] = CHOOSES
+        if shared:
+            why |= {row["name"]: SHARED for row in self.outputs}
+
+    def let_through(self, why: dict[str, str], gate: int | None) -> None:
+        """A shared expert whose gate was applied before it was done."""
+        if gate is not None and _SHARED.search(self.module) and gate < self.done:
+            why |= {row["name"]: LET_THROUGH for row in self.outputs}
+
     def pair(self, index: dict[str, str], why: dict[str, str], addends: dict[Key, Key]) -> None:
         """A residual pair's halves are added; the parts that are not asked for stand apart."""
         block, norm = _BLOCK.search(self.module), _NORM.search(self.cls)
@@ -130,6 +177,11 @@ class _Call:
 
     def _key(self, row: Mapping[str, Any]) -> Key:
         return self.module, row["slot"], row["index"]
+
+
+def _beside(module: str, other: str) -> bool:
+    """Whether another module is the shared expert of the same block."""
+    return bool(_SHARED.search(other)) and other.rpartition(".")[0] == module.rpartition(".")[0]
 
 
 def _calls(records: pl.DataFrame) -> Iterator[_Call]:

@@ -84,6 +84,16 @@ def compare(run: Side, engine: Side | None, out: Path, options: Options) -> Outc
             "notes": joined.notes,
         }
         writer.write_table(directory, TOKEN_SKETCHES, joined.table, summary)
+        if joined.choices.height:
+            otherwise = sketched.otherwise(joined.choices)
+            summary.samples["routing"] = otherwise
+            summary.notes.append(
+                say(
+                    "{otherwise} of {tokens} choices of experts are others in the engine than in "
+                    "training ({routers} routers)",
+                    **otherwise,
+                )
+            )
     sides = Sides(
         inference,
         training,

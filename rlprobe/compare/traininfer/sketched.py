@@ -23,6 +23,7 @@ from rlprobe.dumps import apinames
 from rlprobe.dumps.key_data import KeyData
 from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.errors import StoreError
+from rlprobe.sketch import CHOSEN
 from rlprobe.store import listing
 
 _REQUEST = ["step", "rank", "micro_step"]
@@ -34,6 +35,8 @@ class Sketched:
 
     table: pl.DataFrame
     notes: list[str]
+    #: What routers chose, likewise: an error above 0 is another choice.
+    choices: pl.DataFrame
 
 
 def compare(run: Path, rules: Rules, stage: str = stages.GENERATE) -> Sketched | None:
@@ -77,11 +80,25 @@ def compare(run: Path, rules: Rules, stage: str = stages.GENERATE) -> Sketched |
             f"{without} captured requests have no sample in the mock proof, or not its length; "
             "they are not compared"
         )
+    of_routers = pl.col("name").str.ends_with(CHOSEN)
     sides = [
         side.with_columns(record=_record(side.get_column("name"), rules))
         for side in (prefill, placed.table)
     ]
-    return Sketched(sketches.compare(*sides), notes)
+    blocks, choices = (
+        sketches.compare(*(side.filter(of_routers == wanted) for side in sides))
+        for wanted in (False, True)
+    )
+    return Sketched(blocks, notes, choices)
+
+
+def otherwise(choices: pl.DataFrame) -> dict[str, int]:
+    """How many tokens are sent to other experts, of how many, by how many routers."""
+    return {
+        "otherwise": choices.filter(pl.col("error") > 0).height,
+        "tokens": choices.height,
+        "routers": choices.get_column("name").n_unique(),
+    }
 
 
 def _read(run: Path, stage: str) -> pl.DataFrame | None:

@@ -9,6 +9,7 @@ from rlprobe.diagnose.gate import (
     batch,
     checkpoint,
     differing,
+    engine_weights,
     extent,
     judged,
     recorded,
@@ -47,6 +48,7 @@ def check(evidence: Evidence) -> Gate:
     resumed = checkpoint.check(evidence)
     began = rejoined.check(evidence)
     moved, stale = staleness.check(evidence)
+    sent = engine_weights.check(evidence)
     given, no_batch = batch.check(evidence)
     asked, no_settings = settings.check(evidence)
     enough = extent.check(evidence)
@@ -61,6 +63,7 @@ def check(evidence: Evidence) -> Gate:
             *([resumed] if resumed is not None else []),
             *([began] if began is not None else []),
             *([moved] if moved is not None else []),
+            *([sent] if sent is not None else []),
             *given,
             *asked,
             *enough,

@@ -63,6 +63,10 @@ class Forwards:
             return call()
         present = requests()
         marked = [(mark, r) for r in present if (mark := marks.find(r.id)) is not None]
+        for mark, _ in marked:
+            if mark.phase == marks.WEIGHTS:
+                self._digest(mark, model)
+        marked = [(mark, r) for mark, r in marked if mark.phase != marks.WEIGHTS]
         if not marked:
             return call()
         if len(present) > 1:
@@ -90,9 +94,7 @@ class Forwards:
                 "hooks run; set actor_rollout_ref.rollout.enforce_eager=true"
             )
         stage = stages.FORCED if mark.phase else stages.GENERATE
-        if stage not in self._recorders:
-            self._recorders[stage] = self._make(stage)
-        with self._recorders[stage].stage(
+        with self._recorder(stage).stage(
             stage, mark.step, mark.trainer_step, model, chosen_forwards=True
         ) as scope:
             scope.micro_step(mark.number)
@@ -107,6 +109,16 @@ class Forwards:
                 "graph; set actor_rollout_ref.rollout.enforce_eager=true"
             )
         return result
+
+    def _digest(self, mark: marks.Mark, model: Any) -> None:
+        """Leave what the weights are that a step generates with; graphs hide nothing of them."""
+        if isinstance(model, nn.Module):
+            self._recorder(stages.GENERATE).digest(stages.GENERATE, mark.step, model)
+
+    def _recorder(self, stage: str) -> Recorder:
+        if stage not in self._recorders:
+            self._recorders[stage] = self._make(stage)
+        return self._recorders[stage]
 
     def _make(self, stage: str) -> Recorder:
         given = handover.taken()

@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlprobe import stages
 from rlprobe.capture.files import append_line
 from rlprobe.capture.session import ENV, Session
 from rlprobe.errors import HookError
@@ -64,6 +65,16 @@ def taken() -> tuple[Session, Replica] | None:
         raise HookError(
             f"{path} does not say which replica of an engine this is: {error}"
         ) from error
+
+
+def dumps() -> bool:
+    """Whether this process is to dump layers; without, weights are digested at the most."""
+    given = taken()
+    if given is None:
+        return False
+    capture = given[0].capture
+    generated = stages.GENERATE in capture.stages and capture.token_range is not None
+    return generated or stages.FORCED in capture.stages
 
 
 def joined(session: Session, replica: int, request: str, sample: str) -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+#: Phase of a request that asks for nothing but a digest of the weights that it is answered with.
+WEIGHTS = "weights"
+
 _MARK = re.compile(
-    r"rlprobe(?:-(?P<phase>prefill|decode))?:(?P<step>\d+):(?P<trainer_step>-?\d+):(?P<replica>\d+):(?P<number>\d+):"
+    r"rlprobe(?:-(?P<phase>prefill|decode|weights))?:(?P<step>\d+):(?P<trainer_step>-?\d+):(?P<replica>\d+):(?P<number>\d+):"
 )
 
 
@@ -26,8 +29,8 @@ class Mark:
     replica: int
     #: Number of the request among those of its step and replica.
     number: int
-    #: ``prefill`` or ``decode`` of a recorded sample that the engine is led through; empty where it
-    #: generates. Samples are numbered by themselves.
+    #: ``prefill`` or ``decode`` of a recorded sample that the engine is led through, or
+    #: :data:`WEIGHTS`; empty where it generates. Samples are numbered by themselves.
     phase: str = ""
 
     def on(self, request_id: str) -> str:

@@ -54,7 +54,7 @@ def around_load_model(
     original: Callable[..., Any], self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Nothing that the engine would compile runs hooks."""
-    if handover.taken() is not None:
+    if handover.dumps():
         without_dynamo()
     return original(self, *args, **kwargs)
 

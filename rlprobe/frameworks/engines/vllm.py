@@ -60,7 +60,7 @@ def around_load_model(
     original: Callable[..., Any], self: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Refuse an engine whose graphs would hide the modules, before it loads anything."""
-    if handover.taken() is not None:
+    if handover.dumps():
         if not self.vllm_config.model_config.enforce_eager:
             raise HookError(
                 "vLLM replays graphs, which run no hooks; set "

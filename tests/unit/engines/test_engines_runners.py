@@ -10,6 +10,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -281,3 +282,25 @@ def test_a_spawned_process_finds_hooks_and_session_by_itself(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     names = sorted(name.removesuffix(".forward.0") for name in dumped(tmp_path))
     assert names == ["Module.0.Embedding", "Module.1.Linear"]
+
+
+def test_where_no_layers_are_dumped_the_weights_are_digested_once_a_step(tmp_path: Path) -> None:
+    """Graphs hide nothing of weights, and other requests may be in the same forward."""
+    give(tmp_path, stages=("actor_update",), token_range=None, provenance=True, step_end=1)
+    runner = vllm_module().GPUModelRunner(eager=False)
+    runner.load_model()
+    for step in (0, 1, 2):
+        first = marks.Mark(step, step + 1, 0, 0, marks.WEIGHTS).on(f"s{step}")
+        other = f"other{step}"
+        runner.execute_model(scheduled({first: 4, other: 3}, new={first: 4, other: 3}))
+        runner.execute_model(scheduled({first: 1, other: 1}, computed={first: 4, other: 3}))
+        with torch.no_grad():
+            runner.model.embed.weight += 1.0
+    assert not dumped(tmp_path) and not captured(tmp_path)
+    table = parts.weights(tmp_path / "side")
+    assert table is not None
+    names = [name for name, _ in runner.model.named_parameters()]
+    assert table["step"].to_list() == [0] * len(names) + [1] * len(names)
+    assert set(table["stage"]) == {"actor_generate_sequences"} and set(table["role"]) == {"rollout"}
+    changed = table.group_by("name").agg(n=pl.col("digest").n_unique())
+    assert dict(changed.iter_rows()) == {n: 2 if n == "embed.weight" else 1 for n in names}

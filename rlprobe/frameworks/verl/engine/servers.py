@@ -3,7 +3,8 @@
 A server is a Ray actor: it knows session and step, and its engine's processes do not. It hands
 them the session before they start, marks the requests of captured steps, answers those one at a
 time (a forward then belongs to one sample, as with the CPU engine), and leaves which sample each
-became. Servers of reward models and teachers are left alone.
+became. Where no layers are dumped, a captured step's first request asks for a digest of the weights
+that the engine has, and nothing else changes. Servers of reward models and teachers are left alone.
 
 Written against verl 0.9.1; contract-tested, not run here.
 """
@@ -98,9 +99,13 @@ async def around_generate(
     if (asked := Asked.of(call.arguments["sampling_params"])) is not None:
         return await vllm_forced.led(session, self, _served(self).lock, call.arguments, asked)
     free = call.arguments["sampling_params"].pop(FREE, False)
-    if free or not inference.wanted(session):
-        return await original(*call.args, **call.kwargs)
     served = _served(self)
+    if free or not inference.wanted(session):
+        asked_anyway = free or inference.led(session) or not inference.digested(session)
+        if not asked_anyway and served.first_of(control.step()[0]):
+            mark = marks.Mark(*control.step(), int(self.replica_rank), 0, marks.WEIGHTS)
+            call.arguments["request_id"] = mark.on(str(call.arguments["request_id"]))
+        return await original(*call.args, **call.kwargs)
     async with served.lock:
         step, trainer_step = control.step()
         number = served.next(step)
@@ -120,6 +125,13 @@ class _Served:
         self.lock = asyncio.Lock()
         self._step: int | None = None
         self._count = 0
+        self._digested: int | None = None
+
+    def first_of(self, step: int) -> bool:
+        """Whether nothing of a step was asked for before."""
+        first = step != self._digested
+        self._digested = step
+        return first
 
     def next(self, step: int) -> int:
         """The number of the next request of a step, from 0."""
@@ -137,9 +149,10 @@ def _served(server: Any) -> _Served:
 
 
 def _session() -> Session | None:
-    """The session, where it dumps what this server's engine runs."""
+    """The session, where it records something of this server's engine."""
     session = control.session()
-    if session is None or not (inference.wanted(session) or inference.led(session)):
+    asks = (inference.wanted, inference.led, inference.digested)
+    if session is None or not any(asked(session) for asked in asks):
         return None
     import ray
 

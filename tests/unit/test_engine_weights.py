@@ -1,0 +1,175 @@
+"""Are an engine's weights its trainer's, however it fuses and divides them; and if not, why?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, cast
+
+import polars as pl
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from torch import Tensor, nn
+
+from rlprobe import stages
+from rlprobe.capture import weights as captured
+from rlprobe.judge import engine_weights
+from rlprobe.judge.engine_weights import HALF, OTHER, ROUNDED, SPLIT, STALE, Sync
+from rlprobe.store.parts import WEIGHTS
+from rlprobe.store.read import Run
+from tests.unit.engine_layers_stand_ins import engine, trained, trainer
+
+#: A division: ranks, whether experts are dealt out whole, rows added to each, and heads of keys.
+DIVISIONS = [(1, False, 0, 2), (2, False, 0, 2), (2, True, 0, 2), (4, False, 0, 2),
+             (2, False, 4, 2), (2, True, 4, 1)]  # fmt: skip
+ATTENTION, EXPERTS = "model.layers.0.self_attn", "model.layers.0.moe.experts"
+
+
+class Steps:
+    """A run of which nothing but its weights is there."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def entered(self, step: int, stage: str, rank: int, model: nn.Module) -> None:
+        common = {"step": step, "stage": stage, "role": "r", "rank": rank}
+        self.rows += [{**common, **record} for record in captured.describe([model], True)]
+
+    def weights(self) -> pl.DataFrame:
+        lines = [
+            {**row, "offset": None if row["offset"] is None else json.dumps(row["offset"])}
+            for row in self.rows
+        ]
+        return pl.DataFrame(lines, schema=WEIGHTS)
+
+    def found(self) -> list[Sync]:
+        return engine_weights.of_run(cast(Run, self))
+
+
+def run(
+    before: dict[str, Tensor], after: dict[str, Tensor], has: Iterable[dict[str, Tensor]],
+    division: tuple[int, bool, int, int] = (1, False, 0, 2), stage: str = stages.GENERATE,
+) -> list[Sync]:  # fmt: skip
+    """Two steps: the trainer's weights at each, and what the engine has of them."""
+    size, by_expert, pad, _ = division
+    steps = Steps()
+    for step, (own, sent) in enumerate(zip((before, after), has, strict=True)):
+        for rank in range(size):
+            steps.entered(step, stage, rank, engine(sent, rank, size, by_expert=by_expert, pad=pad))
+        steps.entered(step, stages.LOG_PROB, 0, trainer(own))
+    return steps.found()
+
+
+@pytest.mark.parametrize("stage", stages.ENGINE_STAGES)
+@pytest.mark.parametrize("division", DIVISIONS, ids=str)
+def test_equal_weights_are_equal_however_they_are_divided(
+    division: tuple[int, bool, int, int], stage: str
+) -> None:
+    before, after = trained(0, division[3]), trained(1, division[3])
+    for found in run(before, after, (before, after), division, stage):
+        assert found.kind is None and found.left == (), found
+        assert found.compared == len(before)
+
+
+@pytest.mark.parametrize("division", DIVISIONS, ids=str)
+@pytest.mark.parametrize("name", sorted(trained()))
+def test_one_wrong_number_of_any_weight_is_seen(
+    name: str, division: tuple[int, bool, int, int]
+) -> None:
+    before, after = trained(0, division[3]), trained(1, division[3])
+    changed = {**after, name: after[name].clone()}
+    changed[name].view(-1)[-1] += 0.5
+    first, second = run(before, after, (before, changed), division)
+    assert first.kind is None
+    assert [one.name for one in second.wrong] == [name]
+
+
+def some(values: dict[str, Tensor], part: str) -> list[str]:
+    return [name for name in values if part in name]
+
+
+def test_what_is_the_matter_is_named() -> None:
+    before, after = trained(0), trained(1)
+    after |= {name: before[name] for name in some(before, "norm")}  # a frozen one
+    moved = len(after) - 1
+
+    def second(has: dict[str, Tensor]) -> Sync:
+        return run(before, after, (before, has))[1]
+
+    old = second(before)
+    assert old.kind == STALE and len(old.wrong) == old.moved == moved
+
+    half = second({**after, **{name: before[name] for name in some(after, "mlp")}})
+    assert half.kind == HALF and half.moved == moved
+    assert {one.name for one in half.wrong} == set(some(after, "mlp"))
+
+    experts = {name: after[name].roll(1, 0) for name in some(after, "moe")}
+    assert second({**after, **experts}).kind == SPLIT
+    heads = {f"{ATTENTION}.q_proj.weight": after[f"{ATTENTION}.q_proj.weight"].roll(4, 0)}
+    assert second({**after, **heads}).kind == SPLIT
+
+    for dtype, said in ((torch.bfloat16, "bfloat16"), (torch.float16, "float16")):
+        short = {name: after[name].to(dtype).float() for name in some(after, "moe")}
+        found = second({**after, **short})
+        assert found.kind == ROUNDED and {one.rounded for one in found.wrong} == {said}
+
+    assert second({**after, **{n: after[n] * 1.01 for n in some(after, "mlp")}}).kind == OTHER
+    mixed = {**after, **heads, **{n: before[n] for n in some(after, "mlp")}}
+    assert second(mixed).kind == OTHER
+
+
+def test_the_first_step_has_no_step_before() -> None:
+    before, other = trained(0), trained(5)
+    first, _ = run(before, before, (other, before))
+    assert first.kind == OTHER and first.moved is None
+
+
+def test_one_stale_replica_of_two_is_seen() -> None:
+    before, after = trained(0), trained(1)
+    steps = Steps()
+    for step, own in enumerate((before, after)):
+        for rank in range(4):  # two replicas of two tensor-parallel ranks
+            has = before if rank >= 2 else own
+            steps.entered(step, stages.GENERATE, rank, engine(has, rank % 2, 2))
+        steps.entered(step, stages.LOG_PROB, 0, trainer(own))
+    first, second = steps.found()
+    # what is not divided is looked at as well
+    assert first.kind is None and second.kind == STALE
+    assert "model.norm.weight" in {one.name for one in second.wrong}
+
+
+def test_what_an_engine_keeps_in_fewer_bits_is_rounded_once_and_no_more() -> None:
+    own = trained(0)
+    short = {name: value.bfloat16() for name, value in own.items()}
+    twice = {**short, EXPERTS + ".down_proj": own[EXPERTS + ".down_proj"].bfloat16() * 1.03}
+    steps = Steps()
+    steps.entered(0, stages.GENERATE, 0, engine(short))
+    steps.entered(0, stages.LOG_PROB, 0, trainer(own))
+    steps.entered(1, stages.GENERATE, 0, engine(twice))
+    steps.entered(1, stages.LOG_PROB, 0, trainer(own))
+    first, second = steps.found()
+    assert first.kind is None and first.compared == len(own)
+    assert [one.name for one in second.wrong] == [EXPERTS + ".down_proj"]
+
+
+def test_quantised_weights_are_named_and_not_compared() -> None:
+    own = trained(0)
+    model = engine(own)
+    layer = model.get_submodule("model.layers.0.mlp.down_proj")
+    layer._parameters["weight"] = nn.Parameter(
+        torch.zeros(16, 12, dtype=torch.int8), requires_grad=False
+    )
+    steps = Steps()
+    steps.entered(0, stages.GENERATE, 0, model)
+    steps.entered(0, stages.LOG_PROB, 0, trainer(own))
+    (found,) = steps.found()
+    assert found.left == ("model.layers.0.mlp.down_proj.weight",)
+    assert found.kind is None and found.compared == len(own) - 1
+
+
+def test_a_run_without_an_engine_says_nothing() -> None:
+    steps = Steps()
+    steps.entered(0, stages.LOG_PROB, 0, trainer(trained(0)))
+    assert steps.found() == []

@@ -1,0 +1,66 @@
+"""The CPU's stand-in for vLLM's packed experts computes what the experts are."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl")
+import torch
+from torch import Tensor
+
+from rlprobe.errors import HookError
+from rlprobe.frameworks.verl.cpu import vllm
+
+TOKENS, WIDTH, INNER, EXPERTS, EACH = 9, 8, 6, 5, 2
+DRAW = torch.Generator().manual_seed(0)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=DRAW)
+
+
+HIDDEN, GATE_UP, DOWN = (
+    drawn(TOKENS, WIDTH), drawn(EXPERTS, 2 * INNER, WIDTH), drawn(EXPERTS, WIDTH, INNER)
+)  # fmt: skip
+WEIGHTS, IDS = drawn(TOKENS, EXPERTS).softmax(-1).topk(EACH)
+
+
+def one_by_one(gate_up_bias: Tensor | None = None, down_bias: Tensor | None = None) -> Tensor:
+    found = torch.zeros(TOKENS, WIDTH)
+    for token in range(TOKENS):
+        for weight, expert in zip(WEIGHTS[token], IDS[token], strict=True):
+            both = GATE_UP[expert] @ HIDDEN[token]
+            both = both if gate_up_bias is None else both + gate_up_bias[expert]
+            gate, up = both[:INNER], both[INNER:]
+            made = DOWN[expert] @ (gate * torch.sigmoid(gate) * up)
+            made = made if down_bias is None else made + down_bias[expert]
+            found[token] += weight * made
+    return found
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_experts_are_the_weighted_sum_of_each_tokens(biased: bool) -> None:
+    biases: Any = (drawn(EXPERTS, 2 * INNER), drawn(EXPERTS, WIDTH)) if biased else (None, None)
+    out = torch.full((TOKENS, WIDTH), 7.0)
+    vllm.fused_experts(out, HIDDEN, GATE_UP, DOWN, *biases, WEIGHTS, IDS.int(), "silu", "vec")
+    assert torch.allclose(out, one_by_one(*biases), atol=1e-5)
+
+
+def test_an_unknown_activation_is_said() -> None:
+    with pytest.raises(HookError, match="swigluoai: accepted: silu, gelu"):
+        vllm.fused_experts(
+            HIDDEN.clone(), HIDDEN, GATE_UP, DOWN, None, None, WEIGHTS, IDS, "swigluoai", "vec"
+        )
+
+
+def test_weights_stay_as_they_were_given() -> None:
+    module: Any = types.ModuleType("cpu_moe")
+    module.cpu_prepack_moe_weight = lambda weight, isa: weight.flip(0)
+    module.cpu_fused_moe = lambda *args: None
+    vllm.plain_experts(module)
+    assert module.cpu_prepack_moe_weight(GATE_UP, "vec") is GATE_UP
+    with pytest.raises(HookError, match="has no cpu_prepack_moe_weight"):
+        vllm.plain_experts(types.ModuleType("another"))
