@@ -43,10 +43,10 @@ def one_by_one(gate_up_bias: Tensor | None = None, down_bias: Tensor | None = No
 
 @pytest.mark.parametrize("biased", [False, True])
 def test_experts_are_the_weighted_sum_of_each_tokens(biased: bool) -> None:
-    biases: Any = (drawn(EXPERTS, 2 * INNER), drawn(EXPERTS, WIDTH)) if biased else (None, None)
+    first, second = (drawn(EXPERTS, 2 * INNER), drawn(EXPERTS, WIDTH)) if biased else (None, None)
     out = torch.full((TOKENS, WIDTH), 7.0)
-    vllm.fused_experts(out, HIDDEN, GATE_UP, DOWN, *biases, WEIGHTS, IDS.int(), "silu", "vec")
-    assert torch.allclose(out, one_by_one(*biases), atol=1e-5)
+    vllm.fused_experts(out, HIDDEN, GATE_UP, DOWN, first, second, WEIGHTS, IDS.int(), "silu", "vec")
+    assert torch.allclose(out, one_by_one(first, second), atol=1e-5)
 
 
 def test_an_unknown_activation_is_said() -> None:
