@@ -18,7 +18,9 @@ from rlprobe.doctor import states
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import ConfigError
-from rlprobe.runs.plan import captured
+from rlprobe.roles import BENCHMARK
+from rlprobe.runs.plan import plan
+from rlprobe.spec import RunSpec
 
 #: Bytes of a record of a whole stage: eight sketches of 61 numbers in fp64.
 _COORDINATE_BYTES = 8 * 61 * 8
@@ -70,22 +72,21 @@ def of_alignment(alignment: Alignment) -> Size | None:
 
 
 def of_roles(alignment: Alignment) -> dict[str, Size] | None:
-    """The guess of each run; None where the model's config.json is not there."""
+    """The guess of each run; None where the model's config.json is not there.
+
+    Raises:
+        ConfigError: that file is none, or the framework would refuse a run.
+    """
     shape = _shape(alignment)
     if shape is None:
         return None
-    roles = {"benchmark": alignment.benchmark.world_size, "target": alignment.target.world_size}
-    controls = alignment.controls
-    for name, side in (
-        ("repeat", alignment.benchmark),
-        ("repeat_target", alignment.target),
-        ("high_precision", alignment.benchmark),
-    ):
-        if getattr(controls, name):
-            roles[name] = side.world_size
     # a perturbed control leaves the trainer's metrics, a line a step
-    found = {role: _of_run(alignment, shape, world) for role, world in roles.items()}
-    found["benchmark"] += Size(*states.size(alignment, shape))
+    found = {
+        role: _of_run(alignment, shape, spec)
+        for role, spec in plan(alignment, located=False).items()
+        if not spec.perturbed
+    }
+    found[BENCHMARK] += Size(*states.size(alignment, shape))
     return found
 
 
@@ -141,21 +142,18 @@ def _settings(alignment: Alignment) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _of_run(alignment: Alignment, shape: Mapping[str, Any], world_size: int) -> Size:
-    capture = captured(alignment)
+def _of_run(alignment: Alignment, shape: Mapping[str, Any], spec: RunSpec) -> Size:
+    capture, world_size = spec.capture, spec.world_size
     layers = int(shape.get("num_hidden_layers", 32)) + _REST
     hidden = int(shape.get("hidden_size", 4096))
     batch = batch_of(alignment, world_size)
     steps = alignment.steps.end - alignment.steps.start + 1
     ranks = len(capture.ranks) or world_size
-    chosen = capture.chosen(stages.STAGES[:-1] if capture.stages == "all" else capture.stages)
     record = _RECORD_BYTES + (_SKETCH_BYTES if capture.sketch else 0)
     total = files = 0
-    for stage in chosen:
+    for stage in spec.stages:
         calls = batch.micro_batches
         if stage == stages.FORCED:
-            if alignment.generation != "compare":
-                continue
             samples = min(capture.forced_samples or batch.rows, batch.rows)
             calls = math.ceil(samples * (1 + capture.forced_tokens) / ranks)
         if stage == stages.GENERATE:
@@ -176,7 +174,7 @@ def _of_run(alignment: Alignment, shape: Mapping[str, Any], world_size: int) -> 
             total += int(layers * _MODULES_PER_LAYER * ends * _COORDINATE_BYTES * ranks)
         files += _FILES_PER_RANK_AND_STAGE * ranks
     # digests, norms and sketches of weights, at the first step
-    total += int(layers * _PARAMETERS_PER_LAYER * record * ranks * len(chosen) / steps)
+    total += int(layers * _PARAMETERS_PER_LAYER * record * ranks * len(spec.stages) / steps)
     if capture.key_data:
         total += batch.tokens * _KEY_DATA_BYTES
         files += _KEY_DATA_FILES * batch.micro_batches * ranks

@@ -12,6 +12,7 @@ from pathlib import Path
 from rlprobe.config import Alignment
 from rlprobe.doctor.item import Item, fail, ok, warn
 from rlprobe.doctor.size import Size, of_alignment
+from rlprobe.errors import ConfigError
 
 #: What msprobe accepts as a dump path; anything else fails after the first stage has run.
 _MSPROBE_PATH = re.compile(r"[a-zA-Z0-9_.:/-]+")
@@ -37,7 +38,11 @@ def look(alignment: Alignment) -> Iterator[Item]:
         yield fail("store", f"{existing} cannot be written", "choose another store, or its rights")
         return
     yield hard_link(existing)
-    yield from space(existing, of_alignment(alignment))
+    try:
+        wanted, why = of_alignment(alignment), "the model's config.json is not there"
+    except ConfigError as error:  # the item "configuration" fails with it
+        wanted, why = None, str(error)
+    yield from space(existing, wanted, why)
 
 
 def hard_link(directory: Path) -> Item:
@@ -59,8 +64,8 @@ def hard_link(directory: Path) -> Item:
     return ok("store hard links", f"work in {directory}")
 
 
-def space(directory: Path, wanted: Size | None) -> Iterator[Item]:
-    """Free space and free inodes against the estimate."""
+def space(directory: Path, wanted: Size | None, why: str = "") -> Iterator[Item]:
+    """Free space and free inodes against the estimate; ``why`` there is none."""
     free = shutil.disk_usage(directory).free
     status = os.statvfs(directory)
     # Some file systems make inodes as they go, and report none.
@@ -68,7 +73,7 @@ def space(directory: Path, wanted: Size | None) -> Iterator[Item]:
     if wanted is None:
         yield ok(
             "store space",
-            f"{free / _GIB:.1f} GiB free (no estimate: the model's config.json is not there)",
+            f"{free / _GIB:.1f} GiB free (no estimate: {why})",
         )
         return
     text = f"{free / _GIB:.1f} GiB free, {wanted.bytes / _GIB:.1f} GiB estimated"

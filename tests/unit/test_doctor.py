@@ -15,6 +15,7 @@ from rlprobe.cli import main
 from rlprobe.config import ContainerSection
 from rlprobe.doctor import examine, size, software, storage
 from rlprobe.doctor.item import Item
+from rlprobe.stages import FORCED, STAGES, TEACHER
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -190,6 +191,40 @@ def test_what_rejoining_keeps_is_estimated(
     )
     one, _ = estimated(config(controls={"rejoin": True}, steps={"total": 1}), capsys)
     assert one["states"] == 0
+
+
+def test_the_stages_that_a_run_records_are_estimated_and_no_others(
+    config: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All of them by default: the last one, which writes the most, is not left out."""
+
+    def runs(**changes: Any) -> dict[str, int]:
+        found, _ = estimated(config(**changes), capsys)
+        return {role: run["bytes"] for role, run in found["runs"].items()}
+
+    def of(*names: str) -> dict[str, int]:
+        return runs(capture={"stages": list(names), "key_data": False})
+
+    everything = runs(capture={"key_data": False})
+    executed = [s for s in STAGES if s not in (FORCED, TEACHER)]
+    assert everything == of(*executed)
+    for stage in executed:
+        assert of(*(s for s in executed if s != stage))["benchmark"] < everything["benchmark"]
+    # a replay generates nothing
+    assert of(*executed[1:])["target"] == everything["target"] < everything["benchmark"]
+    assert everything["repeat"] == everything["target"]
+    without_critic = [*yaml.safe_load((ROOT / "config/config.yaml").read_text())["overrides"]]
+    without_critic[0] = "algorithm.adv_estimator=grpo"
+    assert runs(overrides=without_critic)["target"] < runs()["target"]
+    assert runs(generation="compare")["target"] > runs()["target"]
+
+
+def test_no_estimate_says_why(config: Callable[..., Path]) -> None:
+    """A run that the framework would refuse has none; the doctor goes on with what it can tell."""
+    found = by_name(list(examine(config(overrides=["no.such_key=1"]))))
+    assert found["configuration"].state == "fail"
+    assert "no estimate: " in found["store space"].found
+    assert "no.such_key" in found["store space"].found
 
 
 def test_adapters_alone_are_kept_and_a_models_files_say_its_size(
