@@ -23,7 +23,7 @@ from pathlib import Path
 
 from rlprobe.config import ContainerSection
 from rlprobe.errors import RunError
-from rlprobe.runs import containers, devices, slurm
+from rlprobe.runs import containers, devices, nodelocal, slurm
 from rlprobe.runs.follow import SILENCE_S
 from rlprobe.runs.process import end_with_parent
 
@@ -250,8 +250,30 @@ def running(plan: Plan, count: int) -> Iterator[Cluster]:
         cluster.wait()
         yield cluster
     finally:
+        _clean_up(cluster, names, plan.job_id)
+
+
+def _clean_up(cluster: Cluster, names: Sequence[str], job: str) -> None:
+    """End the cluster and remove its directories, node by node.
+
+    Nothing of it is an error: a run that is complete stays complete, and one that failed says why.
+    A step over all nodes would fail for the one that is gone.
+    """
+    try:
         cluster.stop()
-        _on_every_node(names, "remove", plan.job_id)
+    except RunError as error:
+        _log.warning("Ray's steps end with the job: %s", error)
+    for name in names:
+        try:
+            _on_every_node([name], "remove", job)
+        except RunError as error:
+            _log.warning(
+                "%s: the run's directories on this node are left (%s, or where RLPROBE_NODE_TMP "
+                "says): %s",
+                name,
+                nodelocal.of_job(job).root,
+                error,
+            )
 
 
 def _await_head(cluster: Cluster) -> None:

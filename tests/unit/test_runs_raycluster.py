@@ -5,6 +5,7 @@ The programs are stand-ins: tests/cluster starts real nodes.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from rlprobe.config import ContainerSection
 from rlprobe.errors import RunError
+from rlprobe.runs import raycluster, slurm
 from rlprobe.runs.raycluster import Cluster, Node, Plan
 
 NODES = [
@@ -94,3 +96,39 @@ def test_a_node_that_ends_is_said_with_its_log(tmp_path: Path, started: Started)
     found.start(NODES[0])
     with pytest.raises(RunError, match=r"Ray on node a ended with exit status 0(?s:.*)no such"):
         found.wait()
+
+
+@pytest.mark.parametrize("gone", [{"b"}, {"a", "b"}])
+def test_a_node_that_cannot_be_cleaned_is_said_and_changes_nothing_else(
+    gone: set[str],
+    cluster: Cluster,
+    started: Started,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """What a run ended with is told, not that a dead node is silent; the others are cleaned."""
+    cleaned = []
+
+    def on(names: list[str], *arguments: str) -> str:
+        if arguments[0] == "prepare":
+            lines = [
+                {"node": n.name, "address": n.address, "ports": n.ports, "interface": "eth0"}
+                for n in NODES
+                if n.name in names
+            ]
+            return "\n".join(map(json.dumps, lines))
+        if gone & set(names):
+            raise RunError(f"{names}: no answer")
+        cleaned.extend(names)
+        return ""
+
+    monkeypatch.setattr(raycluster, "_on_every_node", on)
+    monkeypatch.setattr(raycluster, "_await_head", lambda _: None)
+    monkeypatch.setattr(slurm, "node_address", lambda name: name)
+    monkeypatch.setattr(slurm, "allocated_nodes", lambda _: ["a", "b"])
+    with raycluster.running(cluster._plan, 2) as made:
+        assert made.address == "10.0.0.1:6379"
+    assert set(cleaned) == {"a", "b"} - gone
+    assert {r.getMessage()[0] for r in caplog.records if r.levelname == "WARNING"} == gone
+    with pytest.raises(RunError, match="Ray on node b ended"), raycluster.running(cluster._plan, 2):
+        raise RunError("Ray on node b ended with exit status 9")
