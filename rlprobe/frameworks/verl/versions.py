@@ -123,12 +123,17 @@ def missing(root: Path, version: str) -> list[str]:
     """
     lacking = []
     for point in HOOK_POINTS:
-        if _number(version) < _number(point.since):
+        if older(version, point.since):
             continue
         defined = _defined(root, point)
         owner = point.module + (f".{point.owner}" if point.owner else "")
         lacking += [f"{owner}.{name}" for name in point.names if name not in defined]
     return lacking
+
+
+def older(version: str, than: str) -> bool:
+    """Whether a version of verl's came before another."""
+    return _number(version) < _number(than)
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -167,7 +172,7 @@ def require_engine_workers(version: str, config: Mapping[str, Any]) -> None:
         ConfigError: says which setting chooses the others.
     """
     chosen = (config.get("trainer") or {}).get("use_legacy_worker_impl", "disable")
-    if _number(version) < (0, 8) and chosen != "disable":
+    if older(version, "0.8.0") and chosen != "disable":
         raise ConfigError(
             f"verl {version}: trainer.use_legacy_worker_impl is {chosen!r}, which trains with "
             "workers that cannot be captured; accepted: disable (verl's engine workers)"

@@ -1,94 +1,21 @@
-"""verl on a CPU: a platform, and the few places where verl takes an accelerator for granted.
-
-Loaded by verl itself in every process (``VERL_USE_EXTERNAL_MODULES=rlprobe.frameworks.verl,
-rlprobe.frameworks.verl.cpu``). No file of verl is edited. What each part is for:
-
-===================================  ==============================================================
-``CpuPlatform``                      verl's platform registry knows accelerators only
-``VERL_ENGINE_DEVICE=cuda``          the FSDP engine is registered for cuda and npu
-process group "cpu:gloo"             verl builds "cpu:gloo,cpu:gloo", which torch refuses
-``Tensor.pin_memory``                CPU offload of the reference model pins memory
-``load_valuehead_model``             verl asks for flash attention in every critic
-===================================  ==============================================================
-"""
+"""The CPU in verl's registry of platforms, which verl has from 0.9.0 on."""
 
 from __future__ import annotations
 
-import functools
-import os
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from verl.plugin.platform import PlatformBase, PlatformRegistry, set_platform
 
-from rlprobe.frameworks.imports import when_imported
-
-
-class _CpuId(str):
-    """A device id that is "cpu" to torch and 0 where verl formats or counts with it."""
-
-    def __format__(self, spec: str) -> str:
-        return "0"
-
-    def __int__(self) -> int:
-        return 0
-
-    __index__ = __int__
-
-
-def _device_module() -> types.ModuleType:
-    """``torch.cpu`` with the functions of an accelerator module that verl calls."""
-    module = types.ModuleType("rlprobe_cpu_device")
-    for name in dir(torch.cpu):
-        if not name.startswith("__"):
-            setattr(module, name, getattr(torch.cpu, name))
-
-    def zero(*args: Any, **kwargs: Any) -> int:
-        return 0
-
-    def nothing(*args: Any, **kwargs: Any) -> None:
-        return None
-
-    answers: dict[Callable[..., Any], tuple[str, ...]] = {
-        zero: (
-            "memory_allocated",
-            "memory_reserved",
-            "max_memory_allocated",
-            "max_memory_reserved",
-        ),
-        nothing: (
-            "empty_cache",
-            "ipc_collect",
-            "reset_peak_memory_stats",
-            "reset_max_memory_allocated",
-            "set_device",
-            "synchronize",
-            "set_per_process_memory_fraction",
-        ),
-        lambda *args, **kwargs: (0, 0): ("mem_get_info",),
-        # an accelerator that is not there: cache clearing and the like do nothing
-        lambda: False: ("is_available",),
-        lambda: 1: ("device_count",),
-        lambda: _CpuId("cpu"): ("current_device",),
-        lambda *args, **kwargs: "cpu": ("get_device_name",),
-        lambda seed: torch.manual_seed(seed): ("manual_seed", "manual_seed_all"),
-        lambda *args, **kwargs: torch.get_rng_state(): ("get_rng_state",),
-        lambda state, *args, **kwargs: torch.set_rng_state(state): ("set_rng_state",),
-    }
-    for function, names in answers.items():
-        for name in names:
-            setattr(module, name, function)
-    return module
+from rlprobe.frameworks.verl.cpu.device import CpuId, device_module
 
 
 @PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):
     """The CPU as a verl platform."""
-
-    _module: types.ModuleType | None = None
 
     @property
     def device_name(self) -> str:
@@ -100,15 +27,13 @@ class CpuPlatform(PlatformBase):
 
     @property
     def device_module(self) -> types.ModuleType:
-        if CpuPlatform._module is None:
-            CpuPlatform._module = _device_module()
-        return CpuPlatform._module
+        return device_module()
 
     def is_available(self) -> bool:
         return True
 
-    def current_device(self) -> _CpuId:
-        return _CpuId("cpu")
+    def current_device(self) -> CpuId:
+        return CpuId("cpu")
 
     def device_count(self) -> int:
         return 1
@@ -164,37 +89,6 @@ class CpuPlatform(PlatformBase):
         return None
 
 
-def _process_group(module: types.ModuleType) -> None:
-    original = module.initialize_global_process_group_ray
-    module.initialize_global_process_group_ray = functools.partial(  # type: ignore[attr-defined]
-        original, backend="cpu:gloo"
-    )
-
-
-def _value_head(module: types.ModuleType) -> None:
-    def load_valuehead_model(
-        local_path: str, torch_dtype: torch.dtype, model_config: Any, trust_remote_code: bool
-    ) -> Any:
-        from transformers import AutoModelForTokenClassification
-
-        return AutoModelForTokenClassification.from_pretrained(
-            local_path,
-            dtype=torch_dtype,
-            config=model_config,
-            trust_remote_code=trust_remote_code,
-            attn_implementation=getattr(model_config, "_attn_implementation", None) or "eager",
-        )
-
-    module.load_valuehead_model = load_valuehead_model  # type: ignore[attr-defined]
-
-
-def _install() -> None:
+def install() -> None:
+    """Make the CPU this process's platform."""
     set_platform(CpuPlatform())
-    os.environ.setdefault("VERL_ENGINE_DEVICE", "cuda")
-    when_imported("verl.utils.distributed", _process_group)
-    when_imported("verl.utils.model", _value_head)
-    if not torch.accelerator.is_available():
-        torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
-
-
-_install()

@@ -22,6 +22,7 @@ from rlprobe.frameworks.verl.host import (
     keys,
     megatron,
     plan,
+    settings,
     vllm,
     withoutray,
 )
@@ -155,8 +156,13 @@ class VerlFramework:
         cannot do without (paths, steps, and in a replay the absence of an engine).
         """
         own = {key_of(override) for override in entrypoint.overrides(spec)}
+        version = spec.framework_version
         base = [override for override in _base(spec) if key_of(override) not in own]
-        ours = [*base, *spec.overrides, *_enforced(spec, directories)]
+        ours = [
+            *settings.of_version(base, version),
+            *spec.overrides,
+            *settings.of_version(_enforced(spec, directories), version),
+        ]
         if spec.entry_point is not None:
             # its configuration may have what verl's lacks, where Hydra takes no "+key"
             ours = [f"+{o}" if o.startswith("+") and not o.startswith("++") else o for o in ours]
