@@ -168,6 +168,12 @@ def aligned(
     return Aligned(site, config, done.stdout, shown.splitlines())
 
 
+@pytest.fixture(scope="session")
+def site_at(cluster: slurm.Slurm) -> Callable[[Path], Site]:
+    """Makes working directories on the cluster, for more than one test."""
+    return lambda directory: Site(directory, cluster)
+
+
 @pytest.fixture
 def site_in(tmp_path: Path, cluster: slurm.Slurm) -> Callable[[str], Site]:
     """Makes working directories on the cluster, by name."""

@@ -29,15 +29,21 @@ class Runs:
 
     Args:
         work: a directory for everything; runs found there are not made again.
+        version: of verl.
+        python: of the environment that has it.
     """
 
-    def __init__(self, work: Path) -> None:
+    def __init__(
+        self, work: Path, version: str | None = None, python: str = sys.executable
+    ) -> None:
         self.work = work
+        self._python = python
         config = work / "config.yaml"
         work.mkdir(parents=True, exist_ok=True)
         raw = yaml.safe_load((ROOT / "config/config.yaml").read_text())
         raw |= {"store": str(work / "store"), "results": str(work / "results"), "ray": True}
         raw["steps"] = {"total": 2, "start": 0, "end": 1}
+        raw["framework_version"] = version or raw["framework_version"]
         config.write_text(yaml.safe_dump(raw))
         self.specs: dict[str, RunSpec] = plan(load(config), {})
         self.spec = self.specs["benchmark"]
@@ -113,9 +119,9 @@ class Runs:
             places = RunDirectories(scratch, self.work / "store/assets")
             self.write(name, **options)
             words = _merged(self.framework.command(self.spec, places)[3:], overrides)
-            start = [sys.executable, "-m", "verl.trainer.main_ppo"]
+            start = [self._python, "-m", "verl.trainer.main_ppo"]
             if script is not None:
-                start = [sys.executable, str(script)]
+                start = [self._python, str(script)]
             env = {**os.environ, **self.framework.environment(self.spec, places)}
             env["VERL_USE_EXTERNAL_MODULES"] = "rlprobe.frameworks.verl.cpu"
             env.pop("RLPROBE_CONFIG", None)

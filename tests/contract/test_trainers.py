@@ -21,6 +21,11 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.msprobe, pytest.mar
 ONE_STEP = "trainer.total_training_steps=1"
 GRPO = "algorithm.adv_estimator=grpo"
 SIX = set(stages.STAGES) - {stages.FORCED, stages.TEACHER}
+LORA = (
+    "actor_rollout_ref.model.lora_rank=8",
+    "actor_rollout_ref.model.lora_alpha=16",
+    "actor_rollout_ref.model.lora.merge=true",  # for the CPU rollout
+)
 FOUR = SIX - {stages.VALUES, stages.CRITIC_UPDATE}
 
 
@@ -55,12 +60,7 @@ def test_grpo(made: Runs) -> None:
 @trainer("V0, GRPO with LoRA and FSDP (two log-prob calls)")
 def test_lora(made: Runs) -> None:
     """The call with the adapter is the actor's, the one without the reference's."""
-    lora = (
-        "actor_rollout_ref.model.lora_rank=8",
-        "actor_rollout_ref.model.lora_alpha=16",
-        "actor_rollout_ref.model.lora.merge=true",  # for the CPU rollout
-    )
-    variant = made.collector("lora", GRPO, *lora, step_end=1, **EVERYTHING)
+    variant = made.collector("lora", GRPO, *LORA, step_end=1, **EVERYTHING)
     tree = Tree(variant.dump)
     assert tree.stages() == {stage: {"step0", "step1"} for stage in FOUR}, "no doubled steps"
     for step in (0, 1):
@@ -78,7 +78,7 @@ def test_lora(made: Runs) -> None:
         old, reference = (tree.key(k, step=step) for k in ("old_log_probs", "ref_log_prob"))
         assert all(map(np.allclose, old, reference)) is same
     switched = made.collector(
-        "lora-reference", GRPO, *lora, ONE_STEP, msprobe=True, reference_dump=True
+        "lora-reference", GRPO, *LORA, ONE_STEP, msprobe=True, reference_dump=True
     )
     assert Tree(switched.dump).stages().keys() == {stages.REFERENCE}
 

@@ -61,6 +61,12 @@ def up(names: Sequence[str]) -> dict[str, str]:
     return addresses
 
 
+def rename(name: str, old: str, new: str) -> None:
+    """Call a host's interface otherwise, as interfaces are that differ between machines."""
+    for command in (("down",), ("name", new), ("up",)):
+        _ip("-n", namespace(name), "link", "set", old if command != ("up",) else new, *command)
+
+
 def down(names: Sequence[str]) -> None:
     """Remove exactly these hosts and the bridge."""
     existing = _names()
