@@ -86,6 +86,14 @@ class StageSource:
         """
         raise NotImplementedError
 
+    def construct(self, process: Process) -> dict[str, str | None]:
+        """The call around each call (:mod:`rlprobe.dumps.construct`); empty where none is told.
+
+        Raises:
+            DumpError, StoreError: the file is damaged.
+        """
+        return {}
+
 
 @dataclass(frozen=True)
 class DumpStage(StageSource):
@@ -123,6 +131,12 @@ class DumpStage(StageSource):
         path = self.paths[process]
         return records.read_stack((path.parent if path.is_file() else path) / records.STACK)
 
+    def construct(self, process: Process) -> dict[str, str | None]:
+        from rlprobe.dumps import construct
+
+        path = self.paths[process]
+        return construct.read((path.parent if path.is_file() else path) / construct.NAME)
+
 
 @dataclass(frozen=True)
 class RunStage(StageSource):
@@ -153,6 +167,16 @@ class RunStage(StageSource):
         call = pl.col("name").str.extract(r"^(.*\.(?:forward|backward)(?:\.\d+)?)(?:\.|$)")
         first = rows.with_columns(call=pl.coalesce(call, "name")).unique("call", keep="first")
         return dict(first.select("call", "stack").iter_rows())
+
+    def construct(self, process: Process) -> dict[str, str | None]:
+        if self.tree is None:
+            return {}
+        from rlprobe.dumps import construct
+
+        run = self.path.parents[1]
+        place = f"{self.tree.relative_to(run).as_posix()}/step{process.step}/rank{process.rank}"
+        file = listing.found(run, f"{place}/{construct.NAME}")
+        return {} if file is None else construct.read(file)
 
 
 @dataclass(frozen=True)

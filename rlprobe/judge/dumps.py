@@ -25,7 +25,7 @@ from rlprobe.stages import ALIASES
 PathLike = str | os.PathLike[str]
 _KEYS = (
     *("stage", "step", "rank", "order", "name", "name_target", "module", "op", "call"),
-    *("direction", "slot", "index", "error", "error_kind", "floor", "excess", "beyond"),
+    *("direction", "slot", "index", "within", "error", "error_kind", "floor", "excess", "beyond"),
 )
 
 
@@ -36,7 +36,8 @@ class Comparison:
     #: A row per record of either side (docs/compare.md has the columns), ``stage`` before them.
     records: pl.DataFrame
     #: The first step's records that were held against round-off, in execution order: error,
-    #: ``floor`` (what round-off allows), ``excess`` (their ratio) and ``beyond``.
+    #: ``floor`` (what round-off allows), ``excess`` (their ratio) and ``beyond``; ``within`` is
+    #: the module whose call a call ran in, where construct.json says so.
     judged: pl.DataFrame
     #: Key data joined by sample, a row per sample and key; without rows where a side has none.
     key_data: pl.DataFrame

@@ -20,6 +20,10 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+from rlprobe.compare.stacks import call_of
+from rlprobe.dumps import apinames, construct
+from rlprobe.judge.nesting import Told
+
 FORWARD, LOSS, BACKWARD, GRADIENTS, CHANGES = range(5)
 _UPDATED = ("grad", "grad_reduced", "grad_clipped")
 
@@ -40,17 +44,21 @@ class Call:
     micro_batch: int = 0
     children: list[int] = field(default_factory=list)
     parent: int | None = None
+    #: Path of the module whose call it ran in, recorded or not, where the dump says so.
+    within: str | None = None
 
 
-def timeline(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[Call]]:
+def timeline(rows: pl.DataFrame, told: Told | None = None) -> tuple[pl.DataFrame, list[Call]]:
     """Rows of one process and stage in execution order, and their calls.
 
     Args:
         rows: columns of compare's records.parquet, of one step and rank.
+        told: which call ran inside which, where the dump says so.
 
     Returns:
         the rows with ``call_id`` (index into the calls), ``micro_batch``, ``phase``, ``sequence``,
-        ``update``, ``before_update``, sorted; and the calls.
+        ``update``, ``before_update`` and ``within`` (the module whose call it ran in, null where
+        that is not told), sorted; and the calls.
     """
     rows = rows.sort("order", maintain_order=True).with_row_index("_at")
     rows = rows.with_columns(
@@ -67,6 +75,8 @@ def timeline(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[Call]]:
     rows = rows.with_columns(call_id=pl.col("_key").rle_id().cast(pl.Int64))
     calls = _calls(rows)
     _nest(calls)
+    if told is not None:
+        _nest_as_told(calls, rows, told)
     _number_micro_batches(calls)
     table = pl.DataFrame(
         {
@@ -74,12 +84,14 @@ def timeline(rows: pl.DataFrame) -> tuple[pl.DataFrame, list[Call]]:
             "start": [call.start for call in calls],
             "micro_batch": [call.micro_batch for call in calls],
             "depth": [(call.module or "").count(".") for call in calls],
+            "within": [call.within for call in calls],
         },
         schema={
             "call_id": pl.Int64,
             "start": pl.Int64,
             "micro_batch": pl.Int64,
             "depth": pl.Int64,
+            "within": pl.String,
         },
     )
     rows = rows.join(table, on="call_id", how="left", maintain_order="left")
@@ -123,6 +135,34 @@ def _nest(calls: list[Call]) -> None:
             call.children = pending[take:]
             del pending[take:]
         pending.append(index)
+
+
+def _nest_as_told(calls: list[Call], rows: pl.DataFrame, told: Told) -> None:
+    """Nest the calls that the dump tells of as it does; the others stay as :func:`_nest` left them.
+
+    A parent is listed after what ran inside it; a file that says otherwise is not followed.
+    """
+    name = pl.coalesce(f"name_{told.side}", "name").first().alias("name")
+    names = rows.group_by("call_id", maintain_order=True).agg(name).get_column("name")
+    known = [call_of(name) for name in names]
+    numbers: dict[str, int] = {}
+    for index, own in enumerate(known):
+        numbers.setdefault(own, index)
+    outer = {own: construct.around(told.around, own) for own in known if own in told.around}
+    nearest = pl.Series([calls[0] for calls in outer.values() if calls], dtype=pl.String).unique()
+    paths = dict(zip(nearest, apinames.parse(nearest).get_column("module"), strict=True))
+    for index, (call, own) in enumerate(zip(calls, known, strict=True)):
+        if own in outer:
+            call.within = paths[outer[own][0]] if outer[own] else None
+            recorded = (numbers[name] for name in outer[own] if numbers.get(name, -1) > index)
+            call.parent = next(recorded, None)
+    for call in calls:
+        call.children, call.start = [], call.first
+    for index, call in enumerate(calls):  # what ran inside a call comes before it
+        if call.parent is not None:
+            parent = calls[call.parent]
+            parent.children.append(index)
+            parent.start = min(parent.start, call.start)
 
 
 def _inside(call: Call, prefix: str) -> bool:

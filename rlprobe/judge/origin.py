@@ -154,7 +154,7 @@ def _forward(row: Row, rows: pl.DataFrame, calls: list[Call]) -> Origin:
             return Origin(LOSS, None, row["op"], row, say("what the stage saved differs"))
         return Origin(
             MODULE,
-            row["module"],
+            _module(row),
             row["op"],
             row,
             say("inputs agree within noise and the output does not"),
@@ -185,6 +185,12 @@ def _forward(row: Row, rows: pl.DataFrame, calls: list[Call]) -> Origin:
             owner=call.module,
         ),
     )
+
+
+def _module(row: Row) -> str | None:
+    """The module that made a record: the one of that name, or whose call a function ran in."""
+    within = row.get("within")
+    return row["module"] or (within if isinstance(within, str) else None)
 
 
 def _is_early(row: Row, rows: pl.DataFrame) -> bool:
@@ -220,7 +226,7 @@ def _backward(row: Row, rows: pl.DataFrame, calls: list[Call]) -> Origin:
     if row["slot"] == "output":
         return Origin(
             MODULE,
-            row["module"],
+            _module(row),
             row["op"],
             row,
             say("the gradient at its output agrees within noise and the one it passes on does not"),

@@ -204,8 +204,11 @@ def _names(row: Row) -> str:
     benchmark, target = row.get("name_benchmark"), row.get("name_target")
     name = lacking.short(str(benchmark or row.get("name")))
     if benchmark and target and benchmark != target:
-        return f"{name} | target: {lacking.short(str(target))}"
-    return name
+        name += f" | target: {lacking.short(str(target))}"
+    within = row.get("within")
+    # a module's name says itself where it is
+    inside = isinstance(within, str) and within and not row.get("module")
+    return f"{name}, in {lacking.short(str(within))}" if inside else name
 
 
 def _size(row: Row) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -12,6 +13,7 @@ from rlprobe.judge import (
     compared,
     execution,
     floors,
+    nesting,
     noise,
     propagated,
     shards,
@@ -35,6 +37,7 @@ from rlprobe.judge.excuses import (
 from rlprobe.judge.execution import Call
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.logical import joining, layout
+from rlprobe.judge.nesting import Told
 from rlprobe.roles import HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET
 from rlprobe.said import Said
 
@@ -110,7 +113,8 @@ def load(results: Results, stage: str, step: int, products: float = 0.0) -> Stag
             return laid_out
     whole = shards.joined(rows, results, stage, step)
     one_precision = results.plan.one_precision
-    found = _processes(_with_floors(results, stage, step, whole, products), one_precision)
+    told = nesting.of(results, stage, step)
+    found = _processes(_with_floors(results, stage, step, whole, products), one_precision, told)
     everything = pl.concat([process.rows for process in found])
     misplaced = positions.difference(results, stage, step, everything)
     before = _before_update(everything, misplaced)
@@ -133,7 +137,7 @@ def _laid_out(
     joined = joining.join(whole.rows, results, stage, step)
     sketches = {**whole.sketches, **joined.sketches}
     rows = _with_floors(results, stage, step, shards.Joined(joined.rows, sketches), products)
-    found = _processes(rows, results.plan.one_precision)
+    found = _processes(rows, results.plan.one_precision, {})
     judged = Stage(
         stage,
         step,
@@ -146,9 +150,9 @@ def _laid_out(
     return judged.excused([*joining.excuses(joined), *positions.of_losses(misplaced)])
 
 
-def _processes(rows: pl.DataFrame, one_precision: bool) -> list[Process]:
+def _processes(rows: pl.DataFrame, one_precision: bool, told: Mapping[int, Told]) -> list[Process]:
     found = [
-        _process(int(str(rank)), part, one_precision)
+        _process(int(str(rank)), part, one_precision, told.get(int(str(rank))))
         for (rank,), part in rows.group_by("rank", maintain_order=True)
     ]
     return sorted(found, key=lambda process: process.rank)
@@ -175,8 +179,10 @@ def _with_floors(
     return inherited.with_own(floors.with_floor(wider, repeats, precise), own)
 
 
-def _process(rank: int, rows: pl.DataFrame, one_precision: bool) -> Process:
-    ordered, calls = execution.timeline(rows)
+def _process(
+    rank: int, rows: pl.DataFrame, one_precision: bool, told: Told | None = None
+) -> Process:
+    ordered, calls = execution.timeline(rows, told)
     moved = earlier_updates.inherited(ordered)
     ordered = begin(ordered, one_precision, later_updates=moved is not None)
     ordered = reduce(ordered, generated.excuses(ordered))

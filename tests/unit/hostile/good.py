@@ -53,6 +53,7 @@ _VALUE = {
 DOCUMENTS: dict[str, Any] = {
     "dump": {"task": "tensor", "level": "L0", "data": {_NAME: _CALL}},
     "stack": {"0": [[_NAME], ["File a, line 3, in f"]]},
+    "construct": {_NAME: None, "Torch.add.0.forward": [_NAME, 0], "Torch.sub.0.forward": _NAME},
     "session": {
         "format": 1, "role": "target", "framework": "verl", "dump": "d", "side": "s",
         "capture": {"engine": "light", "stages": ["actor_update"]}, "replay": None,

@@ -20,7 +20,7 @@ from rlprobe.compare.samples.run import open_side
 from rlprobe.config import loading
 from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.gate import configuration
-from rlprobe.dumps import dumpjson, logical, parquet, records, results, token_sketches
+from rlprobe.dumps import construct, dumpjson, logical, parquet, records, results, token_sketches
 from rlprobe.dumps.key_data import KeyData
 from rlprobe.dumps.tensors.tensorfile import map_file, read_tensor
 from rlprobe.errors import DumpError, StoreError
@@ -174,6 +174,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "session": _session,
     "dump": dumpjson.read,
     "stack": records.read_stack,
+    "construct": construct.read,
     "pt": _tensor,
     "manifest": lambda path: Manifest.from_bytes(path.read_bytes(), path.name),
     "bundle": _bundle,
