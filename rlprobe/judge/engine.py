@@ -6,6 +6,9 @@ difference of the n-th record of a pass stays below ``_ROUNDINGS * u * sqrt(n + 
 round-off ``u`` of the coarser side. Other kernels, fused or not, stay within it: the largest ratio
 of a real vLLM and Hugging Face, fp32, was 0.46 (docs/compare.md).
 
+A record of a few numbers, as a gate gives for one decoded token, is held against its usual size
+(:mod:`rlprobe.judge.excuses.few_numbers`).
+
 The first record beyond it, of passes that agree up to it, is where a difference begins.
 
 Weights are sent, not computed: the engine's are the trainer's, rounded once where it keeps them in
@@ -20,6 +23,7 @@ import polars as pl
 
 from rlprobe.compare import measures
 from rlprobe.judge import roundoff
+from rlprobe.judge.excuses import few_numbers
 
 PREFILL, DECODE = "prefill", "decode"
 _ROUNDINGS = 16.0
@@ -147,9 +151,8 @@ def parts(records: pl.DataFrame) -> list[Part]:
         .sort("step", "rank", "order_benchmark")
     )
     turn = pl.int_range(pl.len()).over(passes)
-    judged = judged.with_columns(
-        ratio=pl.col("error") / (_ROUNDINGS * pl.col("unit") * (turn + 1).cast(pl.Float64).sqrt())
-    ).with_columns(
+    roundings = _ROUNDINGS * (turn + 1).cast(pl.Float64).sqrt() * few_numbers.cancelled()
+    judged = judged.with_columns(ratio=pl.col("error") / (pl.col("unit") * roundings)).with_columns(
         # what is not finite on one side only is no small difference
         ratio=pl.when(pl.col("status") == measures.NONFINITE)
         .then(float("inf"))

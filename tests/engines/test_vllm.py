@@ -18,13 +18,18 @@ import yaml
 from rlprobe import frameworks, stages
 from rlprobe.capture.session import CaptureOptions
 from rlprobe.cli import main
+from rlprobe.compare.match import rules
+from rlprobe.compare.traininfer import sketched
 from rlprobe.config import load
 from rlprobe.frameworks import RunDirectories
+from rlprobe.frameworks.verl.host import assets
 from rlprobe.judge import engine, engine_weights
 from rlprobe.roles import BENCHMARK
 from rlprobe.runs.plan import plan
 from rlprobe.spec import RunSpec
 from rlprobe.store import parts
+from rlprobe.store.commit import commit
+from rlprobe.store.keys import run_key
 from tests.e2e.server import Server, Variant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,6 +46,12 @@ CAPTURE = CaptureOptions(
     token_range=(0, 1),
     step_end=1,
 )
+#: The light engine with tensors, and what every token was sent to.
+SKETCHED = dataclasses.replace(
+    CAPTURE, engine="light", task="statistics", tensors=True, token_sketch=True
+)
+#: Four experts, two of them a token's, and a shared one.
+MOE = {"qwen2-moe": "tiny-qwen2-moe-wide-heads"}
 Run = Callable[..., Variant]
 
 
@@ -74,9 +85,15 @@ def spec(work: Path) -> RunSpec:
 def run(spec: RunSpec, work: Path, python: str) -> Iterator[Run]:
     server = Server(work / "store", spec, work / "variants", python)
 
-    def one(name: str, *overrides: str, fault: str = "") -> Variant:
+    def one(
+        name: str, *overrides: str, fault: str = "", model: str = "",
+        capture: CaptureOptions = CAPTURE,
+    ) -> Variant:  # fmt: skip
+        if model:
+            made = assets.make(f"builtin:{MOE[model]}", work / "store/assets")
+            overrides = (*overrides, f"actor_rollout_ref.model.path={made}")
         variant = server.run(
-            name, spec, *overrides, capture=CAPTURE, expected_stages=(),
+            name, spec, *overrides, capture=capture, expected_stages=(),
             environment={"ENGINE_FAULT": fault},
         )  # fmt: skip
         assert variant.status == 0, variant.log[-3000:]
@@ -96,6 +113,15 @@ def synced(variant: Variant) -> list[engine_weights.Sync]:
     table = parts.weights(variant.side)
     assert table is not None
     return list(engine_weights.steps(table))
+
+
+def routing(variant: Variant, spec: RunSpec, work: Path) -> dict[str, int]:
+    """How many tokens the engine sent to other experts than training."""
+    declared = {**spec.declared(), "tags": variant.scratch.name}
+    manifest = commit(variant.scratch, work / "store", run_key(declared), declared)
+    found = sketched.compare(manifest.parent, rules.load())
+    assert found is not None and found.notes == []
+    return sketched.otherwise(found.choices)
 
 
 def results(variant: Variant) -> Path:
@@ -179,3 +205,31 @@ def test_what_is_the_matter_with_an_engines_weights_is_named(
     assert [step.kind for step in found] == kinds
     if fault != "stale":
         assert all(".layers.1." in one.name for step in found for one in step.wrong)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", sorted(MOE))
+def test_a_mixture_of_experts_agrees_and_routes_alike(
+    run: Run, spec: RunSpec, work: Path, model: str
+) -> None:
+    variant = run(f"{model}-clean", model=model, capture=SKETCHED)
+    for part in engine.parts(compared(variant)):
+        assert part.first is None, str(part)
+        assert part.passes == 16 and part.records > 16 * 30
+    for step in synced(variant):
+        assert step.kind is None and step.left == (), step
+    routed = routing(variant, spec, work)
+    assert routed["routers"] == 2 and routed["tokens"] > 100 and routed["otherwise"] == 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", sorted(MOE))
+def test_experts_that_were_dealt_out_wrongly_are_found_at_their_layer(run: Run, model: str) -> None:
+    variant = run(f"{model}-experts", model=model, capture=SKETCHED, fault="experts")
+    for part in engine.parts(compared(variant)):
+        assert part.first is not None and part.first[1].startswith("model.layers.1.mlp"), str(part)
+    for step in synced(variant):
+        assert step.kind == engine_weights.SPLIT, step
+        assert {one.name for one in step.wrong} == {
+            f"model.layers.1.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")
+        }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, cast
 
 import polars as pl
@@ -15,11 +16,15 @@ from torch import Tensor, nn
 
 from rlprobe import stages
 from rlprobe.capture import weights as captured
+from rlprobe.cli import main
 from rlprobe.judge import engine_weights
 from rlprobe.judge.engine_weights import HALF, OTHER, ROUNDED, SPLIT, STALE, Sync
 from rlprobe.store.parts import WEIGHTS
 from rlprobe.store.read import Run
 from tests.unit.engine_layers_stand_ins import engine, trained, trainer
+from tests.unit.train_infer_dumps import Batch, save
+from tests.unit.train_infer_dumps import engine as served
+from tests.unit.train_infer_runs import GENERATE, PROMPTS, train
 
 #: A division: ranks, whether experts are dealt out whole, rows added to each, and heads of keys.
 DIVISIONS = [(1, False, 0, 2), (2, False, 0, 2), (2, True, 0, 2), (4, False, 0, 2),
@@ -173,3 +178,28 @@ def test_a_run_without_an_engine_says_nothing() -> None:
     steps = Steps()
     steps.entered(0, stages.LOG_PROB, 0, trainer(trained(0)))
     assert steps.found() == []
+
+
+def test_the_command_says_it_beside_what_the_layers_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = trained(0), trained(1)
+    half = {**after, **{name: before[name] for name in some(after, "mlp")}}
+    steps = Steps()
+    for step, (own, sent) in enumerate(((before, before), (after, half))):
+        steps.entered(step, stages.GENERATE, 0, engine(sent))
+        steps.entered(step, stages.LOG_PROB, 0, trainer(own))
+    run = tmp_path / "run"
+    train(run, "padded")
+    save(run / GENERATE / "step0/rank0", served(Batch(PROMPTS, {}), 0))
+    lines = run / "side/parts/weights/r-rank0.jsonl"
+    lines.parent.mkdir(parents=True)
+    lines.write_text("".join(json.dumps(row) + "\n" for row in steps.rows))
+    assert main(["compare", "--train-infer", str(run), "-o", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    count = len(before)
+    assert f"step 0: all {count} weights of the engine that have a counterpart" in said
+    assert (
+        f"step 1: 3 of the {count} weights that the trainer has changed are in the engine" in said
+    )
+    assert "model.layers.0.mlp.gate_proj.weight" in said and "prefill: " in said

@@ -23,6 +23,7 @@ def table(errors: dict[str, Any], **changes: Any) -> pl.DataFrame:
             rows.append(
                 {
                     "step": 0, "rank": 0, "slot": "output", "module": module, "error": error,
+                    "op": "Layer", "index": "0", "norm_benchmark": 8.0 * tokens**0.5,
                     "order_benchmark": 10 * number + order, "error_kind": "tensor",
                     "name_benchmark": f"Module.{module}.Layer.forward.{number}.output.0",
                     "shape_benchmark": [tokens, 64], "status": "matched",
@@ -39,6 +40,24 @@ def test_round_off_is_left_alone() -> None:
     assert prefill.first is None and decode.beyond == 0
     assert 0.1 < prefill.worst == decode.worst < 1
     assert "none beyond" in str(prefill)
+
+
+@pytest.mark.parametrize(("size", "parts"), [(1, False), (8, False), (64, True)])
+def test_a_gate_that_came_out_near_zero_is_held_against_its_usual_size(
+    size: int, parts: bool
+) -> None:
+    """The same round-off is a large part of one small number, and of 64 of them it is a fault."""
+    rows = table({"2 model.layers.1": 1e-3}, shape_benchmark=[1, size], norm_benchmark=1.0)
+    small = (pl.col("error") == 1e-3).cast(pl.Int8)
+    rows = rows.with_columns(norm_benchmark=pl.lit(1.0) - 0.9999 * small)
+    (found,) = engine.parts(rows)
+    assert (found.first is not None) == parts, str(found)
+
+
+def test_a_gate_of_its_usual_size_is_judged_as_it_is() -> None:
+    rows = table({"2 model.layers.1": 1e-3}, shape_benchmark=[1, 1], norm_benchmark=1.0)
+    (found,) = engine.parts(rows)
+    assert found.first is not None and found.first[1] == "model.layers.1"
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def otherwise(choices: pl.DataFrame) -> dict[str, int]:
     return {
         "otherwise": choices.filter(pl.col("error") > 0).height,
         "tokens": choices.height,
-        "routers": choices.get_column("name").n_unique(),
+        "routers": choices.get_column("name").str.replace(r"\.forward\..*$", "").n_unique(),
     }
 
 

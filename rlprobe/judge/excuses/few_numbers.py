@@ -25,20 +25,26 @@ def excuses(rows: pl.DataFrame) -> list[Excuse]:
     Args:
         rows: one process's, of :func:`rlprobe.judge.excuse.begin`.
     """
-    shape = pl.col("shape_benchmark")
-    size = shape.list.eval(pl.element().product()).list.first().fill_null(1)
-    number = pl.col("norm_benchmark") / size.sqrt()
-    usual = number.pow(2).mean().over(*_CALLS).sqrt()
+    wider = cancelled()
     mine = (
         (pl.col("phase") == execution.FORWARD)
         & pl.col("module").is_not_null()
         & pl.col("slot").is_in(["input", "output"])
-        & shape.is_not_null()
-        & (size <= _FEW)
-        & (number > 0)
-        & (number < usual)
+        & (wider > 1)
         & (pl.col("error") > pl.col("floor"))
     ).fill_null(False)
     if not rows.select(mine.any()).item():
         return []
-    return [Excuse(FEW_NUMBERS, mine, floor=pl.col("floor") * usual / number)]
+    return [Excuse(FEW_NUMBERS, mine, floor=pl.col("floor") * wider)]
+
+
+def cancelled() -> pl.Expr:
+    """By how much a record of a few numbers came out smaller than it usually does; 1 for others.
+
+    Of rows with the columns of a comparison, all calls of a stage.
+    """
+    size = pl.col("shape_benchmark").list.eval(pl.element().product()).list.first().fill_null(1)
+    number = pl.col("norm_benchmark") / size.sqrt()
+    usual = number.pow(2).mean().over(*_CALLS).sqrt()
+    few = pl.col("shape_benchmark").is_not_null() & (size <= _FEW) & (number > 0)
+    return pl.when((few & (number < usual)).fill_null(False)).then(usual / number).otherwise(1.0)

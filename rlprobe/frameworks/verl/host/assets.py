@@ -209,9 +209,6 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "tiny-qwen2-wide-heads-critic": lambda made: _critic("Qwen2", made, **_WIDE_HEADS),
     "tiny-qwen2-moe": lambda made: _causal("Qwen2Moe", made, **_EXPERTS),
     "tiny-qwen2-moe-wide-heads": lambda made: _causal("Qwen2Moe", made, **_EXPERTS, **_WIDE_HEADS),
-    "tiny-qwen3-moe-wide-heads": lambda made: _causal(
-        "Qwen3Moe", made, **_EXPERTS, **_WIDE_HEADS, head_dim=32
-    ),
     "tiny-qwen2-splits": lambda made: _causal("Qwen2", made, multiple=_MULTIPLE, **_SPLITS),
     "tiny-qwen2-splits-critic": lambda made: _critic("Qwen2", made, multiple=_MULTIPLE, **_SPLITS),
     "tiny-qwen2-critic": lambda made: _critic("Qwen2", made),
