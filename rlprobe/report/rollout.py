@@ -18,8 +18,9 @@ from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.rollouts import Rollouts, hdf5, responses
 from rlprobe.store.read import Run
 
-_COLUMNS = ("mean_d", "p99_d", "max_d", "k1", "k3", "ratio_low", "ratio_high", "ppl_train",
-            "ppl_rollout", "mask_0", "train_nonfinite", "rollout_nonfinite")  # fmt: skip
+_COLUMNS = ("mean_d", "p99_d", "max_d", "k1", "k3", "multiplicative", "ratio_low", "ratio_high",
+            "ppl_train", "ppl_rollout", "mask_0", "train_nonfinite",
+            "rollout_nonfinite")  # fmt: skip
 #: Which log-probs of an engine a row is against, and the text that says so.
 _AGAINST = {
     mismatch.GENERATED: "engine_generated",
@@ -172,8 +173,9 @@ def _responses(recorded: Rollouts | None) -> Iterator[Markup]:
 def _row(gap: rollout.Gap) -> GapRow:
     found = gap.found
     numbers = [
-        found.mean_abs, found.p99_abs, found.max_abs, found.k1, found.k3, found.ratio_low,
-        found.ratio_high, found.perplexity_trained, found.perplexity_generated, found.masked,
+        found.mean_abs, found.p99_abs, found.max_abs, found.k1, found.k3,
+        found.multiplicative, found.ratio_low, found.ratio_high, found.perplexity_trained,
+        found.perplexity_generated, found.masked,
         found.trained_nonfinite, found.generated_nonfinite,
     ]  # fmt: skip
     return GapRow(gap.step, gap.side, words.both(_AGAINST[gap.against]), found.tokens, numbers)

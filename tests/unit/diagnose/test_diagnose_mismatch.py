@@ -44,6 +44,7 @@ def test_mean_largest_and_both_estimates_of_kl(measure: Any) -> None:
     assert found.max_abs == pytest.approx(1.0)
     assert found.k1 == pytest.approx(-d.mean())
     assert found.k3 == pytest.approx((np.exp(d) - d - 1).mean())
+    assert found.multiplicative == pytest.approx(np.exp(np.abs(d)).mean())
     assert found.by_position == pytest.approx([(0.5 + 0.25) / 2, 1.0])
 
 

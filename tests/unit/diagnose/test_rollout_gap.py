@@ -100,9 +100,9 @@ def test_the_answer_has_all_of_it_as_plain_numbers(found: rollout.Rollout) -> No
         ("benchmark", mismatch.GENERATED), ("target", mismatch.GENERATED)
     }  # fmt: skip
     assert {
-        "tokens", "samples", "mean_abs", "p99_abs", "max_abs", "k1", "k3", "ratio_low",
-        "ratio_high", "perplexity_trained", "perplexity_generated", "masked", "trained_nonfinite",
-        "generated_nonfinite",
+        "tokens", "samples", "mean_abs", "p99_abs", "max_abs", "k1", "k3", "multiplicative",
+        "ratio_low", "ratio_high", "perplexity_trained", "perplexity_generated", "masked",
+        "trained_nonfinite", "generated_nonfinite",
     } <= first["gaps"][0].keys()  # fmt: skip
 
 
