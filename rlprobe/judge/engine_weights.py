@@ -26,6 +26,8 @@ STALE, HALF, SPLIT, ROUNDED, OTHER = "stale", "half", "split", "rounded", "other
 _NAMED = 4
 #: Stages in which the trainer has the weights that it sent, the first that was captured.
 _TRAINER = (stages.LOG_PROB, stages.ACTOR_UPDATE)
+#: Of parameters of PEFT's adapters, behind the module that each belongs to.
+_ADAPTER = ".lora_"
 #: A shorter format's mantissa, in explicit bits. Rounding to nearest leaves a relative L2
 #: difference of 0.2 / 2**bits: a unit in the last place over the square root of 12, of significands
 #: that are spread evenly by their logarithm.
@@ -128,7 +130,12 @@ def _sync(
     before: Mapping[str, list[Parameter]] | None,
 ) -> Sync:
     wrong, left, compared = [], [name for name in engine if name not in trainer], 0
+    # an engine's copy of what has an adapter may have it merged into it
+    adapted = {name.partition(_ADAPTER)[0] for name in trainer if _ADAPTER in name}
     for name in (name for name in trainer if name in engine):
+        if name.rpartition(".")[0] in adapted:
+            left.append(name)
+            continue
         found = [(_apart(trainer[name], copy), copy) for copy in _copies(engine[name])]
         measured = [(apart, copy) for apart, copy in found if apart is not None]
         if len(measured) < len(found):
@@ -268,6 +275,14 @@ def line(sync: Sync) -> Said:
     """How the weights of a step stand, in one line."""
     if sync.kind is not None:
         return say("step {step}: {what}", step=sync.step, what=describe(sync))
+    if not sync.compared:
+        return say(
+            "step {step}: none of the engine's {left} weights is called as one of the trainer's "
+            "({names}): whether they are the same is not known",
+            step=sync.step,
+            left=len(sync.left),
+            names=listed(sync.left, _NAMED),
+        )
     return say(
         "step {step}: all {count} weights of the engine that have a counterpart are the trainer's "
         "by digest or sketch ({left} have none)",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import polars as pl
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from rlprobe import stages
 from rlprobe.capture import weights as captured
 from rlprobe.cli import main
+from rlprobe.diagnose.gate import engine_weights as gate
+from rlprobe.diagnose.gate.evidence import Evidence
 from rlprobe.judge import engine_weights
 from rlprobe.judge.engine_weights import HALF, OTHER, ROUNDED, SPLIT, STALE, Sync
 from rlprobe.store.parts import WEIGHTS
@@ -174,6 +177,20 @@ def test_quantised_weights_are_named_and_not_compared() -> None:
     assert found.kind is None and found.compared == len(own) - 1
 
 
+def test_what_has_an_adapter_may_have_it_merged_and_is_not_compared() -> None:
+    own = trained(0)
+    query = f"{ATTENTION}.q_proj"
+    adapter = {f"{query}.lora_A.default.weight": torch.ones(2, 16),
+               f"{query}.lora_B.default.weight": torch.ones(16, 2)}  # fmt: skip
+    merged = {**own, f"{query}.weight": own[f"{query}.weight"] + 2.0}
+    steps = Steps()
+    steps.entered(0, stages.GENERATE, 0, engine(merged))
+    steps.entered(0, stages.LOG_PROB, 0, trainer({**own, **adapter}))
+    (found,) = steps.found()
+    assert found.kind is None and set(found.left) == {f"{query}.weight", f"{query}.bias"}
+    assert found.compared == len(own) - 2
+
+
 def test_a_run_without_an_engine_says_nothing() -> None:
     steps = Steps()
     steps.entered(0, stages.LOG_PROB, 0, trainer(trained(0)))
@@ -203,3 +220,40 @@ def test_the_command_says_it_beside_what_the_layers_say(
         f"step 1: 3 of the {count} weights that the trainer has changed are in the engine" in said
     )
     assert "model.layers.0.mlp.gate_proj.weight" in said and "prefill: " in said
+
+
+def test_names_that_meet_nowhere_are_said_and_no_agreement() -> None:
+    own = trained(0)
+    steps = Steps()
+    steps.entered(0, stages.GENERATE, 0, nn.ModuleDict({"language_model": engine(own)}))
+    steps.entered(0, stages.LOG_PROB, 0, trainer(own))
+    (found,) = steps.found()
+    assert found.kind is None and found.compared == 0
+    said = engine_weights.line(found)
+    assert f"none of the engine's {len(own)} weights is called as one of the trainer's" in said
+    assert "not known" in said
+    evidence = cast(Evidence, SimpleNamespace(benchmark=steps, target=Steps()))
+    item = gate.check(evidence)
+    assert item is not None and item.state == "caveat" and "not known" in item.action
+
+
+def test_the_gate_says_what_is_the_matter_and_shuts_nothing() -> None:
+    before, after = trained(0), trained(1)
+    steps = Steps()
+    for step, own in enumerate((before, after)):
+        steps.entered(step, stages.GENERATE, 0, engine(before))
+        steps.entered(step, stages.LOG_PROB, 0, trainer(own))
+    item = gate.check(cast(Evidence, SimpleNamespace(benchmark=steps, target=Steps())))
+    assert item is not None and item.state == "caveat"
+    assert item.evidence.startswith(
+        "benchmark, step 1: the engine has the weights of the captured step before"
+    )
+    fine = Steps()
+    fine.entered(0, stages.FORCED, 0, engine(before))
+    fine.entered(0, stages.LOG_PROB, 0, trainer(before))
+    item = gate.check(cast(Evidence, SimpleNamespace(benchmark=fine, target=fine)))
+    count = len(before)
+    assert item is not None and item.state == "open"
+    assert f"target: all {count} weights of the engine are the trainer's, step 0" in item.evidence
+    none = cast(Evidence, SimpleNamespace(benchmark=Steps(), target=Steps()))
+    assert gate.check(none) is None

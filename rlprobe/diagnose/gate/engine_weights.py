@@ -40,6 +40,23 @@ def check(evidence: Evidence) -> GateItem | None:
                 "wakes: what it generates is of another policy than the one that is trained"
             ),
         )
+    strange = [
+        say(
+            "{side}: none of the engine's {left} weights is called as one of the trainer's "
+            "({names})",
+            side=of_side(role),
+            left=len(steps[0].left),
+            names=listed(steps[0].left, _NAMED),
+        )
+        for role, steps in sides
+        if steps and not any(step.compared for step in steps)
+    ]
+    if strange:
+        return caveat(
+            ITEM,
+            joined(strange, say("; ")),
+            say("whether the engine has the trainer's weights is not known"),
+        )
     known = [_same(role, steps) for role, steps in sides if steps]
     return opened(ITEM, joined(known, say("; "))) if known else None
 
