@@ -93,6 +93,7 @@ def _two_sides(args: argparse.Namespace, beside: Executor | None) -> _Outcome:
         raise UsageError("give BENCHMARK and TARGET, or --train-infer RUN [--engine-dump DIR]")
     chosen = [ALIASES.get(name, name) for name in args.stage]
     with outdir.answerable(args.out, chosen):
+        planner.require_once(args.map_step)
         options = _options(args, beside)
         benchmark = sides.resolve(args.benchmark, args.store)
         target = sides.resolve(args.target, args.store)

@@ -38,6 +38,8 @@ OTHER_PRECISION = "high_precision"
 _SLICE = 1 << 17
 #: How the reason of records begins whose whole process has no counterpart.
 _NO_PROCESS = ("the benchmark has no ", "the target has no ")
+#: The same, where the other side has a step of that number, which is another one.
+_MAPPED_AWAY = "--map-step leaves "
 
 
 @dataclass(frozen=True)
@@ -242,6 +244,11 @@ _ADVICE = {
         "the two sides were given other batches, lengths or shards: run both on the same "
         "samples with the same micro-batch size and parallel layout"
     ),
+    **dict.fromkeys(
+        measures.NONE_THERE.values(),
+        "give both sides the same arguments and switches (caches, masks, dropout): what one side "
+        "has, the other leaves out",
+    ),
     lacking.DTYPES: "run both sides in the same precision, or call the pair --pair high_precision",
     lacking.UNREADABLE: "copy the dumps again with dump_tensor_data, or collect them again",
     measures.CHECKSUMS_DIFFER: _CHECKSUMS_ONLY,
@@ -256,7 +263,7 @@ _ADVICE = {
 def _advice(reason: str, summaries: Sequence[Summary]) -> str:
     if reason in _ADVICE:
         return _ADVICE[reason]
-    if reason.startswith(_NO_PROCESS) and reason not in lacking.NO_SUCH.values():
+    if reason.startswith((*_NO_PROCESS, _MAPPED_AWAY)) and reason not in lacking.NO_SUCH.values():
         return "compare steps, ranks or stages that both sides have"
     kinds = [{name.partition(".")[0] for s in summaries for name in s.unmatched[side]}
              for side in ("benchmark", "target")]  # fmt: skip
@@ -271,13 +278,21 @@ def _advice(reason: str, summaries: Sequence[Summary]) -> str:
     )
 
 
-def _one_sided(stage: StagePlan, pairing: Pairing) -> str | None:
-    """Why a process has no counterpart; None where it has one."""
+def _one_sided(stage: StagePlan, pairing: Pairing, mapped: bool) -> str | None:
+    """Why a process has no counterpart; None where it has one.
+
+    Args:
+        stage, pairing: where it is.
+        mapped: steps are compared with those of other numbers, as it was asked for.
+    """
     if pairing.benchmark is not None and pairing.target is not None:
         return None
-    side = "target" if pairing.target is None else "benchmark"
+    side, other = ("target", "benchmark") if pairing.target is None else ("benchmark", "target")
     if getattr(stage, side) is None:
         return f"{_NO_PROCESS[0 if side == 'benchmark' else 1]}stage {stage.stage}"
+    if mapped and getattr(pairing, other) in [getattr(p, side) for p in stage.pairings]:
+        step = getattr(pairing, other).step
+        return f"{_MAPPED_AWAY}step {step} of the {other} without a partner"
     there = any(getattr(p, side) is not None for p in stage.pairings if p.step == pairing.step)
     what = f"rank {pairing.rank} of step {pairing.step}" if there else f"step {pairing.step}"
     return f"{_NO_PROCESS[0 if side == 'benchmark' else 1]}{what}"
@@ -358,7 +373,7 @@ def _table(
 ) -> pl.DataFrame:
     """The measured rows of one process pair, columns of :data:`writer.SCHEMA`."""
     table = measures.measure(side_by_side)
-    alone = _one_sided(stage, pairing)
+    alone = _one_sided(stage, pairing, bool(options.map_steps))
     if alone is not None:
         table = table.with_columns(reason=pl.coalesce("reason", pl.lit(alone)))
     if _has_tensors(table):

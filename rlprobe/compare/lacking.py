@@ -10,7 +10,7 @@ import polars as pl
 from rlprobe.compare import measures
 
 #: Reasons of records both sides have; what stands in ``reason`` is used where it is one for many.
-SHAPES, DTYPES = "shapes differ", "dtypes differ"
+SHAPES, DTYPES, TYPES = "shapes differ", "dtypes differ", "types of scalars differ"
 UNREADABLE = "cannot be read"
 NO_SUCH = {
     measures.BENCHMARK_ONLY: "the target has no such record",
@@ -44,19 +44,27 @@ def named(rows: pl.DataFrame) -> pl.DataFrame:
         for side in ("benchmark", "target")
     ]
     status = pl.col("status")
+    none = pl.col("reason").is_in(list(measures.NONE_THERE.values())).fill_null(False)
+    scalars = pl.col("shape_benchmark").is_null() & pl.col("shape_target").is_null()
     reason = (
-        pl.when(status == measures.SHAPE)
+        pl.when(none)
+        .then("reason")
+        .when(status == measures.SHAPE)
         .then(pl.lit(SHAPES))
         .when(status == measures.UNREADABLE)
         .then(pl.lit(UNREADABLE))
         .when(status.is_in(list(NO_SUCH)))
         .then(pl.coalesce("reason", status.replace_strict(NO_SUCH, default=None)))
+        .when((status == measures.DTYPE) & scalars)
+        .then(pl.lit(TYPES))
         .when((status == measures.DTYPE) & pl.col("error_kind").is_not_null())
         .then(pl.lit(DTYPES))
         .otherwise(pl.coalesce("reason", pl.lit("nothing was measured")))
     )
     detail = (
-        pl.when(status == measures.SHAPE)
+        pl.when(none)
+        .then(None)
+        .when(status == measures.SHAPE)
         .then(
             shapes[0].fill_null(pl.lit("a scalar"))
             + " against "

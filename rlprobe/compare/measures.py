@@ -48,6 +48,11 @@ UNSEEN_BY_SKETCH = "no difference seen by the sketch"
 CHECKSUMS_DIFFER = "checksums differ; there are no statistics"
 CHECKSUMS_DIFFER_ONLY = "checksums differ, statistics are equal: only tensors can tell how much"
 CHECKSUMS_CONTRADICT = "checksums are equal, extremes are not: one of them is wrong"
+#: What one side holds a value of is None on the other: an argument not given, a result not made.
+NONE_THERE = {
+    "benchmark": "the benchmark has None where the target has a value",
+    "target": "the target has None where the benchmark has a value",
+}
 OVERFLOWED = "the norm overflowed on one side only: statistics say nothing of the difference"
 XOR_EQUAL = (
     "equal xor checksums, which are blind to order and to values that occur in pairs; there are no "
@@ -186,6 +191,10 @@ def _extraordinary() -> list[pl.Expr]:
         .then(pl.lit("benchmark"))
         .when(target)
         .then(pl.lit("target"))
+        .when(~only_b & ~only_t & pl.col("dtype_benchmark").is_null() & ~same_dtype)
+        .then(pl.lit(NONE_THERE["benchmark"]))
+        .when(~only_b & ~only_t & pl.col("dtype_target").is_null() & ~same_dtype)
+        .then(pl.lit(NONE_THERE["target"]))
         .when(~only_b & ~only_t & ~pl.col("same_shape") & layout)
         .then(pl.lit("layout"))
     )

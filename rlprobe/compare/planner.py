@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlprobe import stages
@@ -50,11 +50,13 @@ def plan(
 
     Raises:
         DumpError: processes without ranks are paired by what they hold, and that is damaged.
-        UsageError: several stages are wanted of two single ones, or one that does not exist.
+        UsageError: several stages are wanted of two single ones, or one that does not exist; or a
+            step is mapped twice.
         NotComparableError: a wanted stage is on neither side, the sides have no stage in common, or
             one holds rollouts and the other does not.
     """
     _require_alike(benchmark, target)
+    require_once((map_steps or {}).items())
     names = [stages.ALIASES.get(name, name) for name in wanted or ()]
     steps = map_steps or {}
     if _pointed_at(benchmark, target, names):
@@ -96,6 +98,25 @@ def _require_alike(benchmark: Side, target: Side) -> None:
             f"{benchmark.name} holds {said[0]}, {target.name} {said[1]}: compare dumps with dumps, "
             "and rollouts with rollouts of one kind"
         )
+
+
+def require_once(pairs: Iterable[tuple[int, int]]) -> None:
+    """Refuse a step that is to be compared with two others: one of them would be left out.
+
+    Raises:
+        UsageError: it is, of either side.
+    """
+    pairs = list(dict.fromkeys(pairs))
+    for side, at in (("benchmark", 0), ("target", 1)):
+        met: dict[int, tuple[int, int]] = {}
+        for pair in pairs:
+            other = met.setdefault(pair[at], pair)
+            if other != pair:
+                said = " and ".join(f"{b}:{t}" for b, t in (other, pair))
+                raise UsageError(
+                    f"--map-step {said} name step {pair[at]} of the {side} twice; give each step "
+                    "once, and compare the others in a call of their own"
+                )
 
 
 def _pointed_at(benchmark: Side, target: Side, names: Sequence[str]) -> bool:

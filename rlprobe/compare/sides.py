@@ -36,6 +36,11 @@ KEY_DATA = ("data", "dump/data")
 UNNAMED = "unnamed"
 _RANK_DIR = re.compile(r"^(?:rank|proc)(\d*)$")
 _STEP_DIR = re.compile(r"^step(\d+)$")
+#: Names that mean a step or a process to a reader, and entries of a directory that are looked at.
+_NEARLY = re.compile(r"^(step|rank|proc)[-_. ]?(\d{1,9})$", re.IGNORECASE)
+_LOOKED_AT = 100
+#: Directories named in a note.
+_NAMED = 6
 
 
 @dataclass(frozen=True, order=True)
@@ -102,10 +107,25 @@ class DumpStage(StageSource):
     #: Directory, or single file, of each process.
     paths: dict[Process, Path] = field(default_factory=dict)
     without_rank: frozenset[Process] = frozenset()
+    #: The step's or stage's directory that was looked through; None of a single process.
+    root: Path | None = None
 
     @property
     def unranked(self) -> frozenset[Process]:
         return self.without_rank
+
+    @property
+    def notes(self) -> tuple[Said, ...]:
+        if self.root is None or not (found := _nearly(self.root)):
+            return ()
+        names = ", ".join(f"{name} ({meant})" for name, meant in found[:_NAMED])
+        return (
+            say(
+                "not read, as msprobe calls such directories otherwise: {names}, in {place}",
+                names=names,
+                place=self.root.name,
+            ),
+        )
 
     def label(self, process: Process) -> str:
         path = self.paths[process]
@@ -287,11 +307,37 @@ def _rollouts(path: Path, sought: str) -> dict[str, StageSource]:
             "(verl's {step}.jsonl, gen_batch.dp or tq_batch.pt, slime's debug data)"
         )
     raise DumpError(
-        f"{path} holds no {sought}: looked for a run ({MANIFEST}), dump.json or debug.json, rank*/ "
-        "or proc*/, step*/, stage directories holding step*/, directories of process numbers "
-        "holding any of these, and rollouts (verl's {step}.jsonl, gen_batch.dp and tq_batch.pt, "
-        "slime's debug data)"
+        f"{path} holds no {sought}: looked for a run ({MANIFEST}), dump.json or debug.json, "
+        "rank{R}/ or proc{pid}/, step{N}/, stage directories holding step{N}/, directories of "
+        "process numbers holding any of these, and rollouts (verl's {step}.jsonl, gen_batch.dp "
+        f"and tq_batch.pt, slime's debug data){_spelled_otherwise(path)}"
     )
+
+
+def _spelled_otherwise(path: Path) -> str:
+    found = _nearly(path)
+    if not found:
+        return ""
+    name, meant = found[0]
+    return f". It has a {name}, which msprobe would call {meant}: rename such directories"
+
+
+def _nearly(path: Path) -> list[tuple[str, str]]:
+    """Directories at or right below a place that are called nearly as msprobe does, and as it does.
+
+    They are nobody's step or process, and what they hold is not read.
+    """
+    try:
+        below = [child for child in sorted(path.iterdir()) if child.is_dir()][:_LOOKED_AT]
+        inside = [inner for child in below for inner in sorted(child.iterdir())[:_LOOKED_AT]]
+    except OSError:
+        return []
+    found: dict[str, str] = {}
+    for name in [child.name for child in (*below, *inside)]:
+        match = _NEARLY.match(name)
+        if match is not None and name != (meant := f"{match[1].lower()}{int(match[2])}"):
+            found[name] = meant
+    return list(found.items())
 
 
 def _run_of_key(store: Path | None, name: str) -> Path:
@@ -379,18 +425,19 @@ def _from_part(path: Path) -> dict[str, StageSource]:
         # the vendor's guide draws rank directories in the stage's own, without a step
         own = _known(path.resolve().name)
         stage = _known(path.resolve().parent.name) if own == UNNAMED else own
-        return {stage: _dump_stage(ranks)}
+        return {stage: _dump_stage(ranks, path)}
     steps = records.step_directories(path)
     if steps or (_by_process(path) and not _stage_directories(path)):
         ranks = _ranks_of_stage(path)
         # steps in which no process dumped anything are a stage all the same, of no record
-        return {_known(path.resolve().name): _dump_stage(ranks)} if ranks or steps else {}
+        return {_known(path.resolve().name): _dump_stage(ranks, path)} if ranks or steps else {}
     return {}
 
 
 def _from_tree(path: Path) -> dict[str, StageSource]:
     """The stages in a directory of stage directories, below process numbers or not."""
     found: dict[str, list[records.RankDirectory]] = {}
+    roots: dict[str, Path] = {}
     names: dict[str, str] = {}
     above = [path, *(child for child in _numbered(path) if _stage_directories(child))]
     for child in (child for place in above for child in _stage_directories(place)):
@@ -403,10 +450,11 @@ def _from_tree(path: Path) -> dict[str, StageSource]:
             )
         if ranks:
             found.setdefault(name, []).extend(ranks)
+            roots.setdefault(name, child)
     others = [rank for child in _by_process(path) for rank in _ranks_below(child)]
     if others:
         found.setdefault(UNNAMED, []).extend(others)
-    return _in_order({name: _dump_stage(ranks) for name, ranks in found.items()})
+    return _in_order({name: _dump_stage(ranks, roots.get(name)) for name, ranks in found.items()})
 
 
 def _numbered(path: Path) -> list[Path]:
@@ -454,18 +502,18 @@ def _ranks_below(stage_dir: Path) -> list[records.RankDirectory]:
     return [rank for rank in ranks if _dumped(rank)]
 
 
-def _dump_stage(ranks: Sequence[records.RankDirectory]) -> DumpStage:
+def _dump_stage(ranks: Sequence[records.RankDirectory], root: Path | None) -> DumpStage:
     """A stage of these processes; where two claim one rank of a step, ranks name none of them."""
     paths = {Process(rank.step, rank.rank): rank.path for rank in ranks}
     if len(paths) == len(ranks):
         nameless = frozenset(p for p, path in paths.items() if path.name.startswith("proc"))
-        return DumpStage(sorted(paths), paths, nameless)
+        return DumpStage(sorted(paths), paths, nameless, root)
     met: Counter[int] = Counter()
     paths = {}
     for rank in ranks:
         paths[Process(rank.step, met[rank.step])] = rank.path
         met[rank.step] += 1
-    return DumpStage(sorted(paths), paths, frozenset(paths))
+    return DumpStage(sorted(paths), paths, frozenset(paths), root)
 
 
 def _in_order(found: dict[str, StageSource]) -> dict[str, StageSource]:

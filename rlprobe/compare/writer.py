@@ -110,7 +110,8 @@ class Summary:
     #: Of those compared: known to be equal bit by bit, and not seen to differ.
     identical: int = 0
     unseen: int = 0
-    #: Records of which both sides have a checksum of one kind, and those whose checksums differ.
+    #: Records of which both sides have a checksum of one kind (``compared``), those whose checksums
+    #: differ, and those that have one of another kind on either side (``unlike``).
     checksums: Counter[str] = field(default_factory=Counter)
     #: Why records were not compared: how many, and the first of them.
     lacking: dict[str, Lacking] = field(default_factory=dict)
@@ -182,6 +183,14 @@ class Summary:
 
     def finish(self) -> None:
         """Note what only the whole says."""
+        if self.checksums["unlike"]:
+            self.notes.append(
+                say(
+                    "records whose checksums are of two kinds, which say nothing of each other: "
+                    "{count}; dump both sides with one summary_mode",
+                    count=f"{self.checksums['unlike']:,}",
+                )
+            )
         if self.slots:
             known = ", ".join(f"{lacking.short(s)} ({n:,})" for s, n in self.slots.most_common(6))
             self.notes.append(
@@ -198,6 +207,7 @@ class Summary:
             return
         same_kind = (b.str.slice(0, 4) == t.str.slice(0, 4)).fill_null(False)
         self.checksums["compared"] += int(same_kind.sum())
+        self.checksums["unlike"] += int((b.is_not_null() & t.is_not_null() & ~same_kind).sum())
         self.checksums["differ"] += int((same_kind & (b != t).fill_null(False)).sum())
 
     def _count_lacking(self, rows: pl.DataFrame) -> None:

@@ -189,8 +189,7 @@ def _forward(row: Row, rows: pl.DataFrame, calls: list[Call]) -> Origin:
 
 def _module(row: Row) -> str | None:
     """The module that made a record: the one of that name, or whose call a function ran in."""
-    within = row.get("within")
-    return row["module"] or (within if isinstance(within, str) else None)
+    return row["module"] or row.get("within")
 
 
 def _is_early(row: Row, rows: pl.DataFrame) -> bool:

@@ -207,8 +207,7 @@ def _names(row: Row) -> str:
         name += f" | target: {lacking.short(str(target))}"
     within = row.get("within")
     # a module's name says itself where it is
-    inside = isinstance(within, str) and within and not row.get("module")
-    return f"{name}, in {lacking.short(str(within))}" if inside else name
+    return f"{name}, in {lacking.short(within)}" if within and not row.get("module") else name
 
 
 def _size(row: Row) -> str:
@@ -256,6 +255,7 @@ def _worst(step: Step, stacks: Mapping[str, Sequence[str]]) -> Iterator[str]:
     )
     yield f"  {'times round-off':>15}  {'error':>9}  record"
     many = beyond.get_column("stage").n_unique() > 1
+    ranks = len({p.rank for finding in step.findings.values() for p in finding.stage.processes}) > 1
     for row in each(beyond.head(shown)):
         excess, error = row["excess"], row["error"]
         times = (
@@ -263,6 +263,7 @@ def _worst(step: Step, stacks: Mapping[str, Sequence[str]]) -> Iterator[str]:
         )
         size = "-" if error is None else f"{error:.2g}"
         where = f"{row['stage']}: " if many else ""
+        where += f"rank {row['rank']}: " if ranks else ""
         yield f"  {times:>15}  {size:>9}  {where}{_names(row)}"
         yield from _stack(row, stacks)
 
@@ -289,6 +290,7 @@ def _not_compared(step: Step, summaries: Iterable[Summary]) -> Iterator[str]:
         found += [f"{s.stage}: {line}" for line in lacking.said(s.lacking.items())]
     for stage, finding in step.findings.items():
         rows = finding.stage.rows
+        found += [f"{stage}: {line}" for line in _not_finite(rows)]
         for column, said, words in (
             ("unjudged_because", "compared, not judged", UNJUDGED),
             ("excused_by", "excused", EXCUSES),
@@ -310,6 +312,18 @@ def _not_compared(step: Step, summaries: Iterable[Summary]) -> Iterator[str]:
         yield ""
         yield "Notes:"
         yield from (f"  {note}" for note in notes)
+
+
+def _not_finite(rows: pl.DataFrame) -> list[str]:
+    """Records that are not finite on either side, and of which nothing else is known."""
+    both = (pl.col("status") == measures.NONFINITE) & (pl.col("reason") == "both")
+    own = rows.filter(both & pl.col("error_kind").is_null())
+    if own.is_empty():
+        return []
+    return [
+        f"{counted(own.height, 'record')} not finite on both sides: of what is finite in them "
+        f"statistics say nothing; first: {lacking.short(own.item(0, 'name'))}"
+    ]
 
 
 def _ambiguous(summary: Summary) -> list[str]:

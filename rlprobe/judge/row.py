@@ -71,6 +71,8 @@ class Row(TypedDict, total=False):
     dense_error: float | None
     noise_dense: float | None
 
+    #: Path of the module whose call it ran in, where the dump says so.
+    within: str | None
     #: Number of the call in its process, of the micro-batch and of the update it belongs to.
     call_id: int
     micro_batch: int
