@@ -80,7 +80,8 @@ def _digests(run: Run, step: int) -> dict[str, dict[tuple[int, str], str]]:
     if table is None:
         return {}
     found: dict[str, dict[tuple[int, str], str]] = {}
-    own = table.filter(pl.col("step") == step)
+    # an engine's copy is held against its own trainer's (gate item "engine weights")
+    own = table.filter(step=step).filter(~pl.col("stage").is_in(stages.ENGINE_STAGES))
     for stage, rank, name, digest in own.select("stage", "rank", "name", "digest").iter_rows():
         model = stages.MODEL_ROLE.get(stage, stage)
         found.setdefault(model, {}).setdefault((rank, name), digest)

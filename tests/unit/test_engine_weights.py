@@ -22,6 +22,7 @@ from rlprobe.diagnose.gate import engine_weights as gate
 from rlprobe.diagnose.gate.evidence import Evidence
 from rlprobe.judge import engine_weights
 from rlprobe.judge.engine_weights import HALF, OTHER, ROUNDED, SPLIT, STALE, Sync
+from rlprobe.report import side_by_side
 from rlprobe.store.parts import WEIGHTS
 from rlprobe.store.read import Run
 from tests.unit.engine_layers_stand_ins import engine, trained, trainer
@@ -257,3 +258,13 @@ def test_the_gate_says_what_is_the_matter_and_shuts_nothing() -> None:
     assert f"target: all {count} weights of the engine are the trainer's, step 0" in item.evidence
     none = cast(Evidence, SimpleNamespace(benchmark=Steps(), target=Steps()))
     assert gate.check(none) is None
+
+
+def test_the_page_counts_the_trainers_weights_and_not_an_engines_copy() -> None:
+    own = trained(0)
+    benchmark, target = Steps(), Steps()
+    benchmark.entered(0, stages.GENERATE, 0, engine({n: v.bfloat16() for n, v in own.items()}))
+    for side in (benchmark, target):
+        side.entered(0, stages.LOG_PROB, 0, trainer(own))
+    (row,) = side_by_side.weights(cast(Run, benchmark), cast(Run, target), 0)
+    assert (row.model, row.same, row.different, row.alone) == ("actor", len(own), 0, 0)
