@@ -18,8 +18,8 @@ from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.rollouts import Rollouts, hdf5, responses
 from rlprobe.store.read import Run
 
-_COLUMNS = ("mean_d", "p99_d", "max_d", "k1", "k3", "multiplicative", "ratio_low", "ratio_high",
-            "ppl_train", "ppl_rollout", "mask_0", "train_nonfinite",
+_COLUMNS = ("mean_d", "p99_d", "max_d", "k1", "k3", "ratio_low", "ratio_high", "ppl_train",
+            "ppl_rollout", "multiplicative", "mask_0", "train_nonfinite",
             "rollout_nonfinite")  # fmt: skip
 #: Which log-probs of an engine a row is against, and the text that says so.
 _AGAINST = {
@@ -174,8 +174,8 @@ def _row(gap: rollout.Gap) -> GapRow:
     found = gap.found
     numbers = [
         found.mean_abs, found.p99_abs, found.max_abs, found.k1, found.k3,
-        found.multiplicative, found.ratio_low, found.ratio_high, found.perplexity_trained,
-        found.perplexity_generated, found.masked,
+        found.ratio_low, found.ratio_high, found.perplexity_trained, found.perplexity_generated,
+        found.multiplicative, found.masked,
         found.trained_nonfinite, found.generated_nonfinite,
     ]  # fmt: skip
     return GapRow(gap.step, gap.side, words.both(_AGAINST[gap.against]), found.tokens, numbers)
