@@ -4,8 +4,9 @@
 # make stories              three divergences from alignment to a reproducer that exits 3
 # make curves               twenty real steps of training, a correct device and a late fault
 # make layouts              layouts against layouts, clean and with planted faults: the table (half an hour)
+# make real-shape           a model of 24 layers and 151,936 tokens: benign, and two faults (slow, 15 GiB)
 
-.PHONY: selftest selftest-quick curves layouts stories
+.PHONY: selftest selftest-quick curves layouts stories real-shape
 
 selftest: $(STAMP)
 	rlprobe selftest --json results/selftest/scores.json $(ARGS)
@@ -22,3 +23,7 @@ curves: $(STAMP)
 # From a divergence to a folder that exits 3: across two sites, in the optimizer, in backward.
 stories: $(STAMP)
 	pytest -q -m long tests/e2e/test_stories.py tests/e2e/test_refine.py $(PYTEST_ARGS)
+
+# 24 layers, hidden 896, a vocabulary of 151,936, bf16: time, memory and disk (some 15 GiB of memory).
+real-shape: $(STAMP)
+	python tests/e2e/real_shape.py --directory results/real-shape --json results/real-shape.json

@@ -63,7 +63,7 @@ def make(name: str, directory: Path) -> Path:
     return target
 
 
-def _tokenizer(vocabulary: dict[str, int]) -> Any:
+def byte_tokenizer(vocabulary: dict[str, int]) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -81,7 +81,7 @@ def _tokenizer(vocabulary: dict[str, int]) -> Any:
     return fast
 
 
-def _vocabulary(multiple: int = 1) -> dict[str, int]:
+def byte_vocabulary(multiple: int = 1) -> dict[str, int]:
     """Bytes and special tokens, with unused ones behind them up to a multiple."""
     from tokenizers import pre_tokenizers
 
@@ -153,7 +153,7 @@ def _causal(
     import torch
     import transformers
 
-    vocabulary = _vocabulary(multiple)
+    vocabulary = byte_vocabulary(multiple)
     shape = {**_shape(vocabulary), **further}
     config = getattr(transformers, f"{architecture}Config")(**shape)
     model = getattr(transformers, f"{architecture}ForCausalLM")(config)
@@ -164,7 +164,7 @@ def _causal(
     model.generation_config.eos_token_id = vocabulary["<eos>"]
     model.generation_config.pad_token_id = vocabulary["<pad>"]
     model.save_pretrained(made)
-    _tokenizer(vocabulary).save_pretrained(made)
+    byte_tokenizer(vocabulary).save_pretrained(made)
 
 
 def _critic(
@@ -173,7 +173,7 @@ def _critic(
     import torch
     import transformers
 
-    vocabulary = _vocabulary(multiple)
+    vocabulary = byte_vocabulary(multiple)
     shape = {**_shape(vocabulary), **further, "num_labels": 1, "classifier_dropout": 0.0}
     config = getattr(transformers, f"{architecture}Config")(**shape)
     model = getattr(transformers, f"{architecture}ForTokenClassification")(config)
@@ -181,7 +181,7 @@ def _critic(
     with torch.no_grad():
         model.score.bias.fill_(bias)
     model.save_pretrained(made)
-    _tokenizer(vocabulary).save_pretrained(made)
+    byte_tokenizer(vocabulary).save_pretrained(made)
 
 
 def _arithmetic(made: Path) -> None:
