@@ -77,12 +77,12 @@ def examine(results: Results, kept: Kept) -> Examined:
     of = basis.of(results)
     every = [judge(results, number, kept) for number in judged_steps(results, benchmark, target)]
     judged = tables.tables(results, every)
-    found = [] if results.of_dumps else curves.find(results, every[0])
+    found = curves.find(results, every)
     extents = _extents(results, judged, found)
     step, gate = _decisive(results, benchmark, target, every, extents)
     controls = len(curves.perturbed(results))
     return Examined(
-        results, benchmark, target, every, step, gate, of, judged, extents, found, controls
+        results, benchmark, target, every, step, gate, of, judged, extents, found.curves, controls
     )
 
 
@@ -126,11 +126,11 @@ def judged_steps(results: Results, benchmark: Run, target: Run) -> list[int]:
     return steps if target.is_joined else steps[:1]
 
 
-def _extents(results: Results, judged: dict[str, pl.DataFrame], found: list[Curve]) -> Extents:
+def _extents(results: Results, judged: dict[str, pl.DataFrame], found: curves.Metrics) -> Extents:
     """How much was judged, of records, key data and what the trainer reports."""
     runs = [run for role in (BENCHMARK, TARGET) if (run := results.run(role)) is not None]
-    held = {curve.metric for curve in found if curve.verdict != NOT_JUDGED}
-    return extent.with_metrics(extent.of(judged), *runs, judged=held)
+    held = {c.metric for c in found.curves if c.verdict != NOT_JUDGED and c.by == "controls"}
+    return extent.with_metrics(extent.of(judged), *runs, judged=held, at_steps=found.held)
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,7 @@ def why(cause: Cause, messages: Mapping[str, Message] = {}) -> Said:
 
 
 def left(plan: Plan, step: int, trainer_step: int | None, curve: Curve, said: Said) -> Said:
-    """No record parts, and a metric of the trainer leaves what chaos makes.
+    """No record parts, and a metric of the trainer leaves what chaos, or its records, make.
 
     Args:
         plan: the alignment.
@@ -258,6 +258,16 @@ def left(plan: Plan, step: int, trainer_step: int | None, curve: Curve, said: Sa
     where = say("step {step}", step=step)
     if trainer_step is not None:
         where += say(" (trainer's {trainer_step})", trainer_step=trainer_step)
+    if curve.by == "records":
+        return say(
+            "{name}: {sides} agree in every record that was judged, and not in {metric}, which the "
+            "trainer reports of {where}: {said}.",
+            name=plan.name,
+            sides=_sides(plan),
+            metric=curve.metric,
+            where=where,
+            said=said,
+        )
     return say(
         "{name}: {sides} part in the trainer's curves: {metric} leaves what chaos makes at "
         "{where}, {said}. No record that was judged differs.",

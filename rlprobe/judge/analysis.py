@@ -30,12 +30,14 @@ class Finding:
     #: Where it parts first, and on which rank; None where it agrees.
     origin: Origin | None
     rank: int | None
+    #: What it was given, held against what that was made from.
+    given: list[Outcome] = field(default_factory=list)
 
     @property
     def records(self) -> int:
         """How many records and results are held against their floor."""
         held = self.stage.rows.filter(pl.col("judged") & pl.col("error").is_not_null())
-        return held.height + len(self.produced)
+        return held.height + len(self.produced) + len(self.given)
 
     @property
     def beyond(self) -> int:

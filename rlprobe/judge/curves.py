@@ -60,13 +60,13 @@ _FALSE_ALARMS = 0.01
 #: Steps on either side whose deviations are taken together with a step's own.
 _AROUND = 2
 #: What a schedule or a setting says is the same number on both sides.
-_SET = re.compile(r"(^|[/_])(lr|learning_rate|coef|coeff|beta|epoch|global_step|step)$")
+SET = re.compile(r"(^|[/_])(lr|learning_rate|coef|coeff|beta|epoch|global_step|step)$")
 #: Of numbers that are set, and of no devices' arithmetic: a few roundings of fp32.
-_PRINTED = 1e-6
+PRINTED = 1e-6
 #: Shares of tokens or sequences, which change by whole ones.
-_SHARE = re.compile(r"frac|_ratio$|clip_ratio|aborted")
+SHARE = re.compile(r"frac|_ratio$|clip_ratio|aborted")
 #: So many single tokens may fall on the other side of a bound.
-_FEW = 4.0
+FEW = 4.0
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -89,6 +89,9 @@ class Curve(msgspec.Struct, frozen=True):
     why: str = ""
     #: Step, and the lowest and highest value that it may have there.
     band: list[tuple[int, float, float]] = []
+    #: What it is held against: perturbed controls, or the records of a judged step that it is made
+    #: of (:mod:`rlprobe.judge.metrics`).
+    by: Literal["controls", "records"] = "controls"
 
 
 class Rounding(msgspec.Struct, frozen=True):
@@ -96,7 +99,7 @@ class Rounding(msgspec.Struct, frozen=True):
 
     #: Relative to the larger of the metric and 1, the order of what is averaged; where the controls
     #: show no spread.
-    relative: float = _PRINTED
+    relative: float = PRINTED
     #: Response tokens of a step; None where unknown.
     tokens: int | None = None
 
@@ -221,7 +224,7 @@ def _judged(
     difference = np.abs(mine - drawn.mean(axis=0))
     ratio = np.where(np.isfinite(difference), difference / allowed, np.inf)
     beyond = np.flatnonzero(ratio > 1)
-    if beyond.size and not widest.any() and _SHARE.search(name) and rounding.tokens is None:
+    if beyond.size and not widest.any() and SHARE.search(name) and rounding.tokens is None:
         return Curve(name, NOT_JUDGED, steps=len(steps), why=NO_SPREAD)
     mean = drawn.mean(axis=0)
     band = [
@@ -237,7 +240,7 @@ def _judged(
     return Curve(
         name, LEFT if left is not None else WITHIN, left, len(steps), steps[at],
         float(drawn[0, at]), _plain(mine[at]), _plain(difference[at]), float(allowed[at]),
-        "" if math.isfinite(mine[at]) else "not finite on the target", band,
+        "" if math.isfinite(mine[at]) else say("not finite on the target"), band,
     )  # fmt: skip
 
 
@@ -260,12 +263,12 @@ def _floor(
     size: npt.NDArray[np.float64] = np.maximum(
         np.abs(drawn).max(axis=0), np.nan_to_num(np.abs(mine), posinf=0.0)
     )
-    if _SET.search(name):
-        return np.asarray(_PRINTED * size + np.finfo(np.float64).tiny)
-    unseen = np.where(widest > 0, _PRINTED, rounding.relative)
+    if SET.search(name):
+        return np.asarray(PRINTED * size + np.finfo(np.float64).tiny)
+    unseen = np.where(widest > 0, PRINTED, rounding.relative)
     floor = unseen * np.maximum(size, 1.0)
-    if rounding.tokens and _SHARE.search(name):
-        floor = np.maximum(floor, _FEW / rounding.tokens)
+    if rounding.tokens and SHARE.search(name):
+        floor = np.maximum(floor, FEW / rounding.tokens)
     return np.asarray(floor)
 
 
@@ -344,6 +347,16 @@ def said(curve: Curve) -> Said:
     if curve.difference is None or curve.allowed is None:
         why = curve.why or say("no number to compare")
         return why if isinstance(why, Said) else exactly(why)
+    if curve.by == "records":
+        return say(
+            "{target:.6g} against {benchmark:.6g} on the benchmark, {difference:.2g} apart where "
+            "what it is made of allows {allowed:.2g} ({ratio:.3g} times)",
+            target=curve.target,
+            benchmark=curve.benchmark,
+            difference=curve.difference,
+            allowed=curve.allowed,
+            ratio=ratio(curve),
+        )
     return say(
         "{target:.6g} against {benchmark:.6g} on the benchmark, {difference:.2g} from the mean of "
         "benchmark and controls where {allowed:.2g} may be ({ratio:.3g} times)",

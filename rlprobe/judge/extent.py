@@ -92,13 +92,20 @@ def is_computed(metric: str) -> bool:
     return _UNRELATED.search(metric) is None
 
 
-def with_metrics(extents: Extents, *runs: Run, judged: Collection[str] = ()) -> Extents:
-    """Extents with the trainer's metrics, of which only curves are judged.
+def with_metrics(
+    extents: Extents,
+    *runs: Run,
+    judged: Collection[str] = (),
+    at_steps: Mapping[int, Collection[str]] | None = None,
+) -> Extents:
+    """Extents with the trainer's metrics.
 
     Args:
         extents: of the stages.
         runs: both sides. One that was joined at each step has no trajectory of its own.
         judged: metrics whose curves have a verdict (:mod:`rlprobe.judge.curves`).
+        at_steps: by step, metrics that are held against what they are made of
+            (:mod:`rlprobe.judge.metrics`).
 
     Raises:
         StoreError: a run's metrics are damaged.
@@ -111,7 +118,9 @@ def with_metrics(extents: Extents, *runs: Run, judged: Collection[str] = ()) -> 
                 names.setdefault(line["step"], set()).update(filter(is_computed, map(str, found)))
     because = NO_TRAJECTORY if any(run.is_joined for run in runs) else METRIC
     counted = {
-        step: _of_metrics(found, judged, because) for step, found in sorted(names.items()) if found
+        step: _of_metrics(found, {*judged, *(at_steps or {}).get(step, ())}, because)
+        for step, found in sorted(names.items())
+        if found
     }
     return {**extents, TRAINER: counted} if counted else extents
 

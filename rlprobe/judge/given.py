@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rlprobe import stages
 from rlprobe.judge import keydata
 from rlprobe.judge.keydata import Difference
+from rlprobe.judge.outcomes import Outcome
 from rlprobe.said import NOTHING_SAID, Said, say
 
 #: A copy differs as what it is a copy of, but may be of a part of it (the response without the
@@ -22,6 +23,8 @@ _LEAST = 1e-6
 #: magnify.
 _MAGNIFIED, _MAGNIFIED_LEAST = 100.0, 1e-5
 _SOURCES = ("values", "old_log_probs", "ref_log_prob")
+#: What generation said of its tokens: of the rollouts, which both sides replay.
+_REPLAYED = "rollout_log_probs"
 
 
 @dataclass(frozen=True)
@@ -79,24 +82,71 @@ def wrong(found: dict[str, Difference], stage: str) -> list[Wrong]:
         found: differences of key data by name.
         stage: canonical name of an update stage.
     """
+    beyond = [
+        item
+        for item in _joined(found, stage)
+        if (item.difference.error or 0.0) > item.allowed or any(item.difference.lopsided)
+    ]
+    return sorted(beyond, key=lambda item: not item.is_mask)
+
+
+def outcomes(found: dict[str, Difference], stage: str) -> list[Outcome]:
+    """What a stage was given, held against what its sources explain.
+
+    Left out is what has no source among the key data: nothing says by how much it may differ.
+
+    Args:
+        found: differences of key data by name.
+        stage: canonical name.
+    """
+    return [
+        Outcome(
+            item.difference.name,
+            item.difference.error or 0.0,
+            item.allowed,
+            max(item.difference.lopsided),
+            _side(item.difference),
+            item.difference.count,
+        )
+        for item in _joined(found, stage)
+        if item.is_mask or _has_source(found, item.difference.name)
+    ]
+
+
+def _side(difference: Difference) -> str | None:
+    benchmark, target = difference.lopsided
+    if not benchmark and not target:
+        return None
+    return "target" if target >= benchmark else "benchmark"
+
+
+def _joined(found: dict[str, Difference], stage: str) -> list[Wrong]:
+    """What a stage was given and could be joined, with what it may differ by."""
     names = [name for name, (_, owner) in keydata.GIVEN.items() if owner == stage]
     if stage == stages.ACTOR_UPDATE:
         names.append(keydata.ADVANTAGES)
-    judged = [Wrong(found[name], _allowed(found, name)) for name in names if name in found]
-    beyond = [
-        item
-        for item in judged
-        if item.difference.joined
-        and item.difference.error is not None
-        and (item.difference.error > item.allowed or any(item.difference.lopsided))
+    if stage == stages.LOG_PROB:
+        names.append(_REPLAYED)
+    return [
+        Wrong(found[name], _allowed(found, name))
+        for name in names
+        if name in found and found[name].joined and found[name].error is not None
     ]
-    return sorted(beyond, key=lambda item: not item.is_mask)
+
+
+def _has_source(found: dict[str, Difference], name: str) -> bool:
+    copied = keydata.GIVEN.get(name, (None, ""))[0]
+    return name == _REPLAYED or any(
+        source in found for source in ((copied,) if copied is not None else _SOURCES)
+    )
 
 
 def _allowed(found: dict[str, Difference], name: str) -> float:
     """The difference (relative L2) that its sources explain."""
     if name.endswith("_mask"):
         return 0.0
+    if name == _REPLAYED:
+        return _LEAST
     copied = keydata.GIVEN.get(name, (None, ""))[0]
     if copied is not None:
         source = found.get(copied)

@@ -10,6 +10,7 @@ import polars as pl
 from rlprobe.errors import DumpError
 from rlprobe.judge import (
     execution,
+    given,
     keydata,
     layers,
     origin,
@@ -19,6 +20,7 @@ from rlprobe.judge import (
     sources,
     stage,
 )
+from rlprobe.judge import row as judged_rows
 from rlprobe.judge.analysis import OUTCOME, Finding, Step
 from rlprobe.judge.excuses import padding_only
 from rlprobe.judge.inputs import Results
@@ -87,7 +89,15 @@ def judge(results: Results, step: int, kept: Kept | None = None) -> Step:
     }
     found.absent |= dict.fromkeys(free & set(keydata.FREE), reasons.GENERATED)
     padded = all(run is not None and keydata.pads(run, step) for run in runs)
-    findings = [_kept_finding(one, found.key_data, padded, kept) for one in loaded]
+    handed = (
+        {}
+        if results.of_dumps
+        else {one.name: given.outcomes(found.key_data, one.name) for one in loaded}
+    )
+    findings = [
+        _with_given(_kept_finding(one, found.key_data, padded, kept), handed.get(one.name, []))
+        for one in loaded
+    ]
     excused = [finding.padding_only for finding in findings if finding.confined]
     findings = [_following(finding, excused) for finding in findings]
     found.findings = {finding.stage.name: finding for finding in findings}
@@ -205,6 +215,33 @@ def _outcome(difference: Difference, floor: float | None) -> Outcome | None:
     return Outcome(difference.name, difference.error, own, max(alone), side, difference.count)
 
 
+def _with_given(finding: Finding, handed: list[Outcome]) -> Finding:
+    """A stage that computes alike and was given other numbers parts in what it was given."""
+    known = {outcome.name for outcome in finding.produced}
+    handed = [outcome for outcome in handed if outcome.name not in known]
+    wrong = [outcome for outcome in handed if outcome.excess > 1]
+    if finding.origin is not None or not wrong:
+        return dataclasses.replace(finding, given=handed)
+    worst = max(wrong, key=lambda outcome: outcome.excess)
+    reason = say(
+        "{name}, which the stage was given, differs by {error:.3g} where its sources explain "
+        "{floor:.2g}; all that it computes agrees",
+        name=worst.name,
+        error=worst.error,
+        floor=worst.floor,
+    )
+    origin = Origin(OUTCOME, None, worst.name, _row(worst), reason)
+    return dataclasses.replace(
+        finding, given=handed, origin=origin, rank=finding.stage.processes[0].rank
+    )
+
+
+def _row(outcome: Outcome) -> judged_rows.Row:
+    """A result as the row of an origin."""
+    return {"name": outcome.name, "error": outcome.error, "floor": outcome.floor,
+            "excess": outcome.excess, "slot": "output"}  # fmt: skip
+
+
 def _following(finding: Finding, excused: list[pl.DataFrame]) -> Finding:
     """A stage without results of its own follows others where the same records differ likewise."""
     if finding.origin is None or finding.outcomes:
@@ -254,8 +291,7 @@ def _first(stage: Stage, produced: list[Outcome]) -> tuple[Origin | None, int | 
                 name=worst.name,
                 misplaced=stage.misplaced,
             )
-        row = {"name": worst.name, "error": worst.error, "floor": worst.floor,
-               "excess": worst.excess, "slot": "output"}  # fmt: skip
+        row = _row(worst)
         if worst.lopsided:
             row |= {"status": "nonfinite", "reason": worst.side}
             agree = (

@@ -40,6 +40,11 @@ def names(run: Run) -> list[str]:
     return [] if data is None else data.keys()
 
 
+def is_given(name: str) -> bool:
+    """Whether key data are what a stage was given, and not what it computed."""
+    return name not in OUTCOMES and name not in CHOICES
+
+
 def pads(run: Run, step: int) -> bool:
     """Whether any micro-batch of a step has positions that are no tokens, as its mask says."""
     data = run.recorded

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
+
+#: A norm of gradients may differ by its own summing, whatever the gradients do.
+_NORM = 1e-4
 
 
 @dataclass(frozen=True)
@@ -41,3 +46,22 @@ def gradients(rows: pl.DataFrame) -> list[Outcome]:
         Outcome(name, error, floor)
         for name, error, floor in leaving.select("name", "error", "floor").iter_rows()
     ]
+
+
+def norm_floor(stages: Iterable[pl.DataFrame]) -> float:
+    """What a norm of all gradients may differ by: of each as much as it carries of the whole.
+
+    Args:
+        stages: judged rows of stages.
+    """
+    found = [_NORM]
+    for every in stages:
+        rows = every.filter(
+            pl.col("slot").is_in(["grad", "grad_reduced"]) & pl.col("floor").is_finite()
+        )
+        for slot in rows.partition_by("slot", "update" if "update" in rows.columns else "slot"):
+            norms, floors = (slot.get_column(c).to_numpy() for c in ("norm_benchmark", "floor"))
+            whole = float(np.sqrt(np.nansum(norms**2)))
+            if whole > 0:
+                found.append(float(np.sqrt(np.nansum((norms * floors) ** 2))) / whole)
+    return max(found)

@@ -158,7 +158,7 @@ def _key_data(step: Step) -> Iterator[str]:
     """Key data that part, of whatever stage, and rows that found no partner."""
     said = []
     for stage, finding in sorted(step.findings.items(), key=lambda item: stages.order(item[0])):
-        for outcome in finding.produced:
+        for outcome in (*finding.given, *finding.produced):
             if outcome.excess > 1:
                 far = (
                     f"not finite at {outcome.lopsided:,} of {outcome.count:,} values on the "

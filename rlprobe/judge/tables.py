@@ -156,7 +156,7 @@ def _later(status: pl.Expr) -> pl.Expr:
 
 def _key_data_table(step: Step, stage: str, finding: Finding | None) -> pl.DataFrame:
     """Key data as rows: results of the stage are judged, what it was given is not by itself."""
-    outcomes = {} if finding is None else {o.name: o for o in finding.produced}
+    outcomes = {} if finding is None else {o.name: o for o in (*finding.given, *finding.produced)}
     rows: list[dict[str, Any]] = []
     for name, difference in step.key_data.items():
         if keydata.stage_of(name) != stage:
@@ -372,7 +372,7 @@ def _finding(
 ) -> Finding:
     of_key_data = pl.col("slot") == KEY_DATA
     rows = table.filter(~of_key_data)
-    produced = [
+    held = [
         Outcome(found, error, floor, lopsided, side, count)
         for found, error, floor, lopsided, side, count in table.filter(
             of_key_data & pl.col("judged")
@@ -380,6 +380,8 @@ def _finding(
         .select("name", "error", "floor", "lopsided", "reason", "count")
         .iter_rows()
     ]
+    handed = [one for one in held if keydata.is_given(one.name) and not one.lopsided]
+    produced = [one for one in held if one not in handed]
     known = summary.stages[name]
     stage = Stage(
         name,
@@ -412,4 +414,5 @@ def _finding(
         produced,
         origin,
         None if first is None else first.rank,
+        handed,
     )

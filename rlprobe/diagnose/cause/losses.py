@@ -34,6 +34,10 @@ def outcome(scene: Scene) -> Symptoms:
     if scene.row.get("status") == "nonfinite":
         # how many values are not is said where it was found
         return Symptoms([Fact("nonfinite", (scene.origin.reason,))])
+    for item in given.wrong(scene.step.key_data, finding.stage.name):
+        if item.difference.name == scene.origin.operator:
+            cause = "label_or_mask_shift" if item.is_mask else "data"
+            return Symptoms([Fact(cause, (item.said,))])
     differ = {o.name for o in finding.outcomes if o.excess > 1}
     moved = [d.name for d in finding.key_data if d.name in differ]
     found = Symptoms()

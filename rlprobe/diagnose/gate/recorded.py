@@ -17,7 +17,7 @@ from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, caveat
 from rlprobe.documents import npyfile
 from rlprobe.errors import DumpError
-from rlprobe.judge import keydata
+from rlprobe.judge import keydata, outcomes
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.excuse import LOPSIDED
 from rlprobe.judge.keydata import Difference
@@ -32,8 +32,6 @@ ITEM = "recorded alike"
 _SUMMED = 1e-6
 #: Two numbers that are equal before they are rounded to a format differ by no more roundings.
 _ROUNDED = 2.0
-#: A gradient norm may differ by as much as the gradients' own floor, and by its summing.
-_NORM = 1e-4
 _MAX_BYTES = 1 << 20
 #: A sketch estimates the length of a difference to 9 %: five times that is never reached.
 _ESTIMATED = 1.5
@@ -211,8 +209,15 @@ def _on_both(evidence: Evidence) -> set[str]:
 def _unpaired(evidence: Evidence) -> list[Said]:
     """Key data of which one side has rows that the other has not."""
     found = _lone_rows(evidence.step)
-    sides = [set(keydata.names(run)) for run in (evidence.benchmark, evidence.target)]
-    lone = sorted(sides[0] ^ sides[1])
+    runs = (evidence.benchmark, evidence.target)
+    sides = [set(keydata.names(run)) for run in runs]
+    number = evidence.step.number
+    empty = {
+        name
+        for name in (sides[0] & sides[1]) - evidence.step.key_data.keys() - keydata.FREE.keys()
+        if bool(keydata.load(runs[0], name, number)) != bool(keydata.load(runs[1], name, number))
+    }
+    lone = sorted((sides[0] ^ sides[1]) | empty)
     if lone and all(sides):
         found.append(say("key data on one side only: {lone}", lone=listed(lone, 6)))
     return found
@@ -288,7 +293,7 @@ def _gradient_norms(evidence: Evidence) -> list[Said]:
         )
     if not left or not right or ranks[0] != ranks[1]:
         return []  # on other ranks, norms are of other shards
-    allowed = _gradients_floor(evidence)
+    allowed = outcomes.norm_floor(found.stage.rows for found in evidence.step.findings.values())
     found = []
     for key in sorted(left.keys() | right.keys()):
         b, t = left.get(key), right.get(key)
@@ -305,21 +310,6 @@ def _gradient_norms(evidence: Evidence) -> list[Said]:
         elif b.dtype != t.dtype and evidence.results.plan.one_precision:
             found.append(say("{key} is {b} against {t}", key=key, b=b.dtype.name, t=t.dtype.name))
     return [say("gradient norms: {found}", found=listed(found, 4))] if found else []
-
-
-def _gradients_floor(evidence: Evidence) -> float:
-    """The floor of a norm of all gradients: of each as much as it carries of the whole."""
-    found = [_NORM]
-    for finding in evidence.step.findings.values():
-        rows = finding.stage.rows.filter(
-            pl.col("slot").is_in(["grad", "grad_reduced"]) & pl.col("floor").is_finite()
-        )
-        for slot in rows.partition_by("slot", "update" if "update" in rows.columns else "slot"):
-            norms, floors = (slot.get_column(c).to_numpy() for c in ("norm_benchmark", "floor"))
-            whole = float(np.sqrt(np.nansum(norms**2)))
-            if whole > 0:
-                found.append(float(np.sqrt(np.nansum((norms * floors) ** 2))) / whole)
-    return max(found)
 
 
 def _norms(run: Run, step: int) -> dict[str, np.floating[Any]]:

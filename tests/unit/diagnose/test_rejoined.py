@@ -168,7 +168,7 @@ def test_every_step_is_judged(bench: Bench) -> None:
     assert set(first) == {0, 1, 2} and len({one.judged for one in first.values()}) == 1
     for steps in found.extent.values():
         assert not any(reasons.LATER_STEP in one.unjudged for one in steps.values())
-    assert found.extent["trainer"][0].unjudged == {reasons.NO_TRAJECTORY: 1}
+    assert all(step.judged == step.recorded == 1 for step in found.extent["trainer"].values())
     assert {curve.why for curve in found.curves} == {curves.JOINED}
     assert "not judged (each step began from the benchmark's state" in found.sentence
     cells = {cell.stage: cell.records for cell in found.stages}
@@ -219,7 +219,8 @@ def test_without_rejoining_a_later_step_is_not_judged_and_the_caveat_names_the_w
     caveat = item(found, "stages and steps")
     assert caveat.state == "caveat" and "controls.rejoin: true" in caveat.action
     assert found.extent[UPDATE][1].judged == 0
-    assert found.extent["trainer"][0].unjudged == {reasons.METRIC: 1}
+    assert found.extent["trainer"][0].judged == 1, "held against the records of its step"
+    assert found.extent["trainer"][1].unjudged == {reasons.METRIC: 1}
     assert item(found, "state at the start") is None
 
 
