@@ -75,7 +75,7 @@ def _reported(
         *sides,
         gradients=outcomes.norm_floor(rows),
         tokens=_tokens(benchmark, step.number),
-        precision=results.plan.runs[BENCHMARK].precision,
+        precisions={results.plan.runs[role].precision for role in (BENCHMARK, TARGET)},
     )
 
 

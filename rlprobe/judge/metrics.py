@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +56,7 @@ _ROLES = {"actor": stages.ACTOR_UPDATE, "critic": stages.CRITIC_UPDATE}
 _MEAN = 16.0
 #: A mean is itself rounded to the format of what it is a mean of.
 _OWN = 2.0
+_FORMATS = {"bf16": "torch.bfloat16", "fp16": "torch.float16"}
 #: A deviation that may move by this share of itself says nothing of its quotient any more.
 _UNKNOWN = 0.25
 
@@ -85,7 +86,7 @@ def judge(
     *,
     gradients: float,
     tokens: int | None,
-    precision: str,
+    precisions: Collection[str],
 ) -> list[Reported]:
     """The metrics of a step of which it is known what they are made of.
 
@@ -95,12 +96,12 @@ def judge(
         target: the same of the target.
         gradients: what the norm of all gradients may differ by, relative.
         tokens: response tokens of the step; None where unknown.
-        precision: that both sides compute in.
+        precisions: that the sides compute in.
 
     Returns:
         those that both sides report, in the order of names.
     """
-    rounded = UNIT.get({"bf16": "torch.bfloat16", "fp16": "torch.float16"}.get(precision, ""), FP32)
+    rounded = max((UNIT[_FORMATS.get(one, "torch.float32")] for one in precisions), default=FP32)
     known = _Sources(step, gradients, tokens, rounded)
     found = []
     for name in sorted(benchmark.keys() & target.keys()):

@@ -49,8 +49,8 @@ def _step(chance: np.random.Generator, apart: float) -> tuple[Step, dict[str, An
     return step, sides
 
 
-def _judged(step: Step, sides: list[dict[str, float]], precision: str = "fp32") -> dict[str, bool]:
-    found = metrics.judge(step, *sides, gradients=1e-4, tokens=None, precision=precision)
+def _judged(step: Step, sides: list[dict[str, float]]) -> dict[str, bool]:
+    found = metrics.judge(step, *sides, gradients=1e-4, tokens=None, precisions=["fp32"])
     return {one.metric: one.differs for one in found}
 
 
