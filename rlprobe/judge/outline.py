@@ -11,7 +11,7 @@ from rlprobe import stages
 from rlprobe.compare import lacking, measures
 from rlprobe.compare.writer import Summary
 from rlprobe.dumps.results import KEY_DATA
-from rlprobe.judge import analysis, compared, decisive, generated, keydata, unsized
+from rlprobe.judge import analysis, compared, decisive, equipped, generated, keydata, unsized
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.generated import Generated
 from rlprobe.judge.inputs import Results
@@ -103,6 +103,7 @@ def _first(
             yield f"{nothing} parts by more than round-off allows: {held:,} records judged."
         else:
             yield "Nothing could be judged."
+        yield from _given(step)
         return
     origin, row = diverged.origin, diverged.origin.row
     what = f"{origin.module} ({origin.operator})" if origin.module else str(origin.operator)
@@ -112,8 +113,28 @@ def _first(
     yield f"  {_size(row)}"
     if origin.reason:
         yield f"  {_brief(origin.reason)}"
+    yield from _given(step)
     yield from _stack(row, stacks)
     yield from _unsized(step)
+
+
+def _given(step: Step) -> Iterator[str]:
+    """What the sides were given before they computed anything, where it is not the same."""
+    if not step.findings:
+        return
+    # whatever updates weights comes after the first stage, or within it
+    rows = step.findings[min(step.findings, key=stages.order)].stage.rows
+    for what, own, remedy in (
+        ("ids of tokens", equipped.ids(rows), "the same samples"),
+        ("parameters", equipped.parameters(rows), "the same checkpoint"),
+    ):
+        different = equipped.differing(own)
+        if different.height:
+            yield (
+                f"  they were not given the same: {different.height:,} of {own.height:,} recorded "
+                f"{what} differ, first {lacking.short(different.item(0, 'name'))}; give both "
+                f"{remedy}, then dump again"
+            )
 
 
 def _brief(text: str) -> str:

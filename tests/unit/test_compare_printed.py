@@ -72,6 +72,38 @@ def test_equal_dumps_are_said_to_be_and_statistics_to_be_only_that(
     assert "worst" not in out
 
 
+def embedded(ids: float = 9.0, weight: float = 1.0, made: float = 2.0) -> dict[str, Any]:
+    given = tensor((ids, 0.0, None, None), (4, 8), "torch.int64")
+    entry = call([given], [leaf(made)], parameters={"weight": leaf(weight)})
+    return {"Module.model.embed.Embedding.forward.0": entry, **model()}
+
+
+@pytest.mark.parametrize("parts", [True, False])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [({"ids": 8.0}, "1 of 1 recorded ids of tokens differ, first Module.model.embed.Embedding."
+      "forward.0.input.0; give both the same samples"),
+     ({"weight": 1.001}, "1 of 1 recorded parameters differ, first Module.model.embed.Embedding."
+      "forward.0.parameters.weight; give both the same checkpoint"),
+     ({}, None)],
+)  # fmt: skip
+def test_what_the_sides_were_given_is_said_where_it_is_not_the_same(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    given: dict[str, float],
+    said: str | None,
+    parts: bool,
+) -> None:
+    """Whatever is said to part first then follows from it."""
+    target = embedded(**given, made=2.1 if parts else 2.0)
+    assert main(run(tmp_path, embedded(), target)) == 0
+    out = capsys.readouterr().out
+    if said is None:
+        assert "they were not given the same" not in out
+    else:
+        assert f"  they were not given the same: {said}" in out
+
+
 def test_more_than_ten_are_ten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(run(tmp_path, model(layers=20), model(0.01, layers=20))) == 0
     out = capsys.readouterr().out

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import polars as pl
-
 from rlprobe import stages
 from rlprobe.compare import measures
 from rlprobe.diagnose.diagnosis import GateItem
@@ -27,7 +25,7 @@ from rlprobe.diagnose.gate.evidence import Shut, caveat, opened, shut
 from rlprobe.dumps import results as tables
 from rlprobe.dumps.results import of_key_data_alone
 from rlprobe.errors import DumpError
-from rlprobe.judge import generated, sources
+from rlprobe.judge import equipped, generated, sources
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.extent import Extents
 from rlprobe.judge.generated import Generated
@@ -51,9 +49,6 @@ _OF_RUNS = {
 }
 #: Item of what else is kept of a sample.
 _FIELDS = "fields of samples"
-#: Two devices' norms of the same numbers, accumulated in fp32, agree to this.
-_NORM = 1e-5
-_INTEGERS = r"^torch\.u?int(8|16|32|64)$"
 
 
 def check(results: Results, step: Step, extents: Extents) -> Gate:
@@ -255,20 +250,14 @@ def _tokens(finding: Finding | None) -> tuple[GateItem, Shut | None]:
     """Ids that embeddings were given, in the first stage that was compared."""
     if finding is None:
         return caveat(samples.TOKENS, UNKNOWN, say("dump the stage's inputs")), None
-    rows = finding.stage.rows.filter(
-        (pl.col("slot") == "input")
-        & (pl.col("direction") == "forward")
-        & pl.col("op").str.contains("(?i)embedding")
-        & pl.col("dtype_benchmark").str.contains(_INTEGERS)
-        & pl.col("error_kind").is_not_null()
-    )
+    rows = equipped.ids(finding.stage.rows)
     if rows.is_empty():
         return caveat(
             samples.TOKENS,
             say("{unknown}: no embedding's ids were recorded on both sides", unknown=UNKNOWN),
             say("dump the embedding too (level L0 or mix)"),
         ), None
-    different = rows.filter(_differs())
+    different = equipped.differing(rows)
     if different.is_empty():
         exact = bool(rows.get_column("error_kind").is_in(
             [measures.DIGEST, measures.TENSOR]).all())  # fmt: skip
@@ -293,21 +282,14 @@ def _tokens(finding: Finding | None) -> tuple[GateItem, Shut | None]:
 
 def _weights(finding: Finding | None) -> tuple[GateItem, Shut | None]:
     """Parameters before the first update, as the forward records of the first stage have them."""
-    parameters = None
-    if finding is not None:
-        parameters = finding.stage.rows.filter(
-            (pl.col("slot") == "parameters")
-            & (pl.col("direction") == "forward")
-            & (pl.col("call") == pl.col("call").min())
-            & pl.col("error_kind").is_not_null()
-        )
+    parameters = None if finding is None else equipped.parameters(finding.stage.rows)
     if finding is None or parameters is None or parameters.is_empty():
         return caveat(
             weights.ITEM,
             say("{unknown}: no parameters were recorded on both sides", unknown=UNKNOWN),
             say("dump modules (level L0 or mix), which have their parameters beside them"),
         ), None
-    different = parameters.filter(_differs())
+    different = equipped.differing(parameters)
     if different.is_empty():
         return opened(
             weights.ITEM,
@@ -326,16 +308,6 @@ def _weights(finding: Finding | None) -> tuple[GateItem, Shut | None]:
     return shut(weights.ITEM, evidence, say("start both sides from the same checkpoint")), _shut(
         finding, row, "weights", "parameter", evidence
     )
-
-
-def _differs() -> pl.Expr:
-    """Of copies of the same numbers: extremes are elements and equal, a norm is accumulated."""
-    extremes = pl.any_horizontal(
-        (pl.col(f"{name}_diff").abs() > 0).fill_null(False) for name in ("max", "min")
-    )
-    norm = (pl.col("norm_diff").abs() > _NORM * pl.col("norm_benchmark").abs()).fill_null(False)
-    elements = pl.col("error_kind").is_in([measures.TENSOR]) & (pl.col("error") > 0)
-    return extremes | norm | elements.fill_null(False)
 
 
 def _shut(
