@@ -45,6 +45,11 @@ class Mark:
         return f"{led}{self.step}:{self.replica}:{self.number}"
 
 
+def marked(request_id: str) -> bool:
+    """Whether a request id may have a mark, at the cost of a look at its first letters."""
+    return request_id.startswith("rlprobe")
+
+
 def find(request_id: str) -> Mark | None:
     """The mark of a request id; None where it has none."""
     found = _MARK.match(request_id)

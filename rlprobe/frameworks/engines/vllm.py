@@ -77,7 +77,7 @@ def around_execute_model(
     output = kwargs.get("scheduler_output", args[0] if args else None)
     return _forwards.run(
         getattr(self, "model", None),
-        lambda: _noted(self, _requests(self, output)),
+        lambda: _noted(self, _requests(self, output) if handover.dumps() else _marked(output)),
         lambda: original(self, *args, **kwargs),
     )
 
@@ -125,6 +125,11 @@ def around_choice(
         if token is not None:
             sampled[row] = token
     return sampled, processed
+
+
+def _marked(output: Any) -> list[Request]:
+    """Requests that ask for the weights alone, whatever token each is at."""
+    return [Request(name, 0) for name in output.num_scheduled_tokens if marks.marked(name)]
 
 
 def _requests(runner: Any, output: Any) -> list[Request]:
