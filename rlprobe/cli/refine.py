@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlprobe.cli.common import given_path, write_json
+from rlprobe.files import replace_text
 
 if TYPE_CHECKING:
     from rlprobe.refine.suspects import Plan
@@ -92,8 +93,7 @@ def run(args: argparse.Namespace) -> int:
 def _fail(directory: Path, part: str, said: str) -> None:
     """Remember what failed, for the verdict's evidence."""
     path = directory / "refine" / f"failed-{part}.txt"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(said, encoding="utf-8")
+    replace_text(path, said)
     if part in ("verdict", "refine", "suspects"):
         _stand(directory)
 

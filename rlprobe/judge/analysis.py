@@ -16,6 +16,9 @@ from rlprobe.judge.stage import Stage
 #: Kind of an origin that is a result of a stage while all its modules agree.
 OUTCOME = "outcome"
 
+#: Rows that are held against their floor.
+_HELD = pl.col("judged") & (pl.col("slot") != "parameters")
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -36,13 +39,14 @@ class Finding:
     @property
     def records(self) -> int:
         """How many records and results are held against their floor."""
-        held = self.stage.rows.filter(pl.col("judged") & pl.col("error").is_not_null())
-        return held.height + len(self.produced) + len(self.given)
+        held = pl.col("judged") & pl.col("error").is_not_null()
+        rows = int(self.stage.rows.select(held.sum()).item())
+        return rows + len(self.produced) + len(self.given)
 
     @property
     def beyond(self) -> int:
         """How many records are beyond their floor."""
-        return self.held.filter(pl.col("beyond")).height
+        return int(self.stage.rows.select((_HELD & pl.col("beyond")).sum()).item())
 
     @property
     def unused(self) -> int:
@@ -57,7 +61,7 @@ class Finding:
     @property
     def held(self) -> pl.DataFrame:
         """The records that are held against their floor; parameters are the gate's."""
-        return self.stage.rows.filter(pl.col("judged") & (pl.col("slot") != "parameters"))
+        return self.stage.rows.filter(_HELD)
 
     @property
     def padding_only(self) -> pl.DataFrame:

@@ -8,6 +8,8 @@ what is dense into all, so the median over the buckets' differences sees only wh
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import polars as pl
 
@@ -21,41 +23,49 @@ CHANGE = "change"
 _MEDIAN = 0.6744897501960817
 
 
-def with_dense(
-    rows: pl.DataFrame,
+def dense(
+    parts: Iterable[pl.DataFrame],
     results: Results,
     stage: str,
     step: int,
     joined: sketched.Joined = sketched.NOTHING,
-) -> pl.DataFrame:
-    """Add ``dense_error``: relative L2 of a change's difference without its few largest parts.
+) -> pl.DataFrame | None:
+    """Relative L2 of changes' differences without their few largest parts, from both sketches.
 
-    Null for other records, and where a side has no sketch. ``joined`` has the sketches of what
-    several shards were joined to.
+    Args:
+        parts: the stage's rows, of one rank or several each.
+        results: where the runs' sketches are found.
+        stage: canonical name.
+        step: captured step, from 0.
+        joined: the sketches of what several shards were joined to.
+
+    Returns:
+        rank, name, ``dense_error``; None where no change has sketches on both sides.
 
     Raises:
         StoreError: a record table is damaged.
     """
-    nothing = rows.with_columns(dense_error=pl.lit(None, pl.Float64))
-    changes = rows.filter((pl.col("slot") == CHANGE) & (pl.col("status") == "matched")).select(
-        "rank", "name", "name_benchmark", "name_target", "norm_benchmark"
-    )
+    changed = (pl.col("slot") == CHANGE) & (pl.col("status") == "matched")
+    columns = ["rank", "name", "name_benchmark", "name_target", "norm_benchmark"]
+    changes = pl.concat(part.filter(changed).select(columns) for part in parts)
     found = sketched.both(results, stage, step, changes, [CHANGE], joined)
     if found is None:
-        return nothing
+        return None
     both, b, t = found
     buckets = b.shape[1]
     typical = np.median(np.abs(t - b), axis=1) / _MEDIAN * np.sqrt(buckets)
     norms = both.get_column("norm_benchmark").to_numpy()
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.where(norms > 0, typical / norms, np.where(typical > 0, np.inf, 0.0))
-    dense = both.select("rank", "name").with_columns(dense_error=pl.Series(error))
-    return rows.join(
-        dense.unique(["rank", "name"], keep="first"),
-        on=["rank", "name"],
-        how="left",
-        maintain_order="left",
-    )
+    errors = both.select("rank", "name").with_columns(dense_error=pl.Series(error))
+    return errors.unique(["rank", "name"], keep="first")
+
+
+def with_dense(rows: pl.DataFrame, errors: pl.DataFrame | None) -> pl.DataFrame:
+    """Add ``dense_error`` of :func:`dense`; null for what it has not."""
+    if errors is None:
+        return rows.with_columns(dense_error=pl.lit(None, pl.Float64))
+    return rows.join(errors, on=["rank", "name"], how="left", maintain_order="left")
 
 
 def dense_bound(row: Row) -> float:

@@ -9,6 +9,7 @@ import polars as pl
 from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.dumps.results import RECORDS
 from rlprobe.errors import DumpError
+from rlprobe.judge.alike import Alike
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import TARGET
 
@@ -50,6 +51,22 @@ def collect(lazy: pl.LazyFrame, path: Path) -> pl.DataFrame:
         return lazy.collect()
     except UNREADABLE as error:
         raise DumpError(f"{path} is not readable: {error}; compare again") from error
+
+
+def by_rank(lazy: pl.LazyFrame, path: Path) -> list[pl.DataFrame]:
+    """The rows of a scan, a frame a rank, in the order in which ranks appear.
+
+    They are read one rank after the other, and what ranks have in common is held once.
+
+    Raises:
+        DumpError: the file is damaged.
+    """
+    ranks = collect(lazy.select(pl.col("rank").unique(maintain_order=True)), path)
+    every = ranks.get_column("rank").to_list()
+    if len(every) == 1:
+        return [collect(lazy, path)]
+    alike = Alike()
+    return [alike.rows(collect(lazy.filter(pl.col("rank") == rank), path)) for rank in every]
 
 
 def _of_one_kind(results: Results, pair: str, step: int) -> bool:

@@ -28,7 +28,7 @@ FORWARD, LOSS, BACKWARD, GRADIENTS, CHANGES = range(5)
 _UPDATED = ("grad", "grad_reduced", "grad_clipped")
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
     """One call of a module (or functional operation) in one direction."""
 

@@ -22,6 +22,13 @@ class Extent(msgspec.Struct, frozen=True):
     unjudged: dict[str, int] = {}
 
 
+#: Columns that are looked at, and how many rows at a time.
+_COUNTED = [
+    *("step", "status", "error", "unjudged_because", "excused_by"),
+    *(f"{name}_{side}" for name in ("dtype", "shape") for side in ("benchmark", "target")),
+]
+_ROWS = 1 << 18
+
 #: Stage -> captured step -> how much.
 Extents = dict[str, dict[int, Extent]]
 
@@ -37,12 +44,13 @@ def of(tables: Mapping[str, pl.DataFrame]) -> Extents:
     """
     found: Extents = {}
     for stage, table in tables.items():
-        counts: dict[int, dict[tuple[str | None, str | None], int]] = {}
-        grouped = (
-            table.filter(~absent(table)).group_by("step", "unjudged_because", "excused_by").len()
-        )
-        for step, because, excuse, count in grouped.iter_rows():
-            counts.setdefault(step, {})[because, excuse] = count
+        counts: dict[int, Counter[tuple[str | None, str | None]]] = {}
+        for part in table.select(_COUNTED).iter_slices(_ROWS):
+            grouped = (
+                part.filter(~absent(part)).group_by("step", "unjudged_because", "excused_by").len()
+            )
+            for step, because, excuse, count in grouped.iter_rows():
+                counts.setdefault(step, Counter())[because, excuse] += count
         found[stage] = {step: _extent(counts[step]) for step in sorted(counts)}
     return found
 

@@ -13,7 +13,7 @@ sqrt(difference**2 - err(benchmark)**2).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
@@ -25,6 +25,7 @@ REPEAT_FACTOR = 2.0
 R_LIMIT = 2.0
 
 _JOIN = ["step", "rank", "name"]
+_CLASS = ["direction", "slot"]
 
 
 def with_floor(
@@ -32,32 +33,72 @@ def with_floor(
     repeats: Mapping[str, pl.DataFrame],
     precise: pl.DataFrame | None = None,
 ) -> pl.DataFrame:
+    """:func:`with_floors` of one frame."""
+    return with_floors([rows], repeats, precise)[0]
+
+
+def with_floors(
+    parts: Sequence[pl.DataFrame],
+    repeats: Mapping[str, pl.DataFrame],
+    precise: pl.DataFrame | None = None,
+) -> list[pl.DataFrame]:
     """Add ``repeat_error``, ``floor``, ``excess`` and ``R``.
 
     Args:
-        rows: target's comparison, columns of records.parquet.
+        parts: target's comparison, columns of records.parquet: all ranks, a part each or together.
         repeats: the same stage's comparisons of a device with itself.
         precise: comparison of the benchmark with its high-precision control.
 
     ``excess`` is the difference over the floor (records.parquet's ``ratio``, lowered by what the
     repeats say). Whether that is noise, :mod:`rlprobe.judge.excuse` says.
     """
+    seen = [
+        frame.filter(pl.col("error").is_not_null())
+        .select(*_JOIN, again=_seen("error"))
+        .unique(_JOIN, keep="first")
+        for frame in repeats.values()
+    ]
+    parts = [_repeated(part, seen) for part in parts]
+    scale = _scale(parts) if repeats else None
+    own = None if precise is None else _errors(precise)
+    return [_against_precise(_floored(part, scale), own) for part in parts]
+
+
+def _repeated(rows: pl.DataFrame, seen: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """``repeat_error``: the largest difference of a device from itself."""
     rows = rows.with_columns(repeat_error=pl.lit(None, pl.Float64))
-    scale = pl.lit(1.0)
-    for frame in repeats.values():
-        own = frame.filter(pl.col("error").is_not_null())
-        seen = own.select(*_JOIN, again=_seen("error")).unique(_JOIN, keep="first")
+    for every in seen:
+        here = _of_ranks(every, rows)
         rows = (
-            rows.join(seen, on=_JOIN, how="left", maintain_order="left", nulls_equal=True)
+            rows.join(here, on=_JOIN, how="left", maintain_order="left", nulls_equal=True)
             .with_columns(repeat_error=pl.max_horizontal("repeat_error", "again"))
             .drop("again")
         )
-    if repeats:
-        ratio = pl.col("repeat_error") / pl.col("noise")
-        typical = ratio.filter(ratio.is_finite()).quantile(0.99, "higher").over("direction", "slot")
-        scale = (REPEAT_FACTOR * typical).clip(lower_bound=1.0).fill_null(1.0)
+    return rows
+
+
+def _of_ranks(control: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
+    """A control's rows of the ranks that others are of."""
+    ranks = rows.get_column("rank").unique()
+    return control.filter(pl.col("rank").is_in(ranks.implode(), nulls_equal=True))
+
+
+def _scale(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """``scale`` by direction and slot, of all ranks: how far repeats exceed the bound."""
+    ratio = pl.col("repeat_error") / pl.col("noise")
+    ratios = pl.concat(part.select("direction", "slot", ratio=ratio) for part in parts)
+    typical = pl.col("ratio").filter(pl.col("ratio").is_finite()).quantile(0.99, "higher")
+    scale = (REPEAT_FACTOR * typical).clip(lower_bound=1.0).fill_null(1.0)
+    return ratios.group_by(_CLASS).agg(scale=scale)
+
+
+def _floored(rows: pl.DataFrame, scale: pl.DataFrame | None) -> pl.DataFrame:
+    if scale is None:
+        rows = rows.with_columns(scale=pl.lit(1.0))
+    else:
+        rows = rows.join(scale, on=_CLASS, how="left", maintain_order="left", nulls_equal=True)
     floor = pl.max_horizontal(
-        pl.col("noise") * scale, REPEAT_FACTOR * pl.col("repeat_error").fill_null(0.0)
+        pl.col("noise") * pl.col("scale"), REPEAT_FACTOR * pl.col("repeat_error").fill_null(0.0)
     )
     rows = rows.with_columns(floor=pl.when(pl.col("noise").is_not_null()).then(floor))
     # records.parquet's ratio may stem from the norms; what lowers it is the floor over the bound.
@@ -71,8 +112,7 @@ def with_floor(
         .otherwise(pl.col("error") / pl.col("floor"))
         .fill_nan(0.0)
     )
-    rows = changes.raise_excess(rows)
-    return _against_precise(rows, precise)
+    return changes.raise_excess(rows.drop("scale"))
 
 
 def _seen(column: str) -> pl.Expr:
@@ -86,14 +126,19 @@ def _unseen() -> pl.Expr:
     )
 
 
-def _against_precise(rows: pl.DataFrame, precise: pl.DataFrame | None) -> pl.DataFrame:
-    if precise is None:
-        return rows.with_columns(R=pl.lit(None, pl.Float64), own_error=pl.lit(None, pl.Float64))
-    own = (
+def _errors(precise: pl.DataFrame) -> pl.DataFrame:
+    """The benchmark's own errors, against its control."""
+    return (
         precise.filter(pl.col("error").is_not_null())
         .select(*_JOIN, own_error="error")
         .unique(_JOIN, keep="first")
     )
+
+
+def _against_precise(rows: pl.DataFrame, every: pl.DataFrame | None) -> pl.DataFrame:
+    if every is None:
+        return rows.with_columns(R=pl.lit(None, pl.Float64), own_error=pl.lit(None, pl.Float64))
+    own = _of_ranks(every, rows)
     rows = rows.join(own, on=_JOIN, how="left", maintain_order="left", nulls_equal=True)
     squared = pl.col("error").pow(2) - pl.col("own_error").pow(2)
     own_or_floor = pl.max_horizontal("own_error", "floor")

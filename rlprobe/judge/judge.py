@@ -260,13 +260,13 @@ def _deepest(rows: pl.DataFrame) -> float | None:
     otherwise.
     """
     floats = [pl.col(f"dtype_{side}").is_in(list(UNIT)) for side in ("benchmark", "target")]
-    forward = rows.filter(
+    forward = (
         (pl.col("phase") == execution.FORWARD)
         & pl.any_horizontal(floats).fill_null(False)
         & pl.col("shape_benchmark").is_not_null()
         & (pl.col("slot") != "parameters")
     )
-    largest = forward.get_column("floor").max()
+    largest = rows.select(pl.col("floor").filter(forward).max()).item()
     return max(float(largest), _LAST) if isinstance(largest, float) else None
 
 

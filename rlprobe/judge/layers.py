@@ -24,9 +24,14 @@ def distinct(table: pl.DataFrame) -> set[int]:
     return set(table.get_column("_layer").drop_nulls().unique())
 
 
+def of(rows: pl.DataFrame) -> set[int]:
+    """Numbers of the layers that rows are of."""
+    return distinct(rows.select(_layer=number()))
+
+
 def apart(processes: Iterable[pl.DataFrame]) -> bool:
     """Whether processes hold different layers: a pipeline's do."""
-    held = [distinct(rows.select("module").with_columns(_layer=number())) for rows in processes]
+    held = [of(rows) for rows in processes]
     return any(one != held[0] for one in held)
 
 

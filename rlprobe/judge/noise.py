@@ -79,6 +79,7 @@ def annotate(
     products: float = 0.0,
     inherited: Inherited | None = None,
     one_precision: bool = False,
+    every_layer: set[int] | None = None,
 ) -> pl.DataFrame:
     """Set ``noise`` (relative L2), ``ratio`` and ``noise_dense`` of a comparison's rows.
 
@@ -89,6 +90,7 @@ def annotate(
         inherited: what losses and gradients differ by because of what the stage was given.
         one_precision: like devices were asked for one precision: where formats differ all the same,
             round-off is that of the finer one.
+        every_layer: numbers of the layers on all processes; None: those of the table.
 
     ``noise`` is there for every record of floating-point numbers, with or without a partner, and
     for integers that were compared. ``ratio`` is
@@ -101,7 +103,7 @@ def annotate(
             pl.lit(None, pl.Float64).alias(name) for name in ("noise", "ratio", "noise_dense")
         )
     table = table.with_columns(_layer=layers.number())
-    every = layers.distinct(table)
+    every = layers.distinct(table) if every_layer is None else every_layer
     parts = [
         _process(part, products, inherited, one_precision, every)
         for part in table.select(*_NEEDED, "_layer")

@@ -37,7 +37,8 @@ class Outcome:
 
 def gradients(rows: pl.DataFrame) -> list[Outcome]:
     """A stage's parameter gradients as outcomes; empty for a stage that only runs forward."""
-    leaving = rows.filter(
+    columns = ["name", "slot", "judged", "error", "floor"]
+    leaving = rows.select(columns).filter(
         pl.col("judged")
         & pl.col("error").is_not_null()
         & pl.col("slot").is_in(["grad", "grad_reduced", "grad_clipped"])

@@ -38,6 +38,8 @@ class Joined:
 
     rows: pl.DataFrame
     sketches: sketched.Joined = field(default_factory=dict)
+    #: Whether any row was replaced.
+    changed: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ def joined(
     table = pl.concat([rest, pl.DataFrame(kept, schema=rows.schema)]).sort(
         "rank", "order", maintain_order=True
     )
-    return Joined(table, unsharded_sketches)
+    return Joined(table, unsharded_sketches, changed=True)
 
 
 def _layouts(run: Run, stage: str, step: int) -> dict[str, _Layout]:

@@ -13,12 +13,14 @@ from rlprobe.judge import (
     compared,
     execution,
     floors,
+    layers,
     nesting,
     noise,
     propagated,
     shards,
     sketched,
 )
+from rlprobe.judge.alike import Alike
 from rlprobe.judge.excuse import Excuse, begin, reduce
 from rlprobe.judge.excuses import (
     all_zero,
@@ -104,44 +106,55 @@ def load(results: Results, stage: str, step: int, products: float = 0.0) -> Stag
     lazy = compared.scan(results, TARGET, stage, compared.COLUMNS)
     if lazy is None:
         return None
-    rows = compared.collect(lazy.filter(pl.col("step") == step), results.compared(TARGET, stage))
-    if rows.is_empty():
+    here = lazy.filter(pl.col("step") == step)
+    parts = compared.by_rank(here, results.compared(TARGET, stage))
+    if not parts:
         return None
     if layout.available(results, stage, step):
-        laid_out = _laid_out(results, stage, step, rows, products)
+        laid_out = _laid_out(results, stage, step, parts, products)
         if laid_out is not None:
             return laid_out
-    whole = shards.joined(rows, results, stage, step)
-    one_precision = results.plan.one_precision
+    sketches = _join_shards(parts, results, stage, step)
     told = nesting.of(results, stage, step)
-    found = _processes(_with_floors(results, stage, step, whole, products), one_precision, told)
+    found = _processes(results, stage, step, parts, sketches, products, told)
     everything = pl.concat([process.rows for process in found])
     misplaced = positions.difference(results, stage, step, everything)
     before = _before_update(everything, misplaced)
-    judged = Stage(stage, step, found, misplaced, before, joined=whole.sketches)
+    judged = Stage(stage, step, found, misplaced, before, joined=sketches)
     return judged.excused(positions.excuses(misplaced))
 
 
+def _join_shards(
+    parts: list[pl.DataFrame], results: Results, stage: str, step: int
+) -> sketched.Joined:
+    """Let one row stand for what the sides have sharded otherwise; the sketches of these.
+
+    Args:
+        parts: a frame a rank; what is joined is replaced in them.
+    """
+    whole = shards.joined(pl.concat(parts), results, stage, step)
+    if whole.changed:
+        parts[:] = whole.rows.partition_by("rank", maintain_order=True)
+    return whole.sketches
+
+
 def _laid_out(
-    results: Results, stage: str, step: int, every: pl.DataFrame, products: float
+    results: Results, stage: str, step: int, parts: list[pl.DataFrame], products: float
 ) -> Stage | None:
     """The stage by records of whole stages; None where those of single calls have partners."""
-    calls = pl.concat(
-        execution.timeline(part)[0] for part in every.partition_by("rank", maintain_order=True)
-    )
+    calls = pl.concat(execution.timeline(part)[0] for part in parts)
     misplaced = positions.difference(results, stage, step, calls)
     why = misplaced or layout.unlike(results, stage)
     if why is None:
         return None
-    whole = shards.joined(every, results, stage, step, every=True)
+    whole = shards.joined(pl.concat(parts), results, stage, step, every=True)
     joined = joining.join(whole.rows, results, stage, step)
     sketches = {**whole.sketches, **joined.sketches}
-    rows = _with_floors(results, stage, step, shards.Joined(joined.rows, sketches), products)
-    found = _processes(rows, results.plan.one_precision, {})
+    rows = joined.rows.partition_by("rank", maintain_order=True)
     judged = Stage(
         stage,
         step,
-        found,
+        _processes(results, stage, step, rows, sketches, products, {}),
         before_update=_before_update(calls, misplaced),
         laid_out=why,
         logical=joined,
@@ -150,33 +163,76 @@ def _laid_out(
     return judged.excused([*joining.excuses(joined), *positions.of_losses(misplaced)])
 
 
-def _processes(rows: pl.DataFrame, one_precision: bool, told: Mapping[int, Told]) -> list[Process]:
-    found = [
-        _process(int(str(rank)), part, one_precision, told.get(int(str(rank))))
-        for (rank,), part in rows.group_by("rank", maintain_order=True)
-    ]
+def _processes(
+    results: Results,
+    stage: str,
+    step: int,
+    parts: list[pl.DataFrame],
+    sketches: sketched.Joined,
+    products: float,
+    told: Mapping[int, Told],
+) -> list[Process]:
+    """Every rank's rows with floors and excuses, in the order of ranks.
+
+    What ranks have in common (layers, how far repeats are from each other) is found over all of
+    them; the rest is done rank by rank, and what a rank's rows were before is let go of.
+
+    Args:
+        parts: a frame a rank; emptied.
+        sketches: of rows that stand for several shards.
+        products: see :func:`rlprobe.judge.noise.annotate`.
+        told: how calls nest, by rank, where dumps say it (:mod:`rlprobe.judge.nesting`).
+    """
+    floored = _with_floors(results, stage, step, parts, sketches, products)
+    parts.clear()
+    alike, found = Alike(), []
+    while floored:
+        rows = floored.pop()
+        rank = int(rows.item(0, "rank"))
+        one = _process(rank, rows, results.plan.one_precision, told.get(rank))
+        found.append(
+            dataclasses.replace(one, rows=alike.rows(one.rows), calls=alike.calls(one.calls))
+        )
     return sorted(found, key=lambda process: process.rank)
 
 
 def _with_floors(
-    results: Results, stage: str, step: int, whole: shards.Joined, products: float
-) -> pl.DataFrame:
+    results: Results,
+    stage: str,
+    step: int,
+    parts: list[pl.DataFrame],
+    sketches: sketched.Joined,
+    products: float,
+) -> list[pl.DataFrame]:
     repeats = {}
     for pair in (REPEAT, REPEAT_TARGET):
         frame = compared.control(results, pair, stage, step)
         if frame is not None:
             repeats[pair] = frame
     precise = compared.control(results, HIGH_PRECISION, stage, step)
-    rows = changes.with_dense(whole.rows, results, stage, step, whole.sketches)
-    given = propagated.inherited(results, stage, step, rows)
-    # Here rather than in compare: a better bound needs no comparison made again.
-    alike = results.plan.one_precision
-    bare = noise.annotate(rows, products=products, one_precision=alike)
-    own = floors.with_floor(bare, repeats, precise)
+    errors = changes.dense(parts, results, stage, step, sketches)
+    losses = pl.concat(part.filter(pl.col("slot") == "loss") for part in parts)
+    given = propagated.inherited(results, stage, step, losses)
+    every_layer = set[int]().union(*map(layers.of, parts))
+
+    def floored(given: noise.Inherited | None) -> list[pl.DataFrame]:
+        # Here rather than in compare: a better bound needs no comparison made again.
+        bounded = [
+            noise.annotate(
+                changes.with_dense(part, errors),
+                products=products,
+                inherited=given,
+                one_precision=results.plan.one_precision,
+                every_layer=every_layer,
+            )
+            for part in parts
+        ]
+        return floors.with_floors(bounded, repeats, precise)
+
+    own = floored(None)
     if given is None:
         return own
-    wider = noise.annotate(rows, products=products, inherited=given, one_precision=alike)
-    return inherited.with_own(floors.with_floor(wider, repeats, precise), own)
+    return [inherited.with_own(*both) for both in zip(floored(given), own, strict=True)]
 
 
 def _process(

@@ -168,11 +168,13 @@ def _observed(sides: list[_Side], plan: Plan, suspects: Suspects) -> Observed | 
 
 def _seen(watched: Observed, plan: Plan, suspects: Suspects) -> Seen:
     first = watched.first
-    counts = " and ".join(map(str, watched.operators))
+    benchmark, target = watched.operators
     if first is None:
         said = say(
-            "of {counts} operators traced on benchmark and target, none differs by itself",
-            counts=counts,
+            "of {benchmark} and {target} operators traced on benchmark and target, none differs by "
+            "itself",
+            benchmark=benchmark,
+            target=target,
         )
         return Seen("unknown", "", [said])
     where = NOTHING_SAID
@@ -181,8 +183,10 @@ def _seen(watched: Observed, plan: Plan, suspects: Suspects) -> Seen:
     others = [d.said for d in watched.differences if d is not first]
     evidence = [
         say(
-            "the traces of {counts} operators (benchmark and target){where} part at: {said}",
-            counts=counts,
+            "the traces of {benchmark} and {target} operators (benchmark and target){where} part "
+            "at: {said}",
+            benchmark=benchmark,
+            target=target,
             where=where,
             said=first.said,
         ),

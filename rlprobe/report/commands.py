@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from rlprobe.diagnose.diagnosis import ALIGNED, DIVERGED, Diagnosis
+from rlprobe.diagnose.diagnosis import ALIGNED, DIVERGED, SHUT, Diagnosis
 from rlprobe.documents import jsonfile
 from rlprobe.dumps import results as tables
 from rlprobe.judge.inputs import Results
-from rlprobe.report.words import pair
+from rlprobe.report.words import pair, sentence
 from rlprobe.store.read import Run
 
 
@@ -89,15 +89,21 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) 
             ),
             again,
         ]
-    return [
-        Command(
-            pair(
-                "After what refused the comparison is mended, judge again:",
-                "修正导致比较被拒绝的问题之后，重新判定：",
-            ),
-            _again(directory),
-        )
+    return [Command(_to_mend(found), _again(directory))]
+
+
+def _to_mend(found: Diagnosis) -> Markup:
+    """What has to be done about that which refused the comparison, before it is judged again."""
+    actions = [
+        sentence(item.action, found.messages)
+        for item in found.gate
+        if item.state == SHUT and item.action
     ]
+    then = pair(
+        "After what refused the comparison is mended, judge again:",
+        "修正导致比较被拒绝的问题之后，重新判定：",
+    )
+    return Markup("").join([*(Markup("{}{}").format(a, pair(". ", "。")) for a in actions), then])
 
 
 def _waits(results: Results) -> list[Command]:

@@ -7,14 +7,15 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import polars as pl
 from markupsafe import Markup
 
 from rlprobe import files
 from rlprobe.diagnose import diagnosis, sentence
 from rlprobe.diagnose.curves import perturbed
-from rlprobe.diagnose.diagnosis import Diagnosis, GateItem, StageResult
+from rlprobe.diagnose.diagnosis import CAVEAT, SHUT, Diagnosis, GateItem, StageResult
 from rlprobe.judge import analysis, extent, noise
-from rlprobe.judge.analysis import Step
+from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.extent import Extent
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import Difference
@@ -22,6 +23,7 @@ from rlprobe.report import (
     card,
     chart,
     commands,
+    gradient_norms,
     heat,
     history,
     payload,
@@ -182,9 +184,11 @@ def gather(
     first_step = target.manifest.first_step
     digest = files.digest(results.directory / diagnosis.NAME).sha256
     different, same = side_by_side.environment(benchmark, target)
-    metrics = side_by_side.metrics(benchmark, target)
-    curves = side_by_side.curves(benchmark, target, found.curves)
     stages = [name for name in results.stages(TARGET) if tables.is_judged(results, name)]
+    begin = benchmark.manifest.first_step or 0
+    norms = gradient_norms.by_group(judged, stages, begin)
+    metrics = side_by_side.metrics(benchmark, target, norms)
+    curves = side_by_side.curves(metrics, begin, found.curves)
     records = payload.records(judged, stages)
     marked = (found.noise.get("first") or {}).get("record")
     first = found.first
@@ -198,7 +202,7 @@ def gather(
         plain_sentence=found.sentence,
         facts=_facts(results, found, benchmark, target),
         next=commands.next_steps(results, found, benchmark, target),
-        gate=[_item(item, found) for item in found.gate],
+        gate=[_item(item, found) for item in sorted(found.gate, key=_by_state)],
         states={"open": 0, "caveat": 0, "shut": 0} | Counter(item.state for item in found.gate),
         step=step.number,
         trainer_step=None if first_step is None else first_step + step.number,
@@ -255,6 +259,11 @@ def _item(item: GateItem, found: Diagnosis) -> Item:
         words.sentence(item.evidence, found.messages),
         words.sentence(item.action, found.messages) if item.action else None,
     )
+
+
+def _by_state(item: GateItem) -> int:
+    """What refused the comparison first, then caveats, then what agrees."""
+    return (SHUT, CAVEAT).index(item.state) if item.state in (SHUT, CAVEAT) else 2
 
 
 def _meaning(results: Results, verdict: str) -> str:
@@ -345,14 +354,29 @@ def _charts(step: Step, marked: str | None, found: Diagnosis, judged: Narrowed) 
 
 
 def _heat(results: Results, step: Step, benchmark: Run, *, texts: bool) -> heat.Heat | None:
-    """Tokens by layers of the stage that parts first, in the sample that differs most."""
+    """Tokens by layers in the sample that differs most, of the stage that parts first.
+
+    Where none parts: of the stage that comes nearest to it, of those whose tokens were sketched.
+    """
     diverged = analysis.first_of(step)
-    if diverged is None:
-        return None
-    differ = [d for d in diverged.key_data if d.error and d.sample is not None]
+    if diverged is not None:
+        return _map(results, diverged, benchmark, texts=texts)
+    nearest = sorted(step.findings.values(), key=_nearest, reverse=True)
+    found = (_map(results, one, benchmark, texts=texts) for one in nearest)
+    return next((one for one in found if one is not None), None)
+
+
+def _nearest(finding: Finding) -> float:
+    judged = pl.col("excess").filter(pl.col("judged")).max()
+    largest = finding.stage.rows.select(judged).item()
+    return largest if isinstance(largest, float) else 0.0
+
+
+def _map(results: Results, finding: Finding, benchmark: Run, *, texts: bool) -> heat.Heat | None:
+    differ = [d for d in finding.key_data if d.error and d.sample is not None]
     worst = max(differ, key=lambda d: d.error or 0.0, default=None)
     sample = worst.sample if worst is not None else None
-    return heat.build(results, diverged, benchmark, sample, texts=texts)
+    return heat.build(results, finding, benchmark, sample, texts=texts)
 
 
 def _key_row(found: Difference) -> KeyRow:

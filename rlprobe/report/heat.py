@@ -29,6 +29,7 @@ COLUMNS, ROWS = 128, 40
 #: Times the floor -> shade 1 to 5; below the first a cell is within noise.
 SHADES = (1.0, 3.0, 10.0, 100.0, 1000.0)
 _LAYER = re.compile(r"layers\.(\d+)(?:\.|$)")
+_CALL = re.compile(r"(\.forward)\.\d+(?=\.|$)")
 _SHOWN = 400
 
 
@@ -115,8 +116,10 @@ def _cut(text: str) -> str:
 
 def _drawn(table: pl.DataFrame) -> Markup:
     names = table.sort("order").get_column("name").unique(maintain_order=True).to_list()
-    per_row = max(1, math.ceil(len(names) / ROWS))
-    row_of = {name: index // per_row for index, name in enumerate(names)}
+    # a block runs once a forward (decoding: once a token), and is one row
+    blocks = list(dict.fromkeys(map(_block, names)))
+    per_row = max(1, math.ceil(len(blocks) / ROWS))
+    row_of = {name: blocks.index(_block(name)) // per_row for name in names}
     last = int(table.get_column("token").max() or 0)  # type: ignore[arg-type]
     per_cell = max(1, math.ceil((last + 1) / COLUMNS))
     columns = last // per_cell + 1
@@ -128,7 +131,7 @@ def _drawn(table: pl.DataFrame) -> Markup:
         key = (row_of[name], token // per_cell)
         if key not in cells or not times <= cells[key][0]:
             cells[key] = (times, name, token)
-    parts = [_label(names[row * per_row], row) for row in range(rows)]
+    parts: list[str] = [_label(blocks[row * per_row], row) for row in range(rows)]
     for (row, column), (times, name, token) in sorted(cells.items()):
         said = escape(f"{name}: token {token}, {times:.3g} ×")
         parts.append(
@@ -154,7 +157,12 @@ def shade(times: float) -> int:
     return sum(times > limit for limit in SHADES)
 
 
-def _label(name: str, row: int) -> str:
+def _block(name: str) -> str:
+    """A record's name without the number of its call."""
+    return _CALL.sub(r"\1", name)
+
+
+def _label(name: str, row: int) -> Markup:
     match = _LAYER.search(name)
-    text = f"L{match[1]}" if match else name.split(".")[-4:][0]
-    return f'<text class="tick" x="2" y="{TOP + row * ROW + 12}">{escape(text[:16])}</text>'
+    text = words.drawn("layer", n=match[1]) if match else escape(name.split(".")[-4:][0][:16])
+    return Markup('<text class="tick" x="2" y="{}">{}</text>').format(TOP + row * ROW + 12, text)

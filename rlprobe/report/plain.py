@@ -10,6 +10,7 @@ from rlprobe.diagnose.diagnosis import CAVEAT, SHUT, Diagnosis
 from rlprobe.files import replace_text
 from rlprobe.judge import extent
 from rlprobe.judge.curves import LEFT, ratio
+from rlprobe.report import words
 from rlprobe.report.page import number
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#])")
@@ -68,8 +69,12 @@ def markdown(found: Diagnosis) -> str:
         ]
     limits = [item for item in found.gate if item.state in (CAVEAT, SHUT)]
     if limits:
-        lines += ["", "| gate | state | found |", "|---|---|---|"]
-        lines += [f"| {item.item} | {item.state} | {_plain(item.evidence)} |" for item in limits]
+        lines += ["", "| is the comparison valid? | state | found |", "|---|---|---|"]
+        lines += [
+            f"| {_plain(words.plain_item(item.item))} | {words.text(item.state, 'en')} "
+            f"| {_plain(item.evidence)} |"
+            for item in limits
+        ]
     whole = extent.total(found.extent)
     if whole.recorded:
         lines += ["", f"Judged: {whole.judged:,} of {whole.recorded:,} recorded quantities."]

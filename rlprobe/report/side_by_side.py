@@ -88,9 +88,20 @@ def _digests(run: Run, step: int) -> dict[str, dict[tuple[int, str], str]]:
     return found
 
 
-def metrics(benchmark: Run, target: Run) -> list[MetricRow]:
-    """Metrics of both runs, those that people look at first."""
+#: (Trainer's step, name) -> both sides' values of what is recorded rather than reported.
+Recorded = Mapping[tuple[int, str], tuple[float, float]]
+
+
+def metrics(benchmark: Run, target: Run, recorded: Recorded) -> list[MetricRow]:
+    """Metrics of both runs, those that people look at first.
+
+    Args:
+        recorded: what the records say beside the trainer (norms of gradients by group).
+    """
     sides = [_by_step(run) for run in (benchmark, target)]
+    for key, values in recorded.items():
+        for side, value in zip(sides, values, strict=True):
+            side[key] = value
     rows = []
     for key in sorted(sides[0].keys() | sides[1].keys(), key=lambda key: (key[1], key[0])):
         number, name = key
@@ -107,16 +118,20 @@ def metrics(benchmark: Run, target: Run) -> list[MetricRow]:
 _CURVES = 24
 
 
-def curves(benchmark: Run, target: Run, judged: Sequence[Curve]) -> list[dict[str, Any]]:
+def curves(every: Sequence[MetricRow], begin: int, judged: Sequence[Curve]) -> list[dict[str, Any]]:
     """Each metric over the trainer's steps on both sides: name, steps, benchmark, target.
 
     Where it was judged also what it may be, ``low`` and ``high``, and the ``verdict``; those that
     left come first.
+
+    Args:
+        every: of :func:`metrics`.
+        begin: the trainer's number of the first step.
+        judged: of the diagnosis.
     """
     known = {curve.metric: curve for curve in judged}
-    begin = benchmark.manifest.first_step or 0
     by_name: dict[str, dict[int, MetricRow]] = {}
-    for row in metrics(benchmark, target):
+    for row in every:
         by_name.setdefault(row.name, {})[row.step] = row
     found = []
     gone = [n for n in by_name if (c := known.get(n)) is not None and c.verdict == LEFT]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from rlprobe import redaction, terminal
 from rlprobe.diagnose import diagnosis
-from rlprobe.diagnose.diagnosis import CAVEAT, Diagnosis
+from rlprobe.diagnose.diagnosis import CAVEAT, SHUT, Diagnosis
 from rlprobe.errors import RlprobeError
 from rlprobe.judge.inputs import Results, require
-from rlprobe.report import commands
+from rlprobe.report import commands, words
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.terminal import Paint
 
@@ -33,9 +33,13 @@ def lines(directory: Path, found: Diagnosis, paint: Paint) -> list[str]:
     if found.cause is not None and found.verdict == diagnosis.DIVERGED:
         pairs.append(("cause", f"{found.cause.statement} ({found.cause.known})"))
     caveats = [item for item in found.gate if item.state == CAVEAT]
-    pairs += [("caveat", f"{item.item}: {item.evidence}") for item in caveats[:_SHOWN_CAVEATS]]
+    pairs += [
+        ("caveat", f"{words.plain_item(item.item)}: {item.evidence}")
+        for item in caveats[:_SHOWN_CAVEATS]
+    ]
     if len(caveats) > _SHOWN_CAVEATS:
         pairs.append(("", f"and {len(caveats) - _SHOWN_CAVEATS} more caveats, on the page"))
+    pairs += [("to do", item.action) for item in found.gate if item.state == SHUT and item.action]
     lines += [f"  {paint.dim(f'{name:<7}')} {_plain(text)}" for name, text in pairs]
     lines += [f"  {paint.dim('next   ')} {_plain(text)}" for text in _next(directory, found)]
     return lines

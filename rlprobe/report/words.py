@@ -76,10 +76,10 @@ def label(key: str, **given: Any) -> Markup:
     )
 
 
-def drawn(key: str) -> Markup:
+def drawn(key: str, **given: Any) -> Markup:
     """A text within a drawing, in both languages; escaped."""
     return Markup('<tspan lang="en">{}</tspan><tspan lang="zh">{}</tspan>').format(
-        *(text(key, language) for language in LANGUAGES)
+        *(text(key, language, **given) for language in LANGUAGES)
     )
 
 
@@ -121,6 +121,11 @@ def item(name: str) -> Markup:
     """An item of the gate in both languages; one that has no other name keeps its own."""
     found = _texts("items").get(name, {})
     return pair(found.get("en", name), found.get("zh", name))
+
+
+def plain_item(name: str) -> str:
+    """The same in English alone, for a terminal or a pull request."""
+    return _texts("items").get(name, {}).get("en", name)
 
 
 def value(name: str) -> Markup:

@@ -244,7 +244,7 @@ class Pipeline:
             self._force(trial, directory, plan_of, sides[0].key)
         sharper = decide.sharpened(directory, judged.diagnosis)
         text = json.dumps(sharper.as_dict(), indent=1)
-        (directory / diagnosis.REFINED / diagnosis.NAME).write_text(text, encoding="utf-8")
+        replace_text(directory / diagnosis.REFINED / diagnosis.NAME, text)
 
     def _substitute(self, trial: Trial, directory: Path, found: suspects.Plan, kept: str) -> None:
         """The target once more, with the benchmark's outputs in the suspect's place."""

@@ -28,12 +28,26 @@ OTHER_WEIGHTS = "other weights"
 ROUND_OFF = 1e-7
 
 
-def store(jobs: Jobs, roles: list[str] | None = None, fault: str | None = None) -> None:
-    """Commit the runs of ``roles`` (all by default); ``fault`` names the target's wrong module."""
+def store(
+    jobs: Jobs,
+    roles: list[str] | None = None,
+    fault: str | None = None,
+    *,
+    key_data: bool = False,
+) -> None:
+    """Commit the runs of ``roles`` (all by default).
+
+    Args:
+        fault: names the target's wrong module.
+        key_data: they recorded what the log-prob stage hands on, too.
+    """
     for role in roles or list(jobs.runs):
         spec = jobs.runs[role]
         scratch = Path("scratch", role)
         _run(spec, scratch, fault if role.startswith(("target", "repeat_target")) else None)
+        if key_data:
+            for step in range(spec.steps.start, spec.steps.end + 1):
+                _key_data(scratch / "dump/data", step, role)
         commit(scratch, Path(jobs.alignment.store), spec.key, spec.declared())
 
 
@@ -90,6 +104,26 @@ def _leaf(values: np.ndarray) -> dict[str, Any]:
         "requires_grad": False,
         "Digest": "sha256:" + hashlib.sha256(single.tobytes()).hexdigest(),
     }
+
+
+def _key_data(root: Path, step: int, role: str) -> None:
+    """Log-probabilities of the step's samples, a row each."""
+    values = -np.random.default_rng(step).random((4, 2), dtype=np.float32)
+    if role == "target":
+        values *= np.float32(1 + ROUND_OFF)
+    place = root / "old_log_probs" / f"step{step}/rank0/micro_step0"
+    place.mkdir(parents=True)
+    np.save(place / "old_log_probs.npy", values)
+    of = {
+        "max": float(values.max()),
+        "min": float(values.min()),
+        "mean": float(values.mean()),
+        "norm": float(np.linalg.norm(values)),
+        "shape": list(values.shape),
+        "dtype": "torch.float32",
+        "samples": [sample.sample_digest for sample in _rollouts(step).samples],
+    }
+    _write(place / "old_log_probs.json", {"data": of})
 
 
 def _parts(side: Path, spec: RunSpec, role: str, fault: str | None) -> None:

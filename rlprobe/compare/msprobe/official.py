@@ -27,6 +27,7 @@ from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.dumps import dumpjson, records
 from rlprobe.errors import DumpError, RlprobeError
+from rlprobe.files import replace_text, written
 from rlprobe.store import packing
 from rlprobe.store.objects import linked
 
@@ -208,18 +209,24 @@ def _table(
                     )
             except Exception as error:  # noqa: BLE001 - whatever msprobe raises ends its table only
                 return _explain(out, name, f"{complaints(said.getvalue())} ({error!r})")
-            written = sorted(Path(aside).glob(f"*.{kind}"))
-            if not written:
+            made = sorted(Path(aside).glob(f"*.{kind}"))
+            if not made:
                 return _explain(out, name, complaints(said.getvalue()))
-            shutil.copyfile(written[0], out / f"{name}.{kind}")
+            keep(made[0], out / f"{name}.{kind}")
     return None
+
+
+def keep(made: Path, file: Path) -> None:
+    """Put what msprobe wrote aside in its place, whole or not at all."""
+    with written(file) as temporary:
+        shutil.copyfile(made, temporary)
 
 
 def _explain(out: Path, name: str, reason: str) -> str:
     """Files that say why there is no table, so that nobody takes a missing one for agreement."""
     out.mkdir(parents=True, exist_ok=True)
     text = reason.replace('"', "'")
-    (out / f"{name}.csv").write_text(f'"{_NO_TABLE}"\n"{text}"\n', encoding="utf-8")
+    replace_text(out / f"{name}.csv", f'"{_NO_TABLE}"\n"{text}"\n')
     return explain_in(out / f"{name}.xlsx", text)
 
 
@@ -233,7 +240,8 @@ def explain_in(file: Path, reason: str) -> str:
     book = Workbook()
     for row in (_NO_TABLE, reason):
         book.active.append([row])
-    book.save(file)
+    with written(file) as temporary:
+        book.save(temporary)
     return reason
 
 

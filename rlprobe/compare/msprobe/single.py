@@ -46,13 +46,22 @@ def write(benchmark: Side, target: Side, out: Path, *, every_step: bool) -> list
     comparator = _msprobe()
     roots = [_data(side) for side in (benchmark, target)]
     steps = None if every_step else _first_step(roots)
-    place = out / DIRECTORY
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    with _laid_out(roots, steps) as sides:
+    with _laid_out(roots, steps) as sides, tempfile.TemporaryDirectory() as aside:
         arrays = [comparator.get_array_paths(str(side)) for side in sides]
         names = sorted({*arrays[0], *arrays[1]})
-        return [_table(comparator, name, arrays, place) for name in names]
+        results = [_table(comparator, name, arrays, Path(aside)) for name in names]
+        _keep(Path(aside), out / DIRECTORY)
+    return results
+
+
+def _keep(made: Path, place: Path) -> None:
+    """Put the workbooks in their place, each whole or not at all, and remove those of before."""
+    books = {path.name for path in made.iterdir()}
+    for name in sorted(books):
+        official.keep(made / name, place / name)
+    for stale in place.glob("*.xlsx"):
+        if stale.name not in books:
+            stale.unlink()
 
 
 def _msprobe() -> Any:

@@ -189,7 +189,7 @@ def _how(b: list[Parameter], t: list[Parameter]) -> _Difference:
         return _Difference(say("differs"), norms)
     ratio = norms[1] / norms[0]
     if sketches[0] is None or sketches[1] is None:
-        said = say("differs; its norm is {ratio:.6g} of the benchmark's", ratio=ratio)
+        said = say("differs; its norm is {ratio:.6g} times the benchmark's", ratio=ratio)
         return _Difference(said, norms)
     apart = distance(sketches[0], sketches[1]) / norms[0]
     if abs(ratio - 1.0) < _SAME_NORM and apart > _PERMUTED:

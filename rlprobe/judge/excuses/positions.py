@@ -93,7 +93,8 @@ def _shuffled(results: Results, stage: str, step: int) -> bool:
 
 def _split(rows: pl.DataFrame) -> bool:
     """Whether many activations differ in size, each in its leading dimensions only."""
-    moving = rows.filter(
+    columns = ["phase", "slot", "status", "shape_benchmark", "shape_target"]
+    moving = rows.select(columns).filter(
         (pl.col("phase") == execution.FORWARD)
         & pl.col("slot").is_in(["input", "output"])
         & (pl.col("shape_benchmark").list.len() >= 2)

@@ -59,7 +59,8 @@ function resultText(row) {
 
 function cellText(read, css) {
   return (cell) => {
-    const element = node("span", { text: read(cell.getRow().getData()) });
+    const text = read(cell.getRow().getData());
+    const element = node("span", { text, title: text });
     if (css) element.className = css(cell.getRow().getData());
     return element;
   };
@@ -90,16 +91,23 @@ function columns() {
   const plain = (field, key, width, read = (row) => row[field] ?? "–") => ({
     title: say(key), field, width, formatter: cellText((row) => String(read(row))),
   });
+  const result = { title: say("result"), field: "result", width: 122,
+    formatter: cellText(resultText, (row) => `tag ${row.result}`) };
+  const name = plain("name", "record", 364);
+  // on a phone three columns, of which none is cut; a row that is touched shows all of it
+  if (isNarrow()) {
+    return [{ ...name, width: undefined, widthGrow: 1, minWidth: 120 },
+      { ...numeric("ratio", "ratio", (row) => row.excess), width: 72 }, { ...result, width: 88 }];
+  }
   return [
-    plain("name", "record", 400),
-    { title: say("result"), field: "result", width: 130,
-      formatter: cellText(resultText, (row) => `tag ${row.result}`) },
+    name,
+    result,
     numeric("ratio", "ratio", (row) => row.excess),
     { ...numeric("distance", "error", (row) => row.error), formatter: cellText(errorText) },
     numeric("floor", "floor", (row) => row.floor),
-    plain("stage", "stage", 220),
-    plain("step", "step", 70),
-    plain("rank", "rank", 70),
+    plain("stage", "stage", 212),
+    plain("step", "step", 74),
+    plain("rank", "rank", 78),
     numeric("at", "order", (row) => row.at),
     plain("dtype_benchmark", "dtype", 150, (row) => sides(row.dtype_benchmark, row.dtype_target)),
     plain("shape_benchmark", "shape", 120, (row) => sides(row.shape_benchmark, row.shape_target)),
@@ -107,9 +115,16 @@ function columns() {
   ];
 }
 
+function isNarrow() {
+  return matchMedia("(max-width: 640px)").matches;
+}
+
 function makeTable() {
+  const narrow = isNarrow();
+  $("#grid").classList.toggle("narrow", narrow);
   const grid = new Tabulator("#grid", {
-    data: records.rows, index: "id", height: 460, layout: "fitDataFill", columnDefaults: { minWidth: 60 },
+    data: records.rows, index: "id", height: 460, layout: narrow ? "fitColumns" : "fitDataFill",
+    rowHeight: narrow ? 62 : null, columnDefaults: { minWidth: 60 },
     columns: columns(), selectableRows: 1, placeholder: "–", renderVertical: "virtual",
     renderHorizontal: "basic", initialFilter: [],
   });
@@ -134,7 +149,7 @@ function refresh() {
   if (built) {
     table.setFilter(matches);
     const shown = table.getDataCount("active");
-    $("#count").textContent = say("shown", { n: shown, m: records.count });
+    $("#count").textContent = say("shown", { n: grouped(shown), m: grouped(records.count) });
   }
   for (const [name, id] of [["stage", "#f-stage"], ["step", "#f-step"], ["rank", "#f-rank"],
     ["result", "#f-result"]]) $(id).value = view[name];

@@ -47,7 +47,20 @@ function setLanguage(value) {
     element.setAttribute("aria-label", language() ? labelZh : labelEn);
   }
   for (const element of $$("[data-say-hint]")) element.placeholder = say(element.dataset.sayHint);
+  labelCells();
   for (const paint of repaint) paint();
+}
+
+// On a phone a row is a list, and each of its cells says what it is of.
+function labelCells() {
+  const spoken = (header) => [...header.childNodes]
+    .filter((part) => !part.lang || part.lang === root.lang).map((part) => part.textContent).join("").trim();
+  for (const table of $$(".scroll > table")) {
+    const labels = $$("thead th", table).map(spoken);
+    for (const row of $$("tbody tr", table)) {
+      [...row.cells].forEach((cell, at) => { cell.dataset.label = labels[at] ?? ""; });
+    }
+  }
 }
 
 function setTheme(value) {
@@ -86,6 +99,10 @@ function node(name, attributes = {}, ...children) {
   }
   element.append(...children);
   return element;
+}
+
+function grouped(count) {
+  return count.toLocaleString("en-US");
 }
 
 function number(value) {

@@ -9,7 +9,7 @@ import pytest
 
 from rlprobe.judge.excuse import begin
 from rlprobe.judge.excuses.padding_only import is_confined
-from rlprobe.judge.floors import with_floor
+from rlprobe.judge.floors import with_floor, with_floors
 from rlprobe.judge.outcomes import Outcome
 
 
@@ -52,6 +52,28 @@ def test_a_device_that_does_not_repeat_itself_raises_the_floor() -> None:
     assert not found.get_column("beyond").any()
     exact = held(table(error=[5e-6, 5e-6]), {"repeat": table(error=[0.0, 0.0])})
     assert exact.get_column("beyond").all()
+
+
+def test_ranks_in_parts_have_the_floors_that_they_have_together() -> None:
+    """How far repeats exceed the bound is of all ranks, wherever their rows stand."""
+    errors = [[5e-6, 4e-6, 2e-6], [9e-6, 1e-6, 3e-6], [1e-7, 8e-6, 2e-5]]
+    ranks = [
+        table(error=own, rank=[number] * 3, slot=["output", "input", "output"])
+        for number, own in enumerate(errors)
+    ]
+    again = {
+        "repeat": table(
+            error=[3e-6, 0.0, 7e-6, 2e-6] * 2 + [6e-6],
+            rank=[0] * 3 + [1] * 3 + [2] * 3,
+            name=["r0", "r1", "r2"] * 3,
+        )
+    }
+    precise = table(error=[1e-6] * 6, rank=[1] * 3 + [2] * 3, name=["r0", "r1", "r2"] * 2)
+    whole = with_floor(pl.concat(ranks), again, precise)
+    assert whole.get_column("floor").n_unique() == 2, "one scale of each slot"
+    assert pl.concat(with_floors(ranks, again, precise)).equals(whole)
+    alone = pl.concat(with_floor(one, again, precise) for one in ranks)
+    assert not alone.equals(whole), "a rank alone knows less of its device"
 
 
 def test_a_repeat_whose_sketch_saw_nothing_raises_nothing() -> None:

@@ -18,7 +18,7 @@ from rlprobe.cli import main
 from rlprobe.dumps.results import describe
 from rlprobe.judge import tables
 from rlprobe.judge.inputs import Results
-from rlprobe.report import payload, spreadsheet, words
+from rlprobe.report import gradient_norms, payload, spreadsheet, words
 from rlprobe.report.narrowed import Narrowed
 from tests import resealed
 from tests.resealed import edited
@@ -275,6 +275,114 @@ def test_nobody_is_left_out(show: Open, results: Path, viewport: Any, scheme: st
     assert view.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
 
 
+def test_no_column_is_cut(show: Open, results: Path) -> None:
+    """On a phone nothing has to be moved sideways; on a wide screen no heading is cut."""
+    view = show(results / "report.html", viewport=PHONE).view
+    view.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
+    wide = view.eval_on_selector_all(
+        ".scroll, .tabulator-tableholder",
+        "all => all.filter(one => one.checkVisibility() && one.scrollWidth > one.clientWidth + 1)"
+        ".map(one => one.getAttribute('aria-label') + ' ' + one.scrollWidth)",
+    )
+    assert wide == []
+    labels = view.eval_on_selector_all(
+        "#data tbody tr:first-child > *",
+        "all => all.map(one => getComputedStyle(one, '::before').content)",
+    )
+    assert any("Error" in label for label in labels)
+    view.click("#language")
+    labels = view.eval_on_selector_all(
+        "#data tbody tr:first-child > *",
+        "all => all.map(one => getComputedStyle(one, '::before').content)",
+    )
+    assert any("误差" in label for label in labels)
+    view = show(results / "report.html").view
+    cut = view.eval_on_selector_all(
+        ".tabulator-col-title",
+        "all => all.slice(0, 9).filter(one => one.scrollWidth > one.clientWidth)"
+        ".map(one => one.textContent)",
+    )
+    assert cut == []
+    table = view.locator("#mismatch .scroll, #data .scroll").first
+    assert table.evaluate("one => one.scrollWidth <= one.clientWidth")
+
+
+def test_names_that_do_not_fit_keep_their_ends(show: Open, results: Path) -> None:
+    """Records of one module differ in the last part alone."""
+    view = show(results / "report.html").view
+    view.fill("#f-text", "layers.1.self_attn")
+    cell = view.locator(".tabulator-row [tabulator-field=name]").first
+    seen = cell.evaluate(
+        """one => {
+            const text = one.firstElementChild.firstChild;
+            const range = document.createRange();
+            range.setStart(text, text.length - 8);
+            range.setEnd(text, text.length);
+            const end = range.getBoundingClientRect(), box = one.getBoundingClientRect();
+            return [end.right <= box.right + 1, end.left >= box.left];
+        }"""
+    )
+    assert seen == [True, True]
+    assert cell.locator("span").get_attribute("title") == cell.inner_text()
+
+
+def test_what_refused_comes_first_with_what_to_do(
+    show: Open, results: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "results"
+    shutil.copytree(results, copy)
+    with edited(copy / "diagnosis.json") as found:
+        found["verdict"] = "not_comparable"
+        found["first"] = found["cause"] = None
+        found["gate"][-1] |= {"state": "shut", "evidence": "other weights", "action": "load one"}
+        found["gate"][-2] |= {"state": "caveat", "action": ""}
+        count = {state: sum(item["state"] == state for item in found["gate"])
+                 for state in ("shut", "caveat", "open")}  # fmt: skip
+    assert main(["report", str(copy)]) == 0
+    view = show(copy / "report.html").view
+    states = view.locator("#valid tbody .tag").all_inner_texts()
+    assert states == [
+        *["refused"] * count["shut"], *["caveat"] * count["caveat"], *["agrees"] * count["open"]
+    ]  # fmt: skip
+    assert view.inner_text("#verdict .command p").startswith("load one. After what refused")
+    assert main(["report", str(copy), "--format", "md"]) == 0
+    assert "| refused | other weights |" in (copy / "report.md").read_text(encoding="utf-8")
+
+
+def test_gradient_norms_stand_by_parameter_group(show: Open, results: Path) -> None:
+    judged = pl.read_parquet(results / "judged/actor_update.parquet").filter(
+        (pl.col("slot") == "grad_reduced") & (pl.col("call") == 0)
+    )
+    found = gradient_norms.by_group(Narrowed(Results.open(results), None), ["actor_update"], 1)
+    for side, at in (("benchmark", 0), ("target", 1)):
+        squares = sum(values[at] ** 2 for values in found.values())
+        assert squares == pytest.approx((judged[f"norm_{side}"] ** 2).sum())
+    groups = {name.rpartition("/")[2] for _, name in found}
+    assert {"attention", "mlp", "norm", "embedding"} <= groups and "other" not in groups
+    assert "actor_update/grad_norm/attention" in show(results / "report.html").view.inner_text(
+        "#curves"
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "group"),
+    [
+        ("model.layers.3.post_attention_layernorm", "norm"),
+        ("model.layers.3.self_attn.q_norm", "norm"),
+        ("model.layers.3.self_attn.o_proj", "attention"),
+        ("model.layers.3.mlp.experts.7.up_proj", "experts"),
+        ("model.layers.3.mlp.gate", "experts"),
+        ("model.layers.3.mlp.gate_proj", "mlp"),
+        ("decoder.layers.0.mlp.linear_fc1", "mlp"),
+        ("embedding.word_embeddings", "embedding"),
+        ("output_layer", "head"),
+        ("visual.merger", "other"),
+    ],
+)
+def test_a_parameter_is_of_one_group(module: str, group: str) -> None:
+    assert gradient_norms.group(module) == group
+
+
 def test_long_names_break_on_a_phone(show: Open, results: Path) -> None:
     """Names of records are as long as a model is deep, and a cause is said with them."""
     view = show(results / "report.html", viewport=PHONE).view
@@ -353,7 +461,7 @@ def test_a_hundred_thousand_rows_stay_fluid(
     assert (copy / "report.html").stat().st_size < 15 << 20
     shown = show(copy / "report.html")
     view = shown.view
-    assert "100000 of 100000" in shown.count()
+    assert "100,000 of 100,000" in shown.count()
     assert view.locator(".tabulator-row").count() < 200
     frames = view.evaluate(
         """async () => {

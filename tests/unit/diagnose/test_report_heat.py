@@ -113,4 +113,21 @@ def test_many_tokens_share_cells_and_the_worst_is_shown() -> None:
     drawn = str(heat._drawn(table))
     shades = cells(drawn)
     assert len(shades) <= heat.COLUMNS and shades.count("4") == 1
-    assert "token 777, 500 ×" in drawn and ">L3<" in drawn
+    assert "token 777, 500 ×" in drawn and ">layer 3<" in drawn and ">第 3 层<" in drawn
+
+
+def test_decoding_is_one_row_a_block() -> None:
+    """A block runs once a token then; each of its forwards is of another token, in the one row."""
+    names = [f"Module.model.layers.{layer}.Block.forward.{call}.output.0" for call in range(6)
+             for layer in (0, 1)]  # fmt: skip
+    table = pl.DataFrame(
+        {
+            "order": list(range(12)),
+            "name": names,
+            "token": [call for call in range(6) for _ in (0, 1)],
+            "times": [0.5] * 11 + [20.0],
+        }
+    )
+    drawn = str(heat._drawn(table))
+    assert cells(drawn) == ["0"] * 11 + ["3"]
+    assert drawn.count(">layer ") == 2

@@ -38,7 +38,7 @@ def finished(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Aligned:
     before = Path.cwd()
     with pytest.MonkeyPatch.context() as patch:
         jobs = project.jobs(patch)
-        fabricate.store(jobs, ["benchmark", "target", "repeat"])
+        fabricate.store(jobs, ["benchmark", "target", "repeat"], key_data=True)
         done = Aligned(project.directory, jobs)
         store = jobs.alignment.store
         for words in (

@@ -122,7 +122,8 @@ def _run(path: Path, name: str) -> Run:
 
 def _metrics(path: Path) -> object:
     run = _run(path, "metrics.jsonl")
-    return side_by_side.metrics(run, run), side_by_side.curves(run, run, [])
+    rows = side_by_side.metrics(run, run, {})
+    return rows, side_by_side.curves(rows, 0, [])
 
 
 def _environment(path: Path) -> object:

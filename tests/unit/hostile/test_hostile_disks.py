@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,6 +32,7 @@ WRITING: dict[str, Callable[[Aligned], list[str]]] = {
     "run": lambda a: ["run", "--config", "a.yaml", "--role", "benchmark", "--store", "disk/store"],
     "compare": lambda a: ["compare", *_runs(a), "-o", "disk/out"],
     "official-table": lambda a: ["official-table", *_runs(a), "-o", "disk/out"],
+    "official-key-data": lambda a: ["official-key-data", *_runs(a), "-o", "disk/out"],
     "refine": lambda a: ["refine", "--config", "b.yaml", "--part", "suspects"],
     "diagnose": lambda a: ["diagnose", "disk/results/a", "--no-fail"],
     "report": lambda a: ["report", "disk/results/a"],
@@ -79,9 +81,8 @@ def _runs(aligned: Aligned) -> list[str]:
 
 def test_every_command_that_writes_is_here() -> None:
     # exec and enter write nothing: they become the command that they are given; reproduce needs an
-    # alignment that was refined, and has a test of its own (test_refine_reproduce.py); these runs
-    # have no key data, without which official-key-data writes nothing
-    elsewhere = {"enter", "exec", "reproduce", "official-key-data"}
+    # alignment that was refined, and has a test of its own (test_refine_reproduce.py)
+    elsewhere = {"enter", "exec", "reproduce"}
     assert {name.partition(" ")[0] for name in WRITING} == COMMANDS.keys() - elsewhere
 
 
@@ -133,6 +134,10 @@ def whole(place: Path) -> None:
             json.loads(path.read_bytes())
         elif path.is_file() and path.suffix == ".parquet":
             pl.read_parquet(path)
+        elif path.is_file() and path.suffix == ".xlsx":
+            assert zipfile.is_zipfile(path), path
+        elif path.is_file() and path.suffix == ".csv":
+            assert path.read_bytes().endswith(b"\n"), path
 
 
 def check(aligned: Aligned, told: Told, name: str, reason: str) -> str:
