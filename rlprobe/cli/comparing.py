@@ -91,6 +91,10 @@ def _two_sides(args: argparse.Namespace, beside: Executor | None) -> _Outcome:
     """Why the comparison is none, and what each stage's summary says."""
     if args.benchmark is None or args.target is None or args.engine_dump is not None:
         raise UsageError("give BENCHMARK and TARGET, or --train-infer RUN [--engine-dump DIR]")
+    if args.table in ("xlsx", "both"):
+        from rlprobe.compare.msprobe import excel
+
+        excel.require()  # before anything is compared
     chosen = [ALIASES.get(name, name) for name in args.stage]
     with outdir.answerable(args.out, chosen):
         planner.require_once(args.map_step)

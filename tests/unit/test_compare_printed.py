@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,20 @@ def test_the_table_has_stacks_as_csv_and_as_a_workbook(tmp_path: Path) -> None:
     cells = [[cell.value for cell in row] for row in sheet.iter_rows()]
     assert cells[0] == list(rows[0])
     assert [cell or "" for cell in cells[1]] == list(rows[0].values())
+
+
+@pytest.mark.parametrize("kind", ["xlsx", "both"])
+def test_without_what_writes_workbooks_nothing_is_begun(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "openpyxl" else find(name)
+    )
+    assert main(run(tmp_path, model(), model(), "--table", kind)) == 1
+    assert "`pip install openpyxl`" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+    assert main(run(tmp_path, model(), model(), "--table", "csv")) == 0
 
 
 def test_no_cell_of_a_workbook_is_a_formula(tmp_path: Path) -> None:

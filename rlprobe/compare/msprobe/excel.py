@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
 import polars as pl
 
+from rlprobe.errors import RlprobeError
 from rlprobe.files import written
 
 #: Rows of a sheet below its header, and characters of a cell, that Excel has room for.
 ROWS, CHARACTERS = (1 << 20) - 1, 32767
 _FORBIDDEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+
+
+def require() -> None:
+    """Make sure that workbooks can be written here.
+
+    Raises:
+        RlprobeError: what writes them is not installed.
+    """
+    if importlib.util.find_spec("openpyxl") is None:
+        raise RlprobeError(
+            "an Excel workbook needs openpyxl, which is not installed: `pip install openpyxl`, or "
+            "ask for --table csv"
+        )
 
 
 def write(table: pl.DataFrame, path: Path) -> None:

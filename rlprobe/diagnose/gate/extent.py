@@ -16,6 +16,7 @@ from rlprobe.judge.inputs import Results
 from rlprobe.judge.stage import Stage
 from rlprobe.roles import REPEAT, REPEAT_TARGET, TARGET
 from rlprobe.said import COMMA, NOTHING_SAID, SEMICOLON, Said, joined, listed, of_side, say
+from rlprobe.stages import GENERATE
 
 STAGES, COVERAGE, CAPTURE, CONTROL = "stages and steps", "coverage", "capture", "repeats"
 #: What msprobe does to what it watches at L0 and mix; `make contract` measures it on real verl.
@@ -25,6 +26,7 @@ OBSERVER = say(
 )
 
 
+_LONE = {measures.BENCHMARK_ONLY, measures.TARGET_ONLY}
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
 _SPLIT = (positions.SPREAD, positions.SPLIT, positions.SHUFFLED)
 
@@ -121,7 +123,7 @@ def coverage(results: Results) -> dict[str, float]:
     totals = {"benchmark": [0.0, 0.0], "target": [0.0, 0.0]}
     for stage in results.stages():
         summary = results.summary(TARGET, stage)
-        if summary is None:
+        if summary is None or is_lone_generation(stage, summary):
             continue
         for side, (measured, records) in totals.items():
             share = _share(summary, side)
@@ -130,6 +132,16 @@ def coverage(results: Results) -> dict[str, float]:
             if not share:
                 totals[side][1] += _count(summary)
     return {side: (m / n if n else 0.0) for side, (m, n) in totals.items()}
+
+
+def is_lone_generation(stage: str, summary: dict[str, Any]) -> bool:
+    """Whether a stage is generation that one side alone recorded.
+
+    It is no lack, as comparing has it: a replay does not generate. What stages there are is said
+    by the item of that name.
+    """
+    there = {status for status, count in summary["counts"].items() if count}
+    return stage == GENERATE and len(there) == 1 and there <= _LONE
 
 
 def _share(summary: dict[str, Any], side: str) -> float:
@@ -157,7 +169,7 @@ def coverage_item(results: Results, step: Step) -> GateItem:
     split: dict[Said, list[str]] = {}
     for stage in results.stages():
         summary = results.summary(TARGET, stage)
-        if summary is None or of_key_data_alone(summary):
+        if summary is None or of_key_data_alone(summary) or is_lone_generation(stage, summary):
             continue
         finding = step.findings.get(stage)
         if finding is not None and finding.stage.laid_out is not None:

@@ -12,10 +12,12 @@ from collections import Counter
 
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, shut
+from rlprobe.diagnose.gate.extent import is_lone_generation
 from rlprobe.judge import reasons
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.extent import TRAINER, Extents
 from rlprobe.judge.inputs import Results
+from rlprobe.roles import TARGET
 from rlprobe.said import listed, say
 
 ITEM = "judged"
@@ -44,7 +46,7 @@ def item(results: Results, step: Step, extents: Extents) -> GateItem | None:
     zero: list[str] = []
     for name, steps in extents.items():
         extent = steps.get(step.number)
-        if extent is None or name == TRAINER:
+        if extent is None or name == TRAINER or _is_lone_generation(results, name):
             continue
         judged += extent.judged
         recorded += extent.judged
@@ -103,3 +105,8 @@ def item(results: Results, step: Step, extents: Extents) -> GateItem | None:
             say("to have later updates judged, capture gradients and changes of parameters"),
         )
     return None
+
+
+def _is_lone_generation(results: Results, stage: str) -> bool:
+    summary = results.summary(TARGET, stage)
+    return summary is not None and is_lone_generation(stage, summary)

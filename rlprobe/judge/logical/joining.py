@@ -57,7 +57,7 @@ def join(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joined:
     sides[1] = {key: scaled(key, own, factor) for key, own in sides[1].items()}
     order = order_of(runs, stage, step, sides)
     built = Rows(step, order)
-    for key in sorted({*sides[0], *sides[1]}, key=lambda key: order[key[:2]]):
+    for key in sorted(dict.fromkeys((*sides[0], *sides[1])), key=lambda key: order[key[:2]]):
         built.add(key, sides[0].get(key), sides[1].get(key))
     built.parameters(runs, stage)
     alone = {side: built.alone(side) for side in ("benchmark", "target")}

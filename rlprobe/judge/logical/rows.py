@@ -119,7 +119,7 @@ class Rows:
             for row in self._rows
             if row["direction"] == "forward" and row["status"] == "matched"
         }
-        for name in sides[0].keys() & sides[1].keys():
+        for name in sorted(sides[0].keys() & sides[1].keys()):
             module, _, index = name.rpartition(".")
             if module not in modules:
                 continue

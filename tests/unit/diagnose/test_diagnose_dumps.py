@@ -70,6 +70,43 @@ def test_equal_dumps_agree_as_far_as_they_say(tmp_path: Path) -> None:
     assert all(i["state"] == "caveat" for i in found["gate"] if i["evidence"] == UNKNOWN)
 
 
+@pytest.mark.parametrize(("wrong", "verdict"), [(0.0, "aligned"), (0.01, "diverged")])
+@pytest.mark.parametrize("side", ["b", "t"])
+def test_generation_on_one_side_is_no_lack(
+    tmp_path: Path, side: str, wrong: float, verdict: str
+) -> None:
+    """A replay does not generate; that the stage is on one side alone is said all the same."""
+    many = {f"Module.model.layers.{n}.mlp.MLP.forward.0": call([leaf(1.0)], [leaf(2.0)])
+            for n in range(40)}  # fmt: skip
+    dumps.write(tmp_path / side / "actor_generate_sequences/step0/rank0", many)
+    code, found = diagnosed(tmp_path, model(), model(wrong))
+    assert (code, found["verdict"]) == (0, verdict)
+    assert states(found)["coverage"] == "open"
+    (item,) = [item for item in found["gate"] if item["item"] == "stages and steps"]
+    assert item["state"] == "caveat" and "actor_generate_sequences" in item["evidence"]
+    extent = found["extent"]["actor_generate_sequences"]["0"]
+    assert extent["judged"] == 0 and extent["unjudged"] == {"no_partner": extent["recorded"]}
+
+
+@pytest.mark.parametrize("stage", ["actor_compute_log_prob", "critic_update"])
+def test_another_stage_on_one_side_is_a_lack(tmp_path: Path, stage: str) -> None:
+    many = {f"Module.model.layers.{n}.mlp.MLP.forward.0": call([leaf(1.0)], [leaf(2.0)])
+            for n in range(40)}  # fmt: skip
+    dumps.write(tmp_path / "b" / stage / "step0/rank0", many)
+    code, found = diagnosed(tmp_path, model(), model())
+    assert (code, found["verdict"]) == (4, "not_comparable")
+    assert states(found)["coverage"] == "shut"
+
+
+def test_generation_alone_is_no_comparison(tmp_path: Path) -> None:
+    generated = "actor_generate_sequences"
+    dumps.write(tmp_path / "b" / generated / "step0/rank0", model())
+    dumps.write(tmp_path / "t/actor_update/step0/rank0", model())
+    out = str(tmp_path / "out")
+    assert main(["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", out, "-q"]) == 4
+    assert main(["diagnose", out]) == 4
+
+
 @pytest.mark.parametrize(
     ("target", "item", "said"),
     [
