@@ -127,6 +127,8 @@ class RunSpec:
     suspects: Suspects | None = None
     #: ``replay``, or ``compare``: the engine is led through the recorded rollouts.
     generation: str = "replay"
+    #: ``own``, or ``replay``: tokens are sent to the experts that the benchmark chose.
+    routing: str = "own"
     #: The benchmark keeps its models' state at the start of captured steps; replays load it there.
     rejoin: bool = False
     #: The framework's own checkpoint that the run begins from.
@@ -181,6 +183,8 @@ class RunSpec:
             declared["suspects"] = self.suspects.declared()
         if self.forces:
             declared["generation"] = self.generation
+        if self.replays_routing:
+            declared["routing"] = self.routing
         if self.joined_steps:
             declared["rejoin"] = True
         if self.identities.checkpoint is not None:
@@ -190,6 +194,11 @@ class RunSpec:
         if self.replays:
             declared["recompute_rewards"] = self.recompute_rewards
         return declared
+
+    @property
+    def replays_routing(self) -> bool:
+        """Whether tokens are sent to the experts that the benchmark chose."""
+        return self.routing == "replay" and self.replay_of is not None
 
     @property
     def joined_steps(self) -> tuple[int, ...]:

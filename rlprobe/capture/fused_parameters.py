@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlprobe.capture.megatron_layout import layout
+from rlprobe.capture.megatron_layout import expert_tensor, layout
 from rlprobe.capture.megatron_names import is_megatron
 from rlprobe.capture.names import unwrap
 from rlprobe.capture.parameters import Held
+from rlprobe.capture.stacked_experts import StackedExperts
 from rlprobe.logical import fused
 
 
@@ -27,14 +28,17 @@ class FusedParameters:
 
     Args:
         models: the model's chunks.
+        by_expert: weights of stacked experts apart too.
     """
 
-    def __init__(self, models: list[nn.Module]) -> None:
+    def __init__(self, models: list[nn.Module], by_expert: bool = False) -> None:
+        self._stacks = StackedExperts(models) if by_expert else None
         roots = [unwrap(model)[1] for model in models]
         self._megatron = bool(roots) and all(is_megatron(root) for root in roots)
         config: Any = getattr(roots[0], "config", None) if roots else None
         found = layout(models) if self._megatron else {}
         self._size, self._rank = int(found.get("tp", 1)), int(found.get("tp_rank", 0))
+        self._expert_size, _ = expert_tensor() if self._megatron else (1, 0)
         self._gated = bool(getattr(config, "gated_linear_unit", False))
         heads = int(getattr(config, "num_attention_heads", 0) or 0)
         groups = int(getattr(config, "num_query_groups", 0) or heads)
@@ -48,6 +52,10 @@ class FusedParameters:
             item: the parameter, or the part or stretch of it that this rank has.
             tensor: laid out as ``item.local``: its values, a gradient, a change.
         """
+        stacked = None if self._stacks is None else self._stacks.apart(item, tensor)
+        if stacked is not None:
+            yield from stacked
+            return
         stem, _, leaf = item.name.rpartition(".")
         above, _, module = stem.rpartition(".")
         rows = self._rows(module, item) if self._megatron and leaf in ("weight", "bias") else ()
@@ -65,8 +73,8 @@ class FusedParameters:
 
     def _rows(self, module: str, item: Held) -> Sequence[Sequence[int]]:
         """Of each part, which rows of what this rank holds of the fused parameter are its own."""
-        if "experts" in item.name.split("."):
-            return ()
+        if "experts" in item.name.split(".") and self._expert_size != self._size:
+            return ()  # where this rank's part of it lies is told by other groups
         count, rest = divmod(item.shape[0], self._size)
         if module == fused.GATE_UP and self._gated and not rest:
             return fused.halves(count)

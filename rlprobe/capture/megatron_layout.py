@@ -38,6 +38,19 @@ def layout(models: Any = None) -> dict[str, Any]:
     return found
 
 
+def expert_tensor() -> tuple[int, int]:
+    """Over how many ranks each expert is divided, and this rank's number among them.
+
+    They may be others than attention's (megatron-core from 0.9 on).
+    """
+    mpu = _parallel_state()
+    if mpu is None:
+        return 1, 0
+    kind = "expert_tensor" if hasattr(mpu, "get_expert_tensor_parallel_rank") else "tensor_model"
+    size, rank = (getattr(mpu, f"get_{kind}_parallel_{what}") for what in ("world_size", "rank"))
+    return int(size()), int(rank())
+
+
 def data_parallel_size() -> int:
     """Ranks whose gradients are added up, context-parallel ones included; 1 outside Megatron."""
     mpu = _parallel_state()

@@ -5,33 +5,43 @@ layer takes; everything else is whole on each of its ranks. Of two projections i
 (:mod:`rlprobe.logical.fused`) each has records of its own here. A norm that is fused into the
 projection behind it (Transformer Engine) takes what the projection takes.
 
-Sequences that are divided (sequence and context parallelism) and modules of kinds that are not
-known here have no places: nothing is said of them then.
+Sequences that are divided (sequence and context parallelism) are rows, not features:
+:attr:`MegatronPlaces.shards` tells which a process has. Experts are divided by tensor-parallel
+groups of their own, which may be others than those of attention; what a container of experts takes
+and gives is recorded where its rows are still in the tokens' order
+(:mod:`rlprobe.capture.megatron_dispatch`). Modules of kinds that are not known here have no places:
+nothing is said of them then.
 
 Works on the modules alone (megatron-core from 0.9 on); nothing of Megatron is imported.
 """
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
-from rlprobe.capture.light.pieces import Piece, in_experts
-from rlprobe.capture.megatron_layout import layout
+from rlprobe.capture.light.coordinates import SequenceShards
+from rlprobe.capture.light.pieces import Piece, is_rotary
+from rlprobe.capture.megatron_layout import expert_tensor, layout
 from rlprobe.capture.megatron_names import is_megatron
 from rlprobe.logical import fused
 
 #: Whole on every tensor-parallel rank: by the last part of the Hugging Face path.
 _WHOLE = re.compile(
     r"(^|\.)(layers\.\d+|self_attn|mlp|embed_tokens|embedding|decoder|gate|norm|input_layernorm|"
-    r"post_attention_layernorm)$"
+    r"post_attention_layernorm|rotary_emb)$"
 )
 #: Modules that stand where another model has one, and do nothing.
 _IDENTITY = re.compile(r"^Identity(Func)?Op$")
-_HEADS = re.compile(r"\.(q_norm|k_norm)$")
+#: Divided by heads: norms of queries and keys, and what attention does between its projections,
+#: which takes queries first and gives as many heads.
+_HEADS = re.compile(r"\.(q_norm|k_norm|core_attention)$")
+_EXPERT = re.compile(r"\.experts\.\d+(\.|$)")
 #: Names of modules as Megatron and Transformer Engine call them.
 _COLUMN, _ROW = "ColumnParallelLinear", "RowParallelLinear"
 _FUSED_NORM = "LayerNormColumnParallelLinear"
@@ -49,8 +59,16 @@ class MegatronPlaces:
         found = layout(list(chunks))
         self._size = int(found.get("tp", 1))
         self._rank = int(found.get("tp_rank", 0))
-        divided = found.get("sequence_parallel", False) and self._size > 1
-        self._known = not divided and int(found.get("cp", 1)) == 1
+        divided = bool(found.get("sequence_parallel", False))
+        #: How this process shares the tokens of a sequence.
+        self.shards = SequenceShards(
+            int(found.get("cp", 1)),
+            int(found.get("cp_rank", 0)),
+            self._size if divided else 1,
+            self._rank if divided else 0,
+        )
+        self._expert_size, self._expert_rank = expert_tensor()
+        self._compute: torch.dtype = getattr(config, "params_dtype", torch.float32)
         self._gated = bool(getattr(config, "gated_linear_unit", False))
         heads = int(getattr(config, "num_attention_heads", 0) or 0)
         groups = int(getattr(config, "num_query_groups", 0) or heads)
@@ -66,7 +84,11 @@ class MegatronPlaces:
         self, path: str, module: nn.Module, direction: str, slot: str, width: int
     ) -> Sequence[Piece]:
         """See :class:`rlprobe.capture.light.pieces.Places`."""
-        if not self._known or in_experts(path) or _IDENTITY.search(type(module).__name__):
+        if _IDENTITY.search(type(module).__name__) or path.endswith(".experts"):
+            return ()
+        if _EXPERT.search(path):
+            return self._expert(path, module, direction, slot, width)
+        if is_rotary(path) and self.angles(path, module) is None:
             return ()
         kind = _kind(module)
         if kind == _COLUMN:
@@ -78,6 +100,29 @@ class MegatronPlaces:
         if self._size > 1 and not _WHOLE.search(path):
             return ()
         return (Piece(path, 0, width),)
+
+    def angles(self, path: str, module: nn.Module) -> torch.dtype | None:
+        """See :class:`rlprobe.capture.light.pieces.Places`."""
+        # others scale cosines by a factor that they hand out, or do not (YaRN)
+        if not is_rotary(path) or type(module).__name__ != "RotaryEmbedding":
+            return None
+        return self._compute
+
+    def _expert(
+        self, path: str, module: nn.Module, direction: str, slot: str, width: int
+    ) -> Sequence[Piece]:
+        """Of one expert: as any projection, but divided over ranks of its own."""
+        if self._expert_size != self._size or self._expert_rank != self._rank:
+            own = copy.copy(self)
+            own._size, own._rank = self._expert_size, self._expert_rank
+            return own.pieces(path, module, direction, slot, width)
+        kind = _kind(module)
+        if kind == _COLUMN:
+            return self._column(path, module, direction, slot, width)
+        if kind == _ROW and slot == "input":
+            return self._row(path, module, slot, width)
+        # what ranks of one expert give is added up later, where tokens are back in their order
+        return (Piece(path, 0, width),) if self._size == 1 or slot == "input" else ()
 
     def _column(
         self, path: str, module: Any, direction: str, slot: str, width: int

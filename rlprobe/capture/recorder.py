@@ -247,10 +247,10 @@ class Recorder:
         if (stage, step) not in self._described:
             self._described.add((stage, step))
             common = {"step": step, "stage": stage, "role": self.role, "rank": self.rank}
-            described = weights.describe(models, options.sketch)
+            described = weights.describe(models, options.sketch, options.coordinate_sketch)
             self._parts.lines("weights", [{**common, **record} for record in described])
         if stage in stages.UPDATE_STAGES:
-            return updates.snapshot(models, _wanted(options))
+            return updates.snapshot(models, _wanted(options), options.coordinate_sketch)
         return {}
 
 
@@ -292,7 +292,9 @@ class StageScope:
         self._updates: UpdateRecords | None = None
         if debug is not None:
             options = recorder.session.capture
-            self._updates = UpdateRecords(debug.name, options.sketch, _wanted(options))
+            self._updates = UpdateRecords(
+                debug.name, options.sketch, _wanted(options), options.coordinate_sketch
+            )
 
     def micro_step(self, index: int) -> None:
         """A micro-batch begins (in generation: a batch of sequences, whose tokens count from 0)."""

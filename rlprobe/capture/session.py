@@ -45,6 +45,8 @@ class CaptureOptions:
     token_sketch: bool = False
     #: Records of whole stages by what their elements are (:mod:`rlprobe.coordinates`).
     coordinate_sketch: bool = False
+    #: Which experts every token was sent to, where a model has routers.
+    routing: bool = True
     key_data: bool = True
     configurations: bool = True
     memory: bool = False
@@ -118,6 +120,9 @@ class Session:
     keep_states: bool = False
     #: Where such states lie that this run loads at the same steps; None: it goes its own way.
     join_states: str | None = None
+    #: Directory of another run's choices of experts, which this run's tokens are sent to
+    #: (``{stage}-step{N}.npz``); None: to those that its own routers choose.
+    routing: str | None = None
     #: Recompute rewards in a replay instead of taking the recorded ones.
     recompute_rewards: bool = False
     deterministic: bool = False

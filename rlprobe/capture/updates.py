@@ -36,9 +36,13 @@ class UpdateRecords:
         name: gives the next full name for ``{parameter}.grad`` and the like.
         with_sketch: add sketches.
         wanted: whether a parameter's module is captured.
+        by_expert: weights of stacked experts apart.
     """
 
-    def __init__(self, name: Names, with_sketch: bool, wanted: Wanted) -> None:
+    def __init__(
+        self, name: Names, with_sketch: bool, wanted: Wanted, by_expert: bool = False
+    ) -> None:
+        self._by_expert = by_expert
         self._name = name
         self._with_sketch = with_sketch
         self._wanted = wanted
@@ -68,7 +72,7 @@ class UpdateRecords:
             found = megatron_grads.gradients(models, optimizer)
         else:
             found = ((item, _gradient(item)) for item in held(models))
-        projections = FusedParameters(models)
+        projections = FusedParameters(models, self._by_expert)
         for whole, gradient in found:
             if gradient is None:
                 continue
@@ -80,7 +84,7 @@ class UpdateRecords:
 
     def changes(self, models: list[nn.Module], before: dict[str, Tensor]) -> None:
         """Statistics of every parameter's new value minus ``before`` (see :func:`snapshot`)."""
-        for item, local in _apart(models, self._wanted):
+        for item, local in _apart(models, self._wanted, self._by_expert):
             old = before.get(item.name)
             if old is None or old.shape != local.shape:
                 continue
@@ -175,18 +179,20 @@ def _gradient(item: Held) -> Tensor | None:
     return None if gradient is None else item.part_of(gradient)
 
 
-def snapshot(models: list[nn.Module], wanted: Wanted) -> dict[str, Tensor]:
+def snapshot(models: list[nn.Module], wanted: Wanted, by_expert: bool = False) -> dict[str, Tensor]:
     """Copies of all parameters on this rank, in host memory, by name."""
     return {
         item.name: local.to("cpu", copy=True)
-        for item, local in _apart(models, wanted)
+        for item, local in _apart(models, wanted, by_expert)
         if has_values(local)
     }
 
 
-def _apart(models: list[nn.Module], wanted: Wanted) -> Iterator[tuple[Held, Tensor]]:
+def _apart(
+    models: list[nn.Module], wanted: Wanted, by_expert: bool
+) -> Iterator[tuple[Held, Tensor]]:
     """Every parameter that is captured, with its values; those of fused projections apart."""
-    projections = FusedParameters(models)
+    projections = FusedParameters(models, by_expert)
     for whole in held(models):
         for item, local in projections.apart(whole, whole.local):
             if wanted(item.name.rpartition(".")[0]):

@@ -42,12 +42,20 @@ def digest(tensor: Tensor) -> str:
     return f"sha256:{hasher.hexdigest()}"
 
 
-def describe(models: list[nn.Module], with_sketch: bool) -> list[dict[str, Any]]:
-    """A record per parameter of ``models`` (without step, stage, role and rank)."""
+def describe(
+    models: list[nn.Module], with_sketch: bool, by_expert: bool = False
+) -> list[dict[str, Any]]:
+    """A record per parameter of ``models`` (without step, stage, role and rank).
+
+    Args:
+        models: the model's chunks.
+        with_sketch: add sketches.
+        by_expert: weights of stacked experts apart.
+    """
     records: list[dict[str, Any]] = []
     norms: list[Tensor | None] = []
     sketches: list[Tensor | None] = []
-    for item, local in _apart(models):
+    for item, local in _apart(models, by_expert):
         readable = has_values(local)
         records.append(_record(item, local, readable))
         norms.append(_norm(local) if readable else None)
@@ -60,9 +68,9 @@ def describe(models: list[nn.Module], with_sketch: bool) -> list[dict[str, Any]]
     return records
 
 
-def _apart(models: list[nn.Module]) -> Iterator[tuple[Held, Tensor]]:
+def _apart(models: list[nn.Module], by_expert: bool) -> Iterator[tuple[Held, Tensor]]:
     """Every parameter with its values; those of fused projections apart."""
-    projections, engine = FusedParameters(models), EngineParameters(models)
+    projections, engine = FusedParameters(models, by_expert), EngineParameters(models)
     for item in held(models):
         for part, tensor in engine.apart(item, item.local):
             yield from projections.apart(part, tensor)

@@ -68,6 +68,13 @@ class Alignment(Section):
         "sample in one prefill, then its first tokens decoded one by one), and what it computes "
         "is compared; training goes on with the recorded rollouts.",
     )
+    routing: Literal["own", "replay"] = Field(
+        default="own",
+        description="Of models with experts. own: every run sends tokens to the experts that its "
+        "routers choose. replay: all but the benchmark send them to those that the benchmark "
+        "chose, so that what follows can be judged although a router decides otherwise; what it "
+        "would have chosen is counted (engine light).",
+    )
     overrides: tuple[str, ...] = Field(
         default=(),
         description="The framework's own options, on both sides (verl: Hydra overrides; slime: "
@@ -151,6 +158,11 @@ class Alignment(Section):
             raise ValueError(
                 f"capture.stages: {stages.FORCED} runs with generation: compare only, found "
                 "generation: replay"
+            )
+        if self.routing == "replay" and self.capture.engine != "light":
+            raise ValueError(
+                "routing: replay needs capture.engine: light, which records what routers choose; "
+                f"found capture.engine: {self.capture.engine}"
             )
         if self.generation == "compare" and self.controls.rejoin:
             raise ValueError(

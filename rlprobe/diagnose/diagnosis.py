@@ -15,6 +15,7 @@ from rlprobe.errors import DumpError
 from rlprobe.judge import basis
 from rlprobe.judge.curves import Curve
 from rlprobe.judge.extent import Extents
+from rlprobe.judge.routed import Routed
 from rlprobe.said import Message, kept
 
 FORMAT = 2
@@ -123,6 +124,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     curves: list[Curve] = []
     #: Training against rollout, a row a captured step (:mod:`rlprobe.diagnose.rollout`).
     rollout: list[Values] = []
+    #: Which tokens were sent to other experts, router by router; empty where no model has routers.
+    routing: list[Routed] = []
     #: sha256 of ``judged/summary.json``, the tables that this diagnosis follows from.
     judged: str | None = None
     #: What else it was made from: path below the results, and its sha256.

@@ -27,7 +27,17 @@ from rlprobe.diagnose.gate import Gate, check, dumps
 from rlprobe.diagnose.gate.evidence import Evidence
 from rlprobe.diagnose.gate.extent import coverage
 from rlprobe.diagnose.gate.steps import merged
-from rlprobe.judge import analysis, basis, decisive, extent, forced, multiples, outline, tables
+from rlprobe.judge import (
+    analysis,
+    basis,
+    decisive,
+    extent,
+    forced,
+    multiples,
+    outline,
+    routed,
+    tables,
+)
 from rlprobe.judge import curves as judge_curves
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.curves import NOT_JUDGED, Curve
@@ -250,6 +260,7 @@ class Examined:
             stages=cells,
             extent=self.extents,
             curves=self.curves,
+            routing=routed.routed(self.results, self.step.number),
             of=self.of,
         )
 

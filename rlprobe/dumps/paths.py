@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 #: What a run's directory may hold beside the manifest.
-DIRECTORIES = ("dump", "logical", "records", "rollouts", "states", "token_sketches")
+DIRECTORIES = ("dump", "logical", "records", "rollouts", "routing", "states", "token_sketches")
 FILES = (
     "environment.json",
     "gradients.parquet",

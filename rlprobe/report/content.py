@@ -19,6 +19,7 @@ from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.extent import Extent
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import Difference
+from rlprobe.judge.routed import Routed
 from rlprobe.report import (
     card,
     chart,
@@ -135,6 +136,8 @@ class Page:
     #: What the sentence says of them.
     curves_said: Markup | None
     many_steps: bool
+    #: Which tokens were sent to other experts.
+    routing: list[Routed]
     mismatch: Gap | None
     weights: list[WeightRow]
     environment: list[Setting]
@@ -230,6 +233,7 @@ def gather(
         curves=side_by_side.verdicts(found.curves, first_step or 0, found.messages),
         curves_said=words.sentence(said_of_curves, {}) if said_of_curves else None,
         many_steps=any(len(curve["steps"]) > 2 for curve in curves),
+        routing=found.routing,
         mismatch=rollout.gap(benchmark, target, step),
         weights=side_by_side.weights(benchmark, target, step.number),
         environment=different,

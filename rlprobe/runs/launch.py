@@ -23,7 +23,7 @@ from rlprobe.errors import RlprobeError, RunError, StoreError
 from rlprobe.files import replace_text
 from rlprobe.frameworks import forward, proof
 from rlprobe.roles import BENCHMARK, REPEAT
-from rlprobe.runs import containers, entry, patience, process, script, states
+from rlprobe.runs import containers, entry, patience, process, routing, script, states
 from rlprobe.runs.follow import Progress
 from rlprobe.runs.plan import FAULT_ENV
 from rlprobe.spec import RunSpec
@@ -195,6 +195,7 @@ def session_of(spec: RunSpec, store: Path, scratch: Path) -> Session:
         collect_rollouts=spec.role == BENCHMARK,
         keep_states=spec.rejoin and spec.replay_of is None,
         join_states=kept,
+        routing=str(scratch / routing.ROUTING) if spec.replays_routing else None,
         recompute_rewards=spec.recompute_rewards,
         deterministic=spec.deterministic,
         seed=spec.seed,
@@ -286,6 +287,8 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
             "benchmark first (`rlprobe run --role benchmark`) or import it"
         )
     states.require(spec, store)
+    if spec.replays_routing and spec.replay_of is not None:
+        routing.lay_out(store, spec.replay_of, scratch / routing.ROUTING)
     replace_text(scratch / "session.json", session.to_json())
     environment = {
         **(determinism.environment(spec.device) if spec.deterministic else {}),

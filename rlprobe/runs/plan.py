@@ -101,6 +101,7 @@ def plan(
                 rollouts=identity.rollouts(rollouts) if rollouts and located else None,
             ),
             generation=alignment.generation,
+            routing=alignment.routing,
             rejoin=alignment.controls.rejoin,
             resume_from=alignment.resume_from,
             entry_point=alignment.entry_point,

@@ -17,7 +17,7 @@ import polars as pl
 import pydantic
 
 from rlprobe import formats, stages
-from rlprobe.dumps import logical, records, token_sketches
+from rlprobe.dumps import logical, records, routing, token_sketches
 from rlprobe.errors import StoreError
 from rlprobe.store import heal, parts
 from rlprobe.store.filetypes import check_type
@@ -98,6 +98,8 @@ class _Commit:
             self._table(found.table, f"token_sketches/{stage}.parquet")
         for stage, table in logical.read(self.side, set(frames)).items():
             self._table(table, f"logical/{stage}.parquet")
+        for stage, table in routing.read(self.side, set(frames)).items():
+            self._table(table, f"routing/{stage}.parquet")
         if ingested.tensors:
             self._table(_tensor_table(ingested), "tensors.parquet")
         weights = parts.weights(self.side)

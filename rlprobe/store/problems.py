@@ -81,7 +81,7 @@ def stage_of(path: str) -> str:
     parts = path.split("/")
     if len(parts) < 2:
         return path
-    if parts[0] in ("logical", "records", "token_sketches"):
+    if parts[0] in ("logical", "records", "routing", "token_sketches"):
         return parts[1].removesuffix(".parquet")
     if parts[0] == "dump" and len(parts) > 2:
         return f"key data {parts[2]}" if parts[1] == "data" else parts[1]

@@ -15,7 +15,7 @@ import polars as pl
 from rlprobe import formats
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError, read_bytes
-from rlprobe.dumps import described, logical, proof, token_sketches
+from rlprobe.dumps import described, logical, proof, routing, token_sketches
 from rlprobe.dumps.key_data import KeyData
 from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.errors import StoreError
@@ -162,6 +162,16 @@ class Run:
         name = f"logical/{stage}.parquet"
         table = self._table(name, logical.SCHEMA)
         return None if table is None else logical.require(table, f"{self.path}/{name}")
+
+    def routing(self, stage: str) -> pl.DataFrame | None:
+        """Chosen experts per token (columns: ``routing.SCHEMA``), None where there are none.
+
+        Raises:
+            StoreError: the table is missing, damaged, or holds what capture does not write.
+        """
+        name = f"routing/{stage}.parquet"
+        table = self._table(name, routing.SCHEMA)
+        return None if table is None else routing.require(table, f"{self.path}/{name}")
 
     def weights(self) -> pl.DataFrame | None:
         """``weights.parquet`` (columns: ``parts.WEIGHTS``), None when weights were not digested.

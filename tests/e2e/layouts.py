@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -40,6 +41,7 @@ from rlprobe.selftest.forkservers import ForkServers
 from rlprobe.spec import RunSpec
 
 FAULTS = Path(__file__).with_name("faults_of_layouts")
+FAULTS_OF_EXPERTS = Path(__file__).with_name("faults_of_experts")
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ("actor_rollout_ref.actor", "actor_rollout_ref.ref")
 #: The target's kernels are others than the benchmark's, so that there is round-off.
@@ -85,6 +87,20 @@ LAYOUTS: dict[str, Layout] = {
     "megatron-dp2": Layout(2, _megatron("use_distributed_optimizer=false")),
     "megatron-dp2-sharded": Layout(2, _megatron("use_distributed_optimizer=true")),
 }
+#: Those of a model with experts.
+LAYOUTS_OF_EXPERTS: dict[str, Layout] = {
+    "fsdp2": Layout(),
+    "fsdp2-2ranks": Layout(2),
+    "megatron": Layout(1, _megatron()),
+    "megatron-ep2": Layout(2, _megatron("expert_model_parallel_size=2")),
+    "megatron-ep2-gathered": Layout(
+        2,
+        _megatron(
+            "expert_model_parallel_size=2",
+            "override_transformer_config.moe_token_dispatcher_type=allgather",
+        ),
+    ),
+}
 
 
 class Layouts:
@@ -93,11 +109,14 @@ class Layouts:
     Args:
         directory: of store and results.
         start: starts runs.
+        experts: of a model with experts.
     """
 
-    def __init__(self, directory: Path, start: Start) -> None:
+    def __init__(self, directory: Path, start: Start, experts: bool = False) -> None:
         self.directory = directory
+        self.layouts = LAYOUTS_OF_EXPERTS if experts else LAYOUTS
         self._start = start
+        self._faults = {case.name: case.reference for case in cases(experts)}
         raw = yaml.safe_load((ROOT / "config/examples/verl_megatron_cpu.yaml").read_text())
         raw |= {
             "name": "layouts",
@@ -113,6 +132,8 @@ class Layouts:
             "actor_rollout_ref.actor.optim.weight_decay=0",
         ]
         raw["model"].pop("critic_path")
+        if experts:
+            raw["model"]["path"] = "builtin:tiny-qwen3-moe-splits"
         raw["capture"] = {"engine": "light", "token_sketch": True, "token_range": None,
                           "coordinate_sketch": True}  # fmt: skip
         path = directory / "layouts.yaml"
@@ -124,14 +145,14 @@ class Layouts:
         """The replay of a layout; as a target it has other kernels, and the fault."""
         if layout == COLLECTED and not target:
             return self._planned[BENCHMARK]
-        where = LAYOUTS[layout]
+        where = self.layouts[layout]
         spec = self._planned[TARGET if target else REPEAT]
         return dataclasses.replace(
             spec,
             world_size=where.world_size,
             overrides=(*spec.overrides, *where.overrides),
             environment=OTHER_KERNELS if target else {},
-            fault=None if fault is None else f"{FAULTS}/planted.py:{fault}",
+            fault=None if fault is None else self._faults[fault],
             identities=dataclasses.replace(spec.identities, fault=fault),
         )
 
@@ -158,24 +179,41 @@ class Layouts:
         return diagnose(out)
 
 
-def cases() -> list[Case]:
-    """The planted faults."""
-    return catalogue.cases([FAULTS])
+#: Of planted faults, those of what a model with experts has not.
+_DENSE = ("up", "down", "sent_back", "one_shard")
 
 
-def is_found(case: Case, found: Diagnosis) -> bool:
-    """Whether a fault was found with its stage and module."""
-    first = found.first
+def cases(experts: bool = False) -> list[Case]:
+    """The planted faults, or those of a model with experts."""
+    if not experts:
+        return catalogue.cases([FAULTS])
+    every = catalogue.cases([FAULTS, FAULTS_OF_EXPERTS])
+    return [case for case in every if case.name not in _DENSE]
+
+
+#: A module of one expert of several.
+_EXPERT = re.compile(r"(.*\.experts)\.\d+\.")
+
+
+def is_found(case: Case, found: Diagnosis, pair: str) -> bool:
+    """Whether a fault was found with its stage and module.
+
+    A layer's experts are one module in transformers: against it, one expert's is found there.
+    """
+    first, module = found.first, case.declared.module
+    expert = _EXPERT.match(module or "")
+    if expert is not None and "fsdp2" in pair:
+        module = expert[1]
     return (
         found.verdict == "diverged"
         and first is not None
-        and (first.stage, first.module) == (case.declared.stage, case.declared.module)
+        and (first.stage, first.module) == (case.declared.stage, module)
     )
 
 
-def planted(case: Case, layout: str) -> bool:
+def planted(case: Case, layout: Layout) -> bool:
     """Whether a fault means something in a layout: one of a single rank needs several."""
-    return case.name != "one_shard" or LAYOUTS[layout].world_size > 1
+    return case.name != "one_shard" or layout.world_size > 1
 
 
 def looked_at(layouts: Layouts, pair: str, faults: Iterable[Case]) -> dict[str, str]:
@@ -184,10 +222,10 @@ def looked_at(layouts: Layouts, pair: str, faults: Iterable[Case]) -> dict[str, 
     clean = layouts.judge(benchmark, target)
     found = {"clean": clean.verdict if clean.verdict == "aligned" else clean.sentence}
     for case in faults:
-        if not planted(case, target):
+        if not planted(case, layouts.layouts[target]):
             continue
         judged = layouts.judge(benchmark, target, case.name)
-        good = is_found(case, judged)
+        good = is_found(case, judged, pair)
         found[case.name] = "found" if good else judged.sentence
     return found
 

@@ -40,7 +40,7 @@ def test_fsdp_and_a_tensor_parallel_megatron_are_aligned(made: layouts.Layouts) 
 
 def test_a_fault_of_one_shard_is_located_with_its_rank_and_features(made: layouts.Layouts) -> None:
     found = made.judge("fsdp2", "megatron-tp2", "one_shard")
-    assert layouts.is_found(CASES["one_shard"], found), found.sentence
+    assert layouts.is_found(CASES["one_shard"], found, "fsdp2:megatron-tp2"), found.sentence
     assert found.first is not None and found.first.rank == 1
     assert found.cause is not None
     assert "which rank 1 has" in found.cause.evidence[-1], found.cause.evidence

@@ -306,9 +306,20 @@ def test_gate_and_up_are_halves_of_each_rank(places: Any) -> None:
         ("lm_head", ColumnParallelLinear(), "forward", "output", [("lm_head", 4, 8, None)]),
         (f"{ATTENTION}.q_norm", nn.LayerNorm(4), "forward", "output",
          [(f"{ATTENTION}.q_norm", 4, 8, None)]),
+        (f"{ATTENTION}.core_attention", nn.Module(), "forward", "output",
+         [(f"{ATTENTION}.core_attention", 4, 8, None)]),
+        # an expert is divided over ranks of its own: here over none
+        (f"{MLP}.experts.5.gate_up_proj", ColumnParallelLinear(), "forward", "output",
+         [(f"{MLP}.experts.5.gate_proj", 0, 2, (0, 1)),
+          (f"{MLP}.experts.5.up_proj", 0, 2, (2, 3))]),
+        (f"{MLP}.experts.5.down_proj", RowParallelLinear(), "forward", "input",
+         [(f"{MLP}.experts.5.down_proj", 0, 4, None)]),
+        # recorded by what sends tokens to experts
+        (f"{MLP}.experts", nn.Module(), "forward", "output", []),
+        # angles that are scaled by a factor of their own
+        ("model.rotary_emb", nn.Module(), "forward", "output", []),
         ("model.layers.3", nn.Module(), "forward", "output", [("model.layers.3", 0, 4, None)]),
         # nothing is said of what is not known
-        (f"{ATTENTION}.core_attention", nn.Module(), "forward", "output", []),
         (f"{MLP}.experts.local_experts", nn.Module(), "forward", "output", []),
         (f"{ATTENTION}.q_norm", IdentityOp(), "forward", "output", []),
     ],
@@ -324,15 +335,6 @@ def test_a_bias_that_is_added_outside_leaves_no_record(places: Any) -> None:
     row = RowParallelLinear()
     row.bias = torch.zeros(4)
     assert not places(tp=1).pieces(f"{MLP}.down_proj", row, "forward", "output", 4)
-
-
-@pytest.mark.parametrize(
-    "layout",
-    [{"tp": 2, "sequence_parallel": True}, {"cp": 2}],
-    ids=["sequence parallel", "context parallel"],
-)
-def test_divided_sequences_have_no_places(places: Any, layout: dict[str, Any]) -> None:
-    assert not places(**layout).pieces("model.norm", nn.Module(), "forward", "output", 4)
 
 
 def test_fewer_key_heads_than_ranks_are_not_guessed(places: Any) -> None:

@@ -13,19 +13,24 @@ from pathlib import Path
 from torch import nn
 
 from rlprobe import stages
+from rlprobe.capture import megatron_dispatch
 from rlprobe.capture.dumpfile import DumpFiles, mark_partial
 from rlprobe.capture.engine import StageContext, Tally
 from rlprobe.capture.light.choices import Routing
-from rlprobe.capture.light.coordinates import Samples
+from rlprobe.capture.light.coordinates import Samples, Tokens
 from rlprobe.capture.light.hooks import Tape, attach, attach_root
 from rlprobe.capture.light.logical import Logical
 from rlprobe.capture.light.pieces import Places, Undivided
+from rlprobe.capture.light.routers import may_route
+from rlprobe.capture.light.routing import ChosenExperts
 from rlprobe.capture.light.statistics import Statistics
 from rlprobe.capture.light.tensors import Tensors
 from rlprobe.capture.light.token_range import TokenRange
 from rlprobe.capture.light.token_sketches import TokenSketches
+from rlprobe.capture.megatron_dispatch import DispatchWatch
 from rlprobe.capture.megatron_places import MegatronPlaces
 from rlprobe.capture.names import named_modules, unwrap
+from rlprobe.capture.replayed_routing import RecordedRouting, ReplayedRouting
 from rlprobe.capture.session import CaptureOptions, Session
 from rlprobe.errors import ConfigError
 
@@ -71,10 +76,35 @@ class _StageState:
                 lambda: not options.micro_steps or self.micro_step in options.micro_steps,
                 options.tensor_budget,
             )
+        #: Which tokens the model works on; None where nothing needs to know.
+        self.model_tokens: Tokens | None = None
         self.logical: Logical | None = None
         # an engine's forwards are told apart by request and token, not by sample
-        if options.coordinate_sketch and context.stage in stages.TRAINING_STAGES:
-            self.logical = Logical(Path(session.side), context, self.numbers)
+        self.chosen_experts: ChosenExperts | None = None
+        self.replayed: ReplayedRouting | None = None
+        training = context.stage in stages.TRAINING_STAGES
+        # an engine that is led through a response is given it whole
+        routed = options.routing and (training or context.stage == stages.FORCED)
+        if routed or (training and options.coordinate_sketch):
+            self.model_tokens = Tokens()
+            if routed:
+                self.replayed = _replayed(session, context, self.model_tokens)
+                budget = options.token_sketch_mib << 20
+                self.chosen_experts = ChosenExperts(
+                    Path(session.side), context, budget, self.model_tokens
+                )
+                self.chosen_experts.replayed = self.replayed
+            if training and options.coordinate_sketch:
+                self.logical = Logical(Path(session.side), context, self.numbers, self.model_tokens)
+
+
+def _replayed(session: Session, context: StageContext, tokens: Tokens) -> ReplayedRouting | None:
+    """What replays another run's choices of experts in a stage; None where nothing is to."""
+    if session.routing is None:
+        return None
+    path = Path(session.routing) / f"{context.stage}-step{context.step}.npz"
+    # a stage of which the other run has no choices has no routers
+    return ReplayedRouting(RecordedRouting(path), tokens) if path.is_file() else None
 
 
 class LightEngine:
@@ -123,14 +153,25 @@ class LightWatch:
             trains,
             state.logical,
             Routing.of(models) if state.tokens is not None else None,
+            state.chosen_experts,
+            state.model_tokens,
         )
         wanted = set(options.modules)
         places: Places = Undivided()
-        if state.logical is not None:
+        routers = state.chosen_experts is not None and any(
+            may_route(path) for _, path, _ in named_modules(models)
+        )
+        if state.model_tokens is not None and (state.logical is not None or routers):
             roots = [unwrap(model)[1] for model in models]
             for root in roots:
                 attach_root(self._tape, root)
             places = MegatronPlaces.of(roots) or places
+            state.model_tokens.shards = places.shards
+            for _, path, module in named_modules(models):
+                if state.replayed is not None and may_route(path):
+                    state.replayed.attach(path, module, self._tape.handles.append)
+                if state.logical is not None and megatron_dispatch.is_layer(module):
+                    DispatchWatch(self._tape, path, module, every_rank=not options.ranks)
         attach(self._tape, named_modules(models), lambda path: not wanted or path in wanted, places)
         self._tokens = None
         counted = context.stage == stages.GENERATE and not context.chosen_forwards
@@ -149,13 +190,13 @@ class LightWatch:
 
     def tokens(self, samples: Samples | None) -> None:
         """The tokens of each sample of the micro-batch that begins; None: read off the model."""
-        if self._state.logical is not None:
-            self._state.logical.told(samples)
+        if self._state.model_tokens is not None:
+            self._state.model_tokens.told(samples)
 
     def updated(self) -> None:
         """Records of the whole stage are of what ran before weights first changed."""
-        if self._state.logical is not None:
-            self._state.logical.close()
+        if self._state.model_tokens is not None:
+            self._state.model_tokens.close()
 
     def finish(self) -> Tally:
         tape = self._tape
@@ -175,6 +216,8 @@ class LightWatch:
                 self._state.tokens.publish()
             if self._state.logical is not None:
                 self._state.logical.publish()
+            if self._state.chosen_experts is not None:
+                self._state.chosen_experts.publish()
         return Tally(records, len(tape.data))
 
     def abort(self) -> None:

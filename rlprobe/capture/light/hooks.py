@@ -27,11 +27,13 @@ from rlprobe.capture.light.backward import (
     edge,
     next_number,
 )
-from rlprobe.capture.light.coordinates import Batch
+from rlprobe.capture.light.coordinates import Batch, Tokens
 from rlprobe.capture.light.logical import Logical, Owner, tensors
 from rlprobe.capture.light.nesting import nest, with_gradient
 from rlprobe.capture.light.pieces import Places, Undivided
 from rlprobe.capture.light.recompute import Recomputation
+from rlprobe.capture.light.routers import Choice, choice
+from rlprobe.capture.light.routing import ChosenExperts
 from rlprobe.capture.light.stack import Stacks, Trace, trace
 from rlprobe.capture.light.statistics import Statistics
 from rlprobe.capture.light.token_sketches import TokenSketches, is_block
@@ -41,8 +43,8 @@ class _Call:
     """A module call that has begun and not ended."""
 
     __slots__ = (
-        "backward", "batch", "edges", "entry", "first", "graded", "name", "parameters", "trace",
-        "watch",
+        "backward", "batch", "choice", "edges", "entry", "first", "graded", "name", "parameters",
+        "trace", "watch",
     )  # fmt: skip
 
     def __init__(self, watch: ModuleWatch, name: str, backward: str, where: Trace) -> None:
@@ -60,6 +62,8 @@ class _Call:
         #: Which tokens the call works on, and which of its inputs with gradients has a logical
         #: record; None where that is not known.
         self.batch: Batch | None = None
+        #: What it hands out, if it is a router.
+        self.choice: Choice | None = None
         self.graded: int | None = None
 
 
@@ -101,6 +105,8 @@ class Tape:
         trains: whether the stage has backward passes.
         logical: where records of whole stages are added up; None where that is off.
         routing: what the model's routers choose from; None where it has none.
+        chosen_experts: where choices of experts are kept; None where that is off.
+        model_tokens: which tokens the model works on; None where nothing needs to know.
     """
 
     def __init__(
@@ -113,9 +119,13 @@ class Tape:
         trains: bool = False,
         logical: Logical | None = None,
         routing: choices.Routing | None = None,
+        chosen_experts: ChosenExperts | None = None,
+        model_tokens: Tokens | None = None,
     ) -> None:
         self.logical = logical
         self.routing = routing
+        self.chosen_experts = chosen_experts
+        self.model_tokens = model_tokens
         self.recomputation = Recomputation(trains)
         self.tokens = tokens
         self.micro_step = 0
@@ -233,14 +243,15 @@ class ModuleWatch:
             if torch.is_grad_enabled():
                 call.edges = [edge(tensor) for tensor in with_gradient((args, kwargs))]
                 call.first = next_number()
+            if tape.model_tokens is not None:
+                call.batch = tape.model_tokens.of(self.owner.path)
             if tape.logical is not None:
                 self._take(tape.logical, call, args, kwargs)
 
     def _take(self, logical: Logical, call: _Call, args: Any, kwargs: dict[str, Any]) -> None:
         """Add what the module is given to its logical record."""
-        call.batch = logical.batch
         taken = logical.taken(tensors((args, kwargs)), call.batch)
-        logical.add(self.owner, "forward", "input", taken, call.batch)
+        logical.add(self.owner, "forward", "input", taken)
         if taken is not None and call.edges:
             call.graded = _index(taken.tensor, with_gradient((args, kwargs)))
 
@@ -279,6 +290,10 @@ class ModuleWatch:
                 if chosen is not None:
                     tape.tokens.add_choice(choices.record(call.name), tape.micro_step, chosen)
             graded = None
+            if tape.model_tokens is not None and tape.model_tokens.batch and not failed:
+                call.choice = choice(tensors(outputs))
+                if call.choice is not None and tape.chosen_experts is not None:
+                    tape.chosen_experts.add(self.owner.path, call.choice)
             if tape.logical is not None and not failed:
                 graded = self._give(tape.logical, call, outputs)
             if not failed and torch.is_grad_enabled():
@@ -288,8 +303,13 @@ class ModuleWatch:
 
     def _give(self, logical: Logical, call: _Call, outputs: tuple[Any, ...]) -> int | None:
         """Add what the module gives to its logical record; which of its gradients is that of it."""
-        taken = logical.taken(tensors(outputs), call.batch)
-        logical.add(self.owner, "forward", "output", taken, call.batch)
+        if call.choice is not None:
+            taken = logical.chosen(call.choice, call.choice.weights, call.batch)
+        elif (to := self.owner.places.angles(self.owner.path, self.owner.module)) is not None:
+            taken = logical.cosines(tensors(outputs), to, call.batch)
+        else:
+            taken = logical.taken(tensors(outputs), call.batch)
+        logical.add(self.owner, "forward", "output", taken)
         return None if taken is None else _index(taken.tensor, with_gradient(outputs))
 
     def _parameters(self, module: nn.Module) -> dict[str, Any]:
@@ -337,7 +357,7 @@ class ModuleWatch:
         above = tape.construct.get(call.name)
         parent = above.replace(".forward.", ".backward.") if above is not None else None
 
-        logical, batch, owner = tape.logical, call.batch, self.owner
+        logical, batch, owner, routed = tape.logical, call.batch, self.owner, call.choice
         recorded = {(OUTPUT, graded): "input", (INPUT, call.graded): "output"}
 
         def measure(gradient: Tensor, end: str, index: int) -> dict[str, Any]:
@@ -345,8 +365,11 @@ class ModuleWatch:
                 leaf = tape.statistics.leaf(gradient)
                 slot = recorded.get((end, index))
                 if logical is not None and slot is not None:
-                    taken = logical.taken([gradient], batch)
-                    logical.add(owner, "backward", slot, taken, batch)
+                    if routed is not None and end == OUTPUT:
+                        taken = logical.chosen(routed, gradient, batch)
+                    else:
+                        taken = logical.taken([gradient], batch)
+                    logical.add(owner, "backward", slot, taken)
                 return leaf
 
         def report(output_leaves: list[Any], input_leaves: list[Any]) -> None:
@@ -405,7 +428,7 @@ def attach_root(tape: Tape, root: nn.Module) -> None:
     parameters = inspect.signature(root.forward)
 
     def hook(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if tape.logical is None or not tape.active:
+        if tape.model_tokens is None or not tape.active:
             return
         with tape.quiet:
             given = dict(parameters.bind_partial(*args, **kwargs).arguments)
@@ -413,7 +436,7 @@ def attach_root(tape: Tape, root: nn.Module) -> None:
                 if parameters.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
                     given.update(value)
             device = next((p.device for p in module.parameters()), torch.device("cpu"))
-            tape.logical.enter(given, device)
+            tape.model_tokens.enter(given, device)
 
     tape.handles.append(root.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
 

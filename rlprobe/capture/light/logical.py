@@ -32,8 +32,9 @@ import torch
 from torch import Tensor, nn
 
 from rlprobe.capture.engine import StageContext
-from rlprobe.capture.light.coordinates import Batch, Samples, grid_of
+from rlprobe.capture.light.coordinates import Batch, Tokens
 from rlprobe.capture.light.pieces import Piece, Places
+from rlprobe.capture.light.routers import Choice
 from rlprobe.capture.light.sketches import has_fp64
 from rlprobe.capture.light.statistics import Place, Statistics, has_values
 from rlprobe.coordinates import GROUPS
@@ -50,6 +51,9 @@ class Taken:
 
     tensor: Tensor
     rows: Tensor
+    batch: Batch
+    #: Whether the rows are the tensor's own, and not made from it.
+    own: bool = True
 
 
 class _Record:
@@ -118,9 +122,12 @@ class Logical:
         side: the session's side directory.
         context: stage, step and rank.
         statistics: what measures the stage's tensors, just before they come here.
+        tokens: which of them the model works on.
     """
 
-    def __init__(self, side: Path, context: StageContext, statistics: Statistics) -> None:
+    def __init__(
+        self, side: Path, context: StageContext, statistics: Statistics, tokens: Tokens
+    ) -> None:
         self._statistics = statistics
         statistics.readers.append(self._read)
         #: Records, and where numbers stand that were measured already.
@@ -129,58 +136,54 @@ class Logical:
         self.path = side / "logical" / name
         self._records: dict[_Key, _Record] = {}
         self._calls: dict[tuple[str, str], int] = {}
-        self._samples: Samples | None = None
         self._sequence = 0
-        self._skipped = 0
-        self._closed = False
-        #: Of the forward pass that runs now; None where nothing tells its tokens.
-        self.batch: Batch | None = None
-
-    def told(self, samples: Samples | None) -> None:
-        """The samples of the micro-batch that begins, where the framework says them."""
-        self._samples = samples
-
-    def enter(self, given: dict[str, Any], device: torch.device) -> None:
-        """The model is called.
-
-        Args:
-            given: its arguments by name.
-            device: where its tensors are.
-        """
-        if self._closed:
-            self.batch = None
-            return
-        found = grid_of(given, self._samples)
-        self.batch = None if found is None else Batch(found[0], found[1], device)
-        self._skipped += found is None
-
-    def close(self) -> None:
-        """Weights change: nothing is added any more."""
-        self._closed = True
-        self.batch = None
+        #: Which of them the model works on.
+        self.tokens = tokens
 
     def taken(self, values: Iterable[Tensor], batch: Batch | None) -> Taken | None:
-        """The first of some tensors that has a row for each token."""
+        """The first of some tensors that has a row for each token, or for each of its stretch."""
         if batch is None:
             return None
+        stretch = self.tokens.stretch(batch)
         for tensor in values:
             local = getattr(tensor, "_local_tensor", tensor)
             if not local.is_floating_point() or local.is_nested or not has_values(local):
                 continue
-            rows = batch.rows(local.detach())
-            if rows is not None:
-                return Taken(tensor, rows)
+            for own in (batch, stretch):
+                rows = None if own is None else own.rows(local.detach())
+                if own is not None and rows is not None:
+                    return Taken(tensor, rows, own)
         return None
 
-    def add(
-        self, owner: Owner, direction: str, slot: str, taken: Taken | None, batch: Batch | None
-    ) -> None:
+    def cosines(
+        self, angles: Iterable[Tensor], to: torch.dtype, batch: Batch | None
+    ) -> Taken | None:
+        """The cosines of each token's angles, from a table with a row for each position."""
+        table = next(iter(angles), None)
+        if table is None or batch is None or batch.positions is None:
+            return None
+        flat = table.detach().reshape(len(table), -1)
+        if int(batch.positions.max()) >= len(flat):
+            return None
+        own = flat.index_select(0, torch.from_numpy(batch.positions).to(flat.device))
+        return Taken(table, own.cos().to(to), batch, own=False)
+
+    def chosen(self, choice: Choice, values: Tensor, batch: Batch | None) -> Taken | None:
+        """What a router hands out, or the gradient at it: a number for each token and expert."""
+        for own in () if batch is None else (batch, self.tokens.stretch(batch)):
+            rows = None if own is None else own.rows(choice.dense(values))
+            if own is not None and rows is not None:
+                return Taken(values, rows, own, choice.is_map)
+        return None
+
+    def add(self, owner: Owner, direction: str, slot: str, taken: Taken | None) -> None:
         """Add one call's input or output, or a gradient of either, to its record."""
-        if taken is None or batch is None:
+        if taken is None:
             return
+        batch = taken.batch
         sketches: dict[tuple[int, ...] | None, tuple[Tensor, Tensor]] = {}
         # what holds nothing but these tokens has been measured
-        whole = taken.rows.numel() == taken.tensor.numel()
+        whole = taken.own and taken.rows.numel() == taken.tensor.numel()
         known = self._statistics.measured(taken.tensor) if whole else None
         # the gradient at an output is laid out as the output
         side = slot if direction == "forward" else _OTHER[slot]
@@ -215,7 +218,7 @@ class Logical:
 
     def publish(self) -> None:
         """Write the file with everything so far; nothing where there is nothing."""
-        if not self._records and not self._skipped:
+        if not self._records and not self.tokens.skipped:
             return
         rows = list(self._records.items())
         sketches = np.zeros((len(rows), GROUPS, K))
@@ -249,7 +252,7 @@ class Logical:
                     [[record.identity >> 32, record.identity & 0xFFFFFFFF] for _, record in rows],
                     dtype=np.int64,
                 ).reshape(len(rows), 2),
-                skipped=np.int64(self._skipped),
+                skipped=np.int64(self.tokens.skipped),
             )
 
 

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import nn
+
+from rlprobe.capture.light.coordinates import SequenceShards
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,16 @@ class Piece:
 class Places(Protocol):
     """Where the parts of a model's tensors lie."""
 
+    @property
+    def shards(self) -> SequenceShards:
+        """How ranks share the tokens of a sequence."""
+
+    def angles(self, path: str, module: nn.Module) -> torch.dtype | None:
+        """The format of cosines where a module gives the angles of all positions.
+
+        The Hugging Face model's gives the cosines and sines of each token; None: as any other.
+        """
+
     def pieces(
         self, path: str, module: nn.Module, direction: str, slot: str, width: int
     ) -> Sequence[Piece]:
@@ -45,13 +58,20 @@ class Places(Protocol):
 class Undivided:
     """Modules that have their tensors whole, under their own names: FSDP, DDP, one process."""
 
+    shards = SequenceShards()
+
     def pieces(
         self, path: str, module: nn.Module, direction: str, slot: str, width: int
     ) -> Sequence[Piece]:
-        return () if in_experts(path) else (Piece(path, 0, width),)
+        # a table of angles is given hidden states only for their format
+        if slot == "input" and is_rotary(path):
+            return ()
+        return (Piece(path, 0, width),)
+
+    def angles(self, path: str, module: nn.Module) -> torch.dtype | None:
+        return None
 
 
-def in_experts(path: str) -> bool:
-    """Whether a module works on tokens that were chosen for it, in an order of their own."""
-    parts = path.split(".")
-    return "experts" in parts[:-1] or parts[-1] == "experts"
+def is_rotary(path: str) -> bool:
+    """Whether a module makes the table of rotary embeddings, a row for each position."""
+    return path.rpartition(".")[2] == "rotary_emb"

@@ -183,6 +183,18 @@ def sketches() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def routing() -> dict[str, Any]:
+    """The arrays of a good file of chosen experts, of two routers."""
+    return {
+        "modules": np.array(["model.layers.0.mlp.gate", "model.layers.1.mlp.gate"]),
+        "experts": np.array([8, 4], np.int32),
+        "module": np.array([0, 0, 1], np.int32),
+        "token": np.array([1, 2**63 + 5, 1], np.uint64),
+        "chosen": np.array([[0, 7], [2, 3], [3, -1]], np.int16),
+        "left_out": np.int64(0),
+    }
+
+
 def coordinates() -> dict[str, Any]:
     """The arrays of a good file of records by coordinates, of two modules."""
     texts = {"module": "a b", "op": "Linear Linear", "direction": "forward backward",
@@ -311,6 +323,7 @@ _BYTES: dict[str, Callable[[], list[bytes]]] = {
     "vendor": lambda: _npy(np.arange(12).reshape(3, 4)),
     "sketches": lambda: [npz(sketches())],
     "coordinates": lambda: [npz(coordinates())],
+    "routing": lambda: [npz(routing())],
     "safetensors": lambda: [safetensors(json.dumps(SAFETENSORS).encode())],
     "manifest": lambda: [run()[1]],
     "bundle": lambda: [run()[2]],

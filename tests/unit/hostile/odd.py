@@ -432,6 +432,7 @@ _OF: dict[str, Callable[[], st.SearchStrategy[bytes]]] = {
     "vendor": npys,
     "sketches": lambda: npzs(good.sketches()),
     "coordinates": lambda: npzs(good.coordinates()),
+    "routing": lambda: npzs(good.routing()),
     "safetensors": safetensors,
     "records": parquets,
     "rollouts": rollouts,

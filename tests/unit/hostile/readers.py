@@ -20,7 +20,16 @@ from rlprobe.compare.samples.run import open_side
 from rlprobe.config import loading
 from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.gate import configuration
-from rlprobe.dumps import construct, dumpjson, logical, parquet, records, results, token_sketches
+from rlprobe.dumps import (
+    construct,
+    dumpjson,
+    logical,
+    parquet,
+    records,
+    results,
+    routing,
+    token_sketches,
+)
 from rlprobe.dumps.key_data import KeyData
 from rlprobe.dumps.tensors.tensorfile import map_file, read_tensor
 from rlprobe.errors import DumpError, StoreError
@@ -186,6 +195,7 @@ READERS: dict[str, Callable[[Path], Any]] = {
     "safetensors": _safetensors,
     "sketches": lambda path: token_sketches._part(path, 0, 0),
     "coordinates": lambda path: logical._part(path, 0, 0),
+    "routing": lambda path: routing.part(path, 0, 0),
     "keydata": _key_data,
     "proof": _proof,
     "diagnosis": diagnosis.read,
@@ -209,4 +219,5 @@ SUFFIXES = {
     "safetensors": ".safetensors",
     "sketches": ".npz",
     "coordinates": ".npz",
+    "routing": ".npz",
 }

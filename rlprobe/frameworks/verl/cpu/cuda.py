@@ -62,6 +62,9 @@ class _Stream:
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *args, **kwargs: None
 
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
+
 
 class _Event(_Stream):
     def query(self) -> bool:
@@ -104,6 +107,8 @@ def enable() -> None:
     tensor.pin_memory = lambda self, *_, **__: self
     tensor.type = _named_as_on_cuda(tensor.type)
     tensor.to = _on_cpu(tensor.to)
+    for name in ("new_empty", "new_full", "new_ones", "new_tensor", "new_zeros"):
+        setattr(tensor, name, _on_cpu(getattr(tensor, name)))
     module: Any = torch.nn.Module
     module.cuda = lambda self, *_, **__: self
     for name in _MAKERS:

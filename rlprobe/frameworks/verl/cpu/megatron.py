@@ -11,6 +11,10 @@ names of plain norms               there a norm is a module; in Transformer Engi
                                    part of the projection behind it, the one name mbridge knows
 names of plain experts             there each expert is a module; grouped ones are one module with a
                                    weight for each, and mbridge knows these only
+routers                            megatron-core 0.16 looks for a name that it takes from
+                                   Transformer Engine, and defines nothing without
+counts of rows as numpy            experts' dispatcher makes them so of a GPU's tensors only, and
+                                   torch's collective takes no others
 value heads                        mbridge looks for a critic's under the language model's name, as
                                    Megatron itself saves it, and not under Hugging Face's (its bias
                                    has no place in Megatron's)
@@ -92,6 +96,22 @@ def _plain_experts(module: types.ModuleType) -> None:
         }
 
     bridge._weight_name_mapping_mcore_local_to_global = with_plain_experts
+
+
+def _plain_routers(module: types.ModuleType) -> None:
+    if not hasattr(module, "te_general_gemm"):
+        module.te_general_gemm = None  # type: ignore[attr-defined]
+
+
+def _counts_as_numpy(module: types.ModuleType) -> None:
+    move = module.maybe_move_tensor_to_cpu
+
+    @functools.wraps(move)
+    def moved(tensor: Any, as_numpy: bool = False, **kwargs: Any) -> Any:
+        found = move(tensor, as_numpy=as_numpy, **kwargs)
+        return found.numpy() if as_numpy and isinstance(found, Tensor) else found
+
+    module.maybe_move_tensor_to_cpu = moved  # type: ignore[attr-defined]
 
 
 def _value_heads(module: types.ModuleType) -> None:
@@ -189,6 +209,8 @@ def _install() -> None:
     when_imported("mbridge.core.llm_bridge", _plain_layers)
     when_imported("mbridge.core.bridge", _plain_norms)
     when_imported("mbridge.core.bridge", _plain_experts)
+    when_imported("megatron.core.transformer.moe.moe_utils", _plain_routers)
+    when_imported("megatron.core.transformer.moe.token_dispatcher", _counts_as_numpy)
     when_imported("mbridge.core.safetensor_io", _value_heads)
     when_imported("megatron.core.transformer.dot_product_attention", _attention_over_samples)
     when_imported("verl.utils.megatron_utils", _no_moves)

@@ -121,6 +121,17 @@ _EXPERTS: dict[str, Any] = {
     "decoder_sparse_step": 1,
 }
 
+#: The same without experts that every token has, as mbridge's layers without Transformer Engine
+#: take them; experts split over up to eight ranks.
+_SPLIT_EXPERTS: dict[str, Any] = {
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "head_dim": 16,
+}
+
 
 def _fill(model: Any, seed: int) -> None:
     """Draw every weight anew from a generator whose numbers are the same everywhere.
@@ -210,6 +221,9 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "tiny-qwen2-moe": lambda made: _causal("Qwen2Moe", made, **_EXPERTS),
     "tiny-qwen2-moe-wide-heads": lambda made: _causal("Qwen2Moe", made, **_EXPERTS, **_WIDE_HEADS),
     "tiny-qwen2-splits": lambda made: _causal("Qwen2", made, multiple=_MULTIPLE, **_SPLITS),
+    "tiny-qwen3-moe-splits": lambda made: _causal(
+        "Qwen3Moe", made, multiple=_MULTIPLE, **_SPLITS, **_SPLIT_EXPERTS
+    ),
     "tiny-qwen2-splits-critic": lambda made: _critic("Qwen2", made, multiple=_MULTIPLE, **_SPLITS),
     "tiny-qwen2-critic": lambda made: _critic("Qwen2", made),
     "tiny-qwen2-critic-bias": lambda made: _critic("Qwen2", made, bias=0.5),

@@ -1,0 +1,110 @@
+"""Tokens that two sides sent to other experts, joined by token."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import polars as pl
+import pytest
+
+from rlprobe import stages
+from rlprobe.dumps import routing
+from rlprobe.judge.routed import routed, with_idle
+from rlprobe.roles import BENCHMARK, TARGET
+
+GATE, LATER = "model.layers.2.mlp.gate", "model.layers.10.mlp.gate"
+Choices = dict[int, list[int]]
+
+
+class Run:
+    def __init__(self, **tables: list[tuple[int, str, Choices]]) -> None:
+        self._tables = tables
+        self.manifest = types.SimpleNamespace(declared={})
+
+    def routing(self, stage: str) -> pl.DataFrame | None:
+        rows = self._tables.get(stage)
+        if rows is None:
+            return None
+        table = [
+            {"step": 0, "rank": rank, "module": module, "experts": 8, "token": token,
+             "chosen": chosen}
+            for rank, module, choices in rows
+            for token, chosen in choices.items()
+        ]  # fmt: skip
+        return pl.DataFrame(table, schema=routing.SCHEMA)
+
+
+class Sides:
+    def __init__(self, benchmark: Run | None, target: Run | None) -> None:
+        self._runs = {BENCHMARK: benchmark, TARGET: target}
+
+    def run(self, role: str) -> Run | None:
+        return self._runs[role]
+
+
+def of(benchmark: Run | None, target: Run | None) -> list[Any]:
+    return routed(Sides(benchmark, target), 0)  # type: ignore[arg-type]
+
+
+WHOLE: Choices = {1: [0, 3], 2: [1, 2], 3: [4, 7], 2**63 + 9: [0, 1]}
+
+
+def test_tokens_are_joined_whatever_rank_and_order_they_were_in() -> None:
+    # two data-parallel ranks, in another order; one token's experts are others
+    halves = [
+        (1, GATE, {2**63 + 9: [0, 1], 2: [1, 5]}),
+        (0, GATE, {3: [4, 7], 1: [0, 3]}),
+    ]
+    found = of(Run(actor_update=[(0, GATE, WHOLE)]), Run(actor_update=halves))
+    assert [(r.stage, r.against, r.module) for r in found] == [("actor_update", BENCHMARK, GATE)]
+    assert (found[0].tokens, found[0].otherwise, found[0].share) == (4, 1, 0.25)
+    assert (found[0].choices, found[0].moved, found[0].experts) == (8, 1, 8)
+
+
+def test_layers_stand_by_their_numbers_and_replicas_count_once() -> None:
+    both = [(rank, module, WHOLE) for rank in (0, 1) for module in (LATER, GATE)]
+    found = of(Run(actor_update=both), Run(actor_update=both[:2]))
+    assert [(r.module, r.tokens, r.otherwise) for r in found] == [(GATE, 4, 0), (LATER, 4, 0)]
+
+
+def test_a_token_that_one_side_has_alone_is_not_counted() -> None:
+    found = of(Run(actor_update=[(0, GATE, WHOLE)]), Run(actor_update=[(0, GATE, {1: [0, 3]})]))
+    assert [(r.tokens, r.otherwise) for r in found] == [(1, 0)]
+
+
+def test_a_dropped_token_is_routed_otherwise() -> None:
+    dropped = WHOLE | {1: [3, -1]}
+    found = of(Run(actor_update=[(0, GATE, WHOLE)]), Run(actor_update=[(0, GATE, dropped)]))
+    assert found[0].otherwise == 1
+
+
+def test_training_is_held_against_the_engine_that_it_generates_with() -> None:
+    engine, trained = {**WHOLE, 3: [5, 6]}, WHOLE
+    sides = [
+        Run(**{stages.FORCED: [(0, GATE, engine)], stages.LOG_PROB: [(0, GATE, trained)]}),
+        Run(**{stages.FORCED: [(0, GATE, trained)], stages.LOG_PROB: [(0, GATE, trained)]}),
+    ]
+    found = {(r.stage, r.against): r.otherwise for r in of(*sides)}
+    assert found == {
+        (stages.LOG_PROB, "benchmark"): 0,
+        (stages.FORCED, "benchmark"): 1,
+        (stages.LOG_PROB, "engine_benchmark"): 1,
+        (stages.LOG_PROB, "engine_target"): 0,
+    }
+
+
+def test_an_expert_that_no_token_was_sent_to_is_idle() -> None:
+    every = {token: [2 * token, 2 * token + 1] for token in range(4)}
+    sides = Sides(Run(actor_update=[(0, GATE, every)]), Run(actor_update=[(0, GATE, every)]))
+    assert with_idle(sides, "actor_update", 0) == []  # type: ignore[arg-type]
+    assert with_idle(sides, "critic_update", 0) == []  # type: ignore[arg-type]
+    # seven of eight experts on the target
+    fewer = every | {3: [5, 6]}
+    sides = Sides(Run(actor_update=[(0, GATE, every)]), Run(actor_update=[(1, GATE, fewer)]))
+    assert with_idle(sides, "actor_update", 0) == [GATE]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("target", [None, Run()])
+def test_without_routers_there_is_nothing(target: Run | None) -> None:
+    assert of(Run(actor_update=[(0, GATE, WHOLE)]), target) == []
