@@ -118,9 +118,8 @@ def test_stretches_of_a_distributed_optimizer_add_up(
 
 @pytest.mark.parametrize(
     "name",
-    ["model.layers.0.mlp.down_proj.weight", "model.norm.weight",
-     "model.layers.0.mlp.experts.3.gate_up_proj.weight"],
-)  # fmt: skip
+    ["model.layers.0.mlp.down_proj.weight", "model.norm.weight"],
+)
 def test_what_is_not_fused_or_not_known_stays_as_it_is(projections: Make, name: str) -> None:
     local = torch.randn(6, INNER)
     item = held(name, local, 1)
@@ -143,3 +142,83 @@ def test_a_stretch_of_unknown_place_stays_as_it_is(projections: Make) -> None:
 def test_rows_are_runs() -> None:
     assert fused.runs([0, 1, 2, 5, 6, 9]) == [(0, 3), (5, 2), (9, 1)]
     assert fused.runs([]) == []
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_experts_projections_are_apart_where_ranks_divide_it_as_others(
+    ranks: int, projections: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlprobe.capture.fused_parameters.expert_tensor", lambda: (ranks, 0))
+    local = torch.randn(6, INNER)
+    item = held("model.layers.0.mlp.experts.3.gate_up_proj.weight", local, 1)
+    found = [(part.name, part.shape) for part, _ in projections(0, 1).apart(item, local)]
+    expert = "model.layers.0.mlp.experts.3"
+    if ranks == 1:
+        assert found == [(f"{expert}.gate_proj.weight", (3, INNER)),
+                         (f"{expert}.up_proj.weight", (3, INNER))]  # fmt: skip
+    else:
+        assert found == [(item.name, item.shape)]
+
+
+class Stack(nn.Module):
+    """A layer's experts as transformers has them."""
+
+    def __init__(self, transposed: bool = False) -> None:
+        super().__init__()
+        self.is_transposed = transposed
+        self.gate_up_proj = nn.Parameter(torch.randn(4, 6, INNER))
+        self.down_proj = nn.Parameter(torch.randn(4, INNER, 3))
+
+
+class Stacked(nn.Module):
+    def __init__(self, transposed: bool = False) -> None:
+        super().__init__()
+        self.experts = Stack(transposed)
+
+
+def test_stacked_experts_are_apart_where_that_is_asked_for() -> None:
+    model = Stacked()
+    every = dict(_apart_of(model))
+    assert len(every) == 4 * 3
+    stack = model.experts
+    assert torch.equal(every["experts.2.up_proj.weight"], stack.gate_up_proj[2, 3:])
+    assert torch.equal(every["experts.3.down_proj.weight"], stack.down_proj[3])
+    assert len(list(_apart_of(model, by_expert=False))) == 2
+    assert len(list(_apart_of(Stacked(transposed=True)))) == 2
+
+
+@pytest.mark.parametrize("kind", ["slices", "stretches"])
+def test_shards_of_stacked_experts_add_up(kind: str) -> None:
+    """Their sketches, of two ranks, to each expert's; no rank has the other's."""
+    model = Stacked()
+    projections, whole = FusedParameters([model], by_expert=True), dict(_apart_of(model))
+    sums: dict[str, Tensor] = {}
+    weight = model.experts.gate_up_proj.detach()
+    for rank in (0, 1):
+        if kind == "slices":
+            local = weight[3 * rank : 3 * rank + 3]
+            where: dict[str, Any] = {"cut": (0, 3 * rank)}
+        else:
+            cut = 17  # within an expert, and within a part of it
+            local = weight.reshape(-1)[cut:] if rank else weight.reshape(-1)[:cut]
+            where = {"start": cut * rank}
+        item = Held("experts.gate_up_proj", model.experts.gate_up_proj, local, (4, 6, INNER),
+                    complete=False, **where)  # fmt: skip
+        for part, own in projections.apart(item, local):
+            found = part.sketch_of(own)
+            assert found is not None
+            sums[part.name] = sums.get(part.name, torch.zeros_like(found)) + found
+    assert len(sums) == 8
+    for name, found in sums.items():
+        assert np.allclose(found, sketch.sketch(whole[name].numpy()), atol=1e-5), name
+
+
+def _apart_of(model: nn.Module, by_expert: bool = True) -> list[tuple[str, Tensor]]:
+    projections = FusedParameters([model], by_expert)
+    return [
+        (part.name, own.detach())
+        for name, parameter in model.named_parameters()
+        for part, own in projections.apart(
+            Held(name, parameter, parameter.detach(), tuple(parameter.shape)), parameter.detach()
+        )
+    ]
