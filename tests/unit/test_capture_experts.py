@@ -89,7 +89,7 @@ def test_experts_on_two_ranks_have_the_records_of_one(
         assert ours["squares"] == pytest.approx(theirs["squares"], rel=1e-4), key
     # the container has a row a token, from the ranks that have the tokens; an expert has those rows
     # that chose it, on its own rank alone
-    rows = Counter()
+    rows: Counter[int] = Counter()
     for number in range(4):
         own = two[f"{EXPERTS}.{number}.down_proj", "forward", "output"]
         assert own["ranks"] == [number // 2]
