@@ -55,7 +55,8 @@ def difference(name: str) -> pl.Expr:
 def statistics_error(table: pl.DataFrame) -> dict[str, pl.Series]:
     """Of each row ``statistics``, a lower bound of the relative L2 difference, null where unknown.
 
-    And ``moved``: whether any statistic differs.
+    And ``moved``: whether any statistic differs; ``impossible_norm``: whether they do and a norm is
+    one that the extremes contradict, which counts for nothing.
 
     Args:
         table: statistics and ``*_diff`` of both sides, ``status``, ``scalar_error`` (exact, of
@@ -70,9 +71,12 @@ def statistics_error(table: pl.DataFrame) -> dict[str, pl.Series]:
         error=pl.coalesce("scalar_error", pl.when(finite & (pl.col("largest") == 0)).then(0.0)),
     ).with_columns(wanted=pl.col("moved") & finite & pl.col("error").is_null())
     error = frame.get_column("error")
+    impossible = pl.Series("impossible", [False]).new_from_index(0, table.height)
     rows = frame.get_column("wanted").arg_true()
     if len(rows):
-        error = error.scatter(rows, _bound(table.select(_NEEDED)[rows]))
+        bounds = _bound(table.select(_NEEDED)[rows])
+        error = error.scatter(rows, bounds.get_column("bound"))
+        impossible = impossible.scatter(rows, bounds.get_column("impossible"))
     rows = (frame.get_column("status") == "nonfinite").arg_true()
     if len(rows):
         # of elements beside an infinity or a NaN no statistic says anything, equal or not
@@ -83,7 +87,7 @@ def statistics_error(table: pl.DataFrame) -> dict[str, pl.Series]:
     if len(rows):
         rows = rows.filter(zero.fill_null(False))
         error = error.scatter(rows, None)
-    return {"statistics": error, "moved": frame.get_column("moved")}
+    return {"statistics": error, "moved": frame.get_column("moved"), "impossible_norm": impossible}
 
 
 @cache
@@ -107,8 +111,8 @@ def impossible(side: str) -> pl.Expr:
     return of_mean.fill_null(False) | of_norm.fill_null(False)
 
 
-def _bound(rows: pl.DataFrame) -> pl.Series:
-    """The bound of rows whose statistics differ."""
+def _bound(rows: pl.DataFrame) -> pl.DataFrame:
+    """``bound`` of rows whose statistics differ, and whether a norm is ``impossible``."""
     rows = rows.select(
         *(f"{name}_{side}" for name in STATISTICS for side in SIDES),
         *(f"{name}_diff" for name in STATISTICS),
@@ -118,7 +122,7 @@ def _bound(rows: pl.DataFrame) -> pl.Series:
     )
     for columns in _bounding():
         rows = rows.with_columns(**columns)
-    return rows.get_column("bound")
+    return rows.select("bound", "impossible")
 
 
 @cache
@@ -130,7 +134,13 @@ def _bounding() -> list[dict[str, pl.Expr]]:
             **{f"extreme_{side}": _extreme(side) for side in SIDES},
             **{f"slack_{side}": _norm_slack(side) for side in SIDES},
         },
-        {f"norm_{side}": _possible_norm(side) for side in SIDES},
+        {
+            "impossible": pl.any_horizontal(
+                pl.col(f"norm_{side}").is_not_null() & _possible_norm(side).is_null()
+                for side in SIDES
+            ),
+            **{f"norm_{side}": _possible_norm(side) for side in SIDES},
+        },
         {"norm_diff": pl.when(norms).then("norm_diff")},
         {"least": _least()},
         {"bound": _relative()},

@@ -44,6 +44,7 @@ STATUSES = (MATCHED, BENCHMARK_ONLY, TARGET_ONLY, DTYPE, SHAPE, NONFINITE, UNREA
 #: Reasons of rows in which nothing was measured, or nothing could be seen.
 UNSEEN = "no difference seen"
 WITHIN_ROUNDING = "statistics differ by no more than their own rounding"
+IMPOSSIBLE_NORM = "a norm is impossible beside its extremes and says nothing; nothing else differs"
 UNSEEN_BY_SKETCH = "no difference seen by the sketch"
 CHECKSUMS_DIFFER = "checksums differ; there are no statistics"
 CHECKSUMS_DIFFER_ONLY = "checksums differ, statistics are equal: only tensors can tell how much"
@@ -89,6 +90,7 @@ def measure(table: pl.DataFrame) -> pl.DataFrame:
         "apart",
         "statistics",
         "moved",
+        "impossible_norm",
         "scalar_error",
         "same_digest",
         "same_xor",
@@ -354,6 +356,7 @@ _REASONS = (
     CHECKSUMS_DIFFER_ONLY,
     WITHIN_ROUNDING,
     UNSEEN,
+    IMPOSSIBLE_NORM,
 )
 _UNMEASURED = len(_REASONS)
 
@@ -375,6 +378,8 @@ def _number_of_reason() -> pl.Expr:
         .then(number(CHECKSUMS_DIFFER_ONLY))
         .when(plain & ~sketched & statistics.is_null())
         .then(pl.lit(_UNMEASURED, pl.UInt8))
+        .when(plain & ~sketched & (statistics == 0) & pl.col("impossible_norm"))
+        .then(number(IMPOSSIBLE_NORM))
         .when(plain & ~sketched & (statistics == 0) & pl.col("moved"))
         .then(number(WITHIN_ROUNDING))
         .when(plain & ~sketched & (statistics == 0) & ~pl.col("same_scalar"))

@@ -188,3 +188,23 @@ def test_where_nothing_else_is_there_they_are_noted_too(
         dumps.write(tmp_path / side / "step0/rank_1", {NAME: call([tensor()], [])})
     assert main(["compare", *(str(tmp_path / n) for n in "bt"), "-o", str(tmp_path / "o")]) == 4
     assert "rank_1 (rank1), in b" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("norm", [-2.0, 0.5, 1e9])
+def test_a_norm_that_cannot_be_is_not_called_round_off(tmp_path: Path, norm: float) -> None:
+    """Sixteen elements of at most 1 have a norm of 1 to 4."""
+    one, other = [tensor((1.0, -1.0, 0.0, norm))], [tensor((1.0, -1.0, 0.0, 2.0))]
+    assert main([*command(tmp_path, one, other), "-q"]) == 0
+    rows = pl.read_parquet(tmp_path / "o/unnamed/records.parquet")
+    said = dict(rows.select("name", "reason").iter_rows())
+    assert said[f"{NAME}.input.0"] == (
+        "a norm is impossible beside its extremes and says nothing; nothing else differs"
+    )
+
+
+def test_a_norm_that_is_rounded_is(tmp_path: Path) -> None:
+    one, other = [tensor((1.0, -1.0, 0.0, 2.0))], [tensor((1.0, -1.0, 0.0, 2.0 * (1 + 1e-7)))]
+    assert main([*command(tmp_path, one, other), "-q"]) == 0
+    rows = pl.read_parquet(tmp_path / "o/unnamed/records.parquet")
+    said = dict(rows.select("name", "reason").iter_rows())
+    assert said[f"{NAME}.input.0"] == ("statistics differ by no more than their own rounding")
