@@ -6,12 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 import rlprobe
 from rlprobe.cli import main
 from rlprobe.dumps import construct
 from rlprobe.errors import DumpError
+from rlprobe.judge import execution
+from rlprobe.judge.nesting import Told
 from tests.msprobe import dumps
 from tests.msprobe.dumps import call, tensor
 from tests.unit.compare_helpers import list_files
@@ -185,6 +188,23 @@ def test_a_file_of_anybodys_costs_no_comparison(
         assert refused in shown.err and "told by their order alone" in shown.err
         with pytest.raises(DumpError, match=refused):
             construct.read(tmp_path / "b/actor_update/step0/rank0/construct.json")
+
+
+def test_a_call_is_inside_those_alone_that_end_after_it(tmp_path: Path) -> None:
+    """A file that goes round in circles, or backwards, nests nothing in itself."""
+    assert main([*pair(tmp_path, SECOND, None), "-q"]) == 0
+    rows = pl.read_parquet(tmp_path / "out/actor_update/records.parquet")
+    for around in ({Q: K, K: Q, FIRST: Q}, {ATTENTION: FIRST, SOFTMAX: ATTENTION}, {Q: Q}, TOLD):
+        _, calls = execution.timeline(rows, Told("benchmark", around))
+        for number, inner in enumerate(calls):
+            assert inner.parent is None or inner.parent > number
+            assert inner.start <= inner.first
+    told = {
+        one.number: calls[one.parent or 0].module
+        for one in calls
+        if one.operator == "Functional.linear"
+    }
+    assert told == {0: "model.q", 1: "model.k"}
 
 
 def test_calls_around_a_call_end_where_they_come_round_again() -> None:
