@@ -49,6 +49,15 @@ _SUMS = re.compile(r"(^|/)rewards?(/|$)")
 _RATIOS = re.compile(r"rollout_corr/|rollout_.*(probs|logprob)|(^|/)train_rollout_")
 _EXPLAINED = re.compile(r"explained_var")
 _GRADIENTS = re.compile(r"(^|[/_])grad_norm$")
+#: Metrics that are never 0 where they were computed; any other may be: a loss whose advantages sum
+#: to nothing, KL and clipped shares before the first update, a coefficient that is not used, a
+#: learning rate that warms up, a reward that nobody won.
+_NEVER_ZERO = (
+    _GRADIENTS,
+    re.compile(r"(^|[/_])entropy(/|$)"),
+    re.compile(r"(^|/)(old_|ref_)?log_probs?(/|$)"),
+    re.compile(r"(^|[/_])ppl$"),
+)
 #: A loss is called as its record, by all of its name or the end of it.
 _LOSS = re.compile(r"^loss\.(.+?)\.\d+(\.debug)?$")
 _ROLES = {"actor": stages.ACTOR_UPDATE, "critic": stages.CRITIC_UPDATE}
@@ -108,10 +117,17 @@ def judge(
         b, t = benchmark[name], target[name]
         if not (math.isfinite(b) or math.isfinite(t)):
             continue
+        if b == t == 0 and is_never_zero(name):
+            continue  # 0 = 0 says nothing
         allowed = known.allowed(name, b if math.isfinite(b) else t)
         if allowed is not None:
             found.append(Reported(name, b, t, float(allowed)))
     return found
+
+
+def is_never_zero(metric: str) -> bool:
+    """Whether a metric that is 0 was not computed."""
+    return any(known.search(metric) is not None for known in _NEVER_ZERO)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, caveat
 from rlprobe.documents import npyfile
 from rlprobe.errors import DumpError
-from rlprobe.judge import keydata, outcomes
+from rlprobe.judge import keydata, metrics, outcomes
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.excuse import LOPSIDED
+from rlprobe.judge.extent import is_computed
 from rlprobe.judge.keydata import Difference
-from rlprobe.judge.reasons import NO_PARTNER, UNREADABLE
+from rlprobe.judge.reasons import NO_NUMBERS, NO_PARTNER, OTHER_SHAPE, UNREADABLE
 from rlprobe.judge.roundoff import UNIT, unit
 from rlprobe.said import SEMICOLON, Said, joined, listed, say
 from rlprobe.store.read import Run
@@ -50,6 +51,10 @@ def check(evidence: Evidence) -> GateItem | None:
         *_proofs(evidence),
         *_weights(evidence),
         *_unpaired(evidence),
+        *_shapes(evidence),
+        *_numbers(evidence),
+        *_constant(evidence.step),
+        *_metrics(evidence),
         *_gradient_norms(evidence),
     ]
     if not said:
@@ -134,6 +139,107 @@ def _contradictions(evidence: Evidence) -> list[Said]:
                     first=odd.item(0, "name"),
                 )
             )
+    return found
+
+
+def _shapes(evidence: Evidence) -> list[Said]:
+    """Records of another shape on the other side, where both hold the same samples alike."""
+    found = []
+    for name, finding in evidence.step.findings.items():
+        if finding.stage.misplaced is not None or finding.stage.laid_out is not None:
+            continue
+        rows = finding.stage.rows.filter(pl.col("unjudged_because") == OTHER_SHAPE)
+        if rows.height:
+            found.append(
+                say(
+                    "{name}: {count:,} records have another shape and were not judged, first "
+                    "{first}",
+                    name=name,
+                    count=rows.height,
+                    first=rows.item(0, "name"),
+                )
+            )
+    return found
+
+
+def _numbers(evidence: Evidence) -> list[Said]:
+    """Records of which one side alone has numbers; texts and whole numbers have none."""
+    found = []
+    there = [pl.col(f"norm_{side}").is_not_null() for side in _SIDES]
+    floats = pl.all_horizontal(pl.col(f"dtype_{side}").is_in(list(UNIT)) for side in _SIDES)
+    for name, finding in evidence.step.findings.items():
+        rows = finding.stage.rows.filter(
+            (pl.col("unjudged_because") == NO_NUMBERS) & floats & (there[0] != there[1])
+        )
+        if rows.height:
+            found.append(
+                say(
+                    "{name}: {count:,} records have numbers on one side only and were not judged, "
+                    "first {first}",
+                    name=name,
+                    count=rows.height,
+                    first=rows.item(0, "name"),
+                )
+            )
+    return found
+
+
+def _constant(step: Step) -> list[Said]:
+    """What is one number throughout on both sides: no result is, and its agreement proves nothing.
+
+    A single record may be zero (an adapter that begins there, an expert without tokens); all that a
+    stage computes may not.
+    """
+    found = []
+    for name, finding in step.findings.items():
+        outputs = finding.stage.rows.filter(
+            (pl.col("slot") == "output")
+            & (pl.col("direction") == "forward")
+            & pl.col("dtype_benchmark").is_in(list(UNIT))
+        )
+        zero = pl.all_horizontal(pl.col(f"norm_{side}") == 0 for side in _SIDES)
+        if outputs.height > 1 and outputs.select(zero.fill_null(False).all()).item():
+            found.append(say("{name}: every output is 0 on both sides", name=name))
+    alike = [
+        name
+        for name, difference in sorted(step.key_data.items())
+        if name in keydata.OUTCOMES and _is_constant(difference)
+    ]
+    if alike:
+        found.append(say("key data are one number throughout: {names}", names=listed(alike, 4)))
+    return found
+
+
+def _is_constant(difference: Difference) -> bool:
+    """Whether all values of both sides are one and the same number."""
+    values = [side for _, *sides in difference.pairs for side in sides]
+    whole = np.concatenate(values) if values else np.empty(0)
+    return whole.size > len(_SIDES) and bool(np.all(whole == whole[0]))
+
+
+def _metrics(evidence: Evidence) -> list[Said]:
+    """What the trainer reports of the step on one side only, and what is 0 and cannot be."""
+    sides = [
+        {
+            name: value
+            for line in run.metrics()
+            if line.get("step") == evidence.step.number
+            for name, value in (line.get("metrics") or {}).items()
+            if is_computed(name)
+        }
+        for run in (evidence.benchmark, evidence.target)
+    ]
+    lone = sorted(sides[0].keys() ^ sides[1].keys())
+    zero = [
+        name
+        for name, value in sides[0].items()
+        if metrics.is_never_zero(name) and value == 0 and sides[1].get(name) == 0
+    ]
+    found = [say("metrics on one side only: {lone}", lone=listed(lone, 4))] if lone else []
+    if zero:
+        found.append(
+            say("0 on both sides, which proves no agreement: {zero}", zero=listed(zero, 4))
+        )
     return found
 
 

@@ -11,7 +11,8 @@ import polars as pl
 import pytest
 
 from rlprobe.diagnose.gate import recorded
-from rlprobe.dumps.key_data import KeyData
+from rlprobe.dumps.key_data import KeyData, Row
+from rlprobe.judge import keydata, reasons
 
 STATISTICS = ("max", "min", "mean", "norm")
 
@@ -21,20 +22,23 @@ def rows(**changes: Any) -> pl.DataFrame:
     row: dict[str, Any] = {
         "name": "Module.m.Linear.forward.0.output.0", "slot": "output", "status": "matched",
         "reason": None, "error": 0.0, "error_kind": "digest", "excess": 0.0, "floor": 1e-6,
+        "direction": "forward", "unjudged_because": None,
     }  # fmt: skip
     for side in ("benchmark", "target"):
         row |= {f"dtype_{side}": "torch.float32", f"max_{side}": 2.0, f"min_{side}": -2.0,
                 f"mean_{side}": 0.1, f"norm_{side}": 10.0}  # fmt: skip
     row |= changes
     for name in STATISTICS:
-        if row[f"{name}_benchmark"] is not None:
-            row.setdefault(f"{name}_diff", row[f"{name}_target"] - row[f"{name}_benchmark"])
-    numbers = {name: pl.Float64 for name in row if name.startswith("norm") or name == "excess"}
-    return pl.DataFrame([row], schema_overrides={"reason": pl.String, **numbers})
+        b, t = row[f"{name}_benchmark"], row[f"{name}_target"]
+        row.setdefault(f"{name}_diff", None if None in (b, t) else t - b)
+    numbers = {name: pl.Float64 for name in row if name.startswith((*STATISTICS, "excess"))}
+    return pl.DataFrame(
+        [row], schema_overrides={"reason": pl.String, "unjudged_because": pl.String, **numbers}
+    )
 
 
 def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any = (),
-        stages: Any = None) -> Any:  # fmt: skip
+        stages: Any = None, metrics: Any = None) -> Any:  # fmt: skip
     layout = [SimpleNamespace(rank=rank, role="actor") for rank in range(ranks)]
     table = pl.DataFrame(list(weights), schema={"name": pl.String, "stage": pl.String,
                          "step": pl.Int32, "rank": pl.Int32}, orient="row")  # fmt: skip
@@ -44,6 +48,7 @@ def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any 
         recorded=None if data is None else KeyData(data, proof),
         mock_proof=lambda: list(proof),
         weights=lambda: table,
+        metrics=lambda: [] if metrics is None else [{"step": 0, "metrics": metrics}],
         manifest=SimpleNamespace(
             layout=layout,
             stages={"actor_update": SimpleNamespace(state="captured"), **(stages or {})},
@@ -54,7 +59,7 @@ def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any 
 def found(table: pl.DataFrame | None = None, left: Any = None, right: Any = None,
           one_precision: bool = True, key_data: Any = None) -> str:  # fmt: skip
     """What the item says; empty where it says nothing."""
-    stage = SimpleNamespace(rows=rows() if table is None else table, laid_out=None)
+    stage = SimpleNamespace(rows=rows() if table is None else table, laid_out=None, misplaced=None)
     evidence: Any = SimpleNamespace(
         results=SimpleNamespace(plan=SimpleNamespace(one_precision=one_precision)),
         step=SimpleNamespace(
@@ -89,7 +94,9 @@ def test_another_format_under_one_precision_is_said(slot: str) -> None:
     ],
 )
 def test_key_data_of_another_format_are_said(formats: tuple[str, str], said: str) -> None:
-    kept = {"old_log_probs": SimpleNamespace(formats=formats, benchmark_only=0, target_only=0)}
+    kept = {
+        "old_log_probs": SimpleNamespace(pairs=[], formats=formats, benchmark_only=0, target_only=0)
+    }
     text = found(key_data=kept)
     assert said in text and bool(text) == bool(said)
     assert found(key_data=kept, one_precision=False) == "", "another precision has other formats"
@@ -173,7 +180,7 @@ def test_norms_of_other_shards_are_not_compared(tmp_path: Path) -> None:
 
 
 def test_key_data_without_partners_are_said() -> None:
-    difference = SimpleNamespace(benchmark_only=1, target_only=0, formats=("a", "a"))
+    difference = SimpleNamespace(pairs=[], benchmark_only=1, target_only=0, formats=("a", "a"))
     assert "1 rows on the benchmark only" in found(key_data={"values": difference})
 
 
@@ -195,3 +202,42 @@ def test_what_a_replay_does_not_run_is_not_missing() -> None:
     weight = ("w", "actor_generate_sequences", 0, 0)
     left = run(proof=[entry, both], weights=[weight], stages=captured)
     assert found(None, left, run(proof=[both], stages=replayed)) == ""
+
+
+def test_records_of_another_shape_and_without_numbers_are_said() -> None:
+    assert "1 records have another shape" in found(rows(unjudged_because=reasons.OTHER_SHAPE))
+    lacking = rows(unjudged_because=reasons.NO_NUMBERS, norm_target=None, max_target=None,
+                   min_target=None, mean_target=None, max_diff=None, min_diff=None,
+                   mean_diff=None, norm_diff=None)  # fmt: skip
+    assert "numbers on one side only" in found(lacking)
+    nothing = {f"{name}_{side}": None for name in STATISTICS for side in ("benchmark", "target")}
+    assert found(rows(unjudged_because=reasons.NO_NUMBERS, **nothing)) == "", "on neither side"
+
+
+def test_a_stage_whose_every_output_is_zero_computes_nothing() -> None:
+    zero = rows(norm_benchmark=0.0, norm_target=0.0, max_benchmark=0.0, max_target=0.0,
+                min_benchmark=0.0, min_target=0.0, mean_benchmark=0.0, mean_target=0.0)  # fmt: skip
+    assert "every output is 0 on both sides" in found(pl.concat([zero, zero]))
+    assert found(pl.concat([zero, rows()])) == "", "an expert without tokens"
+
+
+@pytest.mark.parametrize("value", [0.0, -1.5])
+def test_results_that_are_one_number_throughout_prove_nothing(value: float) -> None:
+    row = [Row("s", np.full(5, value), 0, 0)]
+    same = {"entropys": keydata.compare(row, row, "entropys", 0)}
+    assert "one number throughout: entropys" in found(key_data=same)
+    given = {"advantages": keydata.compare(row, row, "advantages", 0)}
+    assert found(key_data=given) == "", "no result: all rewards may be equal"
+    other = [Row("s", np.arange(5.0), 0, 0)]
+    assert found(key_data={"entropys": keydata.compare(other, other, "entropys", 0)}) == ""
+
+
+def test_metrics_of_one_side_and_those_that_are_zero_and_cannot_be_are_said() -> None:
+    both = {"actor/kl_loss": 0.0, "actor/lr": 0.0, "actor/entropy": 4.0}
+    assert found(left=run(metrics=both), right=run(metrics=both)) == ""
+    zero = {"actor/grad_norm": 0.0, "actor/entropy": 0.0}
+    said = found(left=run(metrics=both | zero), right=run(metrics=both | zero))
+    assert "0 on both sides" in said and "actor/grad_norm" in said and "entropy" in said
+    said = found(left=run(metrics=both), right=run(metrics={}))
+    assert "metrics on one side only" in said and "timing" not in said
+    assert found(left=run(metrics=both), right=run(metrics=both | {"timing_s/gen": 1.0})) == ""
