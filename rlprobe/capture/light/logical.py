@@ -22,7 +22,7 @@ module takes and of what it gives: hidden states, not masks or tables of angles.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from rlprobe.capture.light.coordinates import Batch, Tokens
 from rlprobe.capture.light.pieces import Piece, Places
 from rlprobe.capture.light.routers import Choice
 from rlprobe.capture.light.sketches import has_fp64
-from rlprobe.capture.light.statistics import Place, Statistics, has_values
+from rlprobe.capture.light.statistics import Numbers, Statistics, has_values
 from rlprobe.coordinates import GROUPS
 from rlprobe.files import written
 from rlprobe.sketch import K
@@ -92,12 +92,15 @@ class _Record:
         self.sums = sums if self.sums is None else self.sums + sums
         self.ends = ends if self.ends is None else torch.maximum(self.ends, ends)
 
-    def read(self, count: int, high: float, low: float, mean: float, norm: float) -> None:
+    def read(self, count: int, found: Numbers) -> None:
         """Take the numbers of a call that were measured already."""
         squares, total, most, least = self.numbers
         self.numbers = [
-            squares + norm * norm, total + mean * count, _most(most, high), _most(least, -low),
-        ]  # fmt: skip
+            squares + found.norm * found.norm,
+            total + found.mean * count,
+            _most(most, found.high),
+            _most(least, -found.low),
+        ]
 
     def all_numbers(self) -> list[float]:
         """Squares, sum, largest and smallest over all calls."""
@@ -130,8 +133,8 @@ class Logical:
     ) -> None:
         self._statistics = statistics
         statistics.readers.append(self._read)
-        #: Records, and where numbers stand that were measured already.
-        self._waiting: list[tuple[_Record, Place, int]] = []
+        #: Records, and numbers that were measured already.
+        self._waiting: list[tuple[_Record, Numbers, int]] = []
         name = f"{context.stage}-step{context.step}-rank{context.rank}.npz"
         self.path = side / "logical" / name
         self._records: dict[_Key, _Record] = {}
@@ -210,10 +213,10 @@ class Logical:
                 self._sequence += 1
                 self._calls[piece.module, direction] = self._sequence
 
-    def _read(self, values: Mapping[torch.dtype, list[Any]]) -> None:
+    def _read(self) -> None:
         """All numbers of the stage's entry are there."""
-        for record, (dtype, row), count in self._waiting:
-            record.read(count, *values[dtype][row : row + 4])
+        for record, found, count in self._waiting:
+            record.read(count, found)
         self._waiting.clear()
 
     def publish(self) -> None:

@@ -7,29 +7,33 @@ A leaf of dump.json is ``{"type", "dtype", "shape", "Max", "Min", "Mean", "Norm"
 - ``NonFinite``: ``nan`` or ``inf`` where the tensor holds such values, ``overflow`` where every
   value is finite but the norm or the sketch is not (additive attention masks of -3.4e38).
 
-The four numbers come from the same operations as msprobe's, so that they agree bit for bit.
+The four numbers come from the same operations as msprobe's, so that they agree bit for bit. Large
+fp32 tensors on a CPU are read once instead (:mod:`rlprobe.capture.light.onepass`): their largest
+and smallest value agree bit for bit, mean and norm to the round-off of fp32.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.weak import TensorWeakRef
 
 from rlprobe import sketch as sketch_definition
+from rlprobe.capture.light import onepass
 from rlprobe.capture.light.sketches import sketch
 
 #: Rows of 0-d results kept before they are packed into one tensor: on a device every 0-d tensor
 #: occupies a block of its own.
 _PACK = 1024
 #: Activations remembered so that a module's output is not measured again as the next one's input.
-_RECENT = 6
+_RECENT = 32
 
 _dtype_names: dict[torch.dtype, str] = {}
 _DTENSOR = "torch.distributed.tensor.DTensor"
@@ -67,14 +71,62 @@ class _Column:
         return values
 
 
-#: Where a tensor's numbers will be found: dtype of the column, first row there, sketch row (-1:
-#: none), and how many numbers there are (see ``_fill``).
-_Row = tuple[torch.dtype, int, int, str]
+class Numbers:
+    """What is recorded of one tensor: there at once, or once the device's results are read back.
 
+    Attributes:
+        full: mean and norm are of the tensor's values in fp32 at least.
+    """
 
-#: Of a floating-point tensor: the column's dtype, and the first of its four numbers there, which
-#: are largest, smallest, mean and norm.
-Place = tuple[torch.dtype, int]
+    __slots__ = ("full", "high", "kind", "low", "mean", "norm", "place", "sketch", "sketch_row")
+
+    def __init__(self, kind: str, place: tuple[torch.dtype, int] | None, sketch_row: int) -> None:
+        #: How many results there are, see :meth:`read`.
+        self.kind = kind
+        #: Dtype of the column and first row there.
+        self.place = place
+        #: -1: none.
+        self.sketch_row = sketch_row
+        self.full = kind == "full" and (place is None or place[0] in (torch.float32, torch.float64))
+        self.high: Any = None
+        self.low: Any = None
+        self.mean: Any = None
+        self.norm: Any = None
+        self.sketch: str | None = None
+
+    def read(self, columns: dict[torch.dtype, list[Any]], sketches: list[str | None]) -> None:
+        """Take the results that were waited for."""
+        if self.place is None:
+            return
+        values, row = columns[self.place[0]], self.place[1]
+        if self.kind == "ends":  # integers and booleans
+            self.high, self.low = values[row], values[row + 1]
+        elif self.kind == "same":  # one value: msprobe gives it four times
+            self.high = self.low = self.mean = self.norm = values[row]
+        else:
+            self.high, self.low, self.mean, self.norm = values[row : row + 4]
+        if self.sketch_row >= 0:
+            self.sketch = sketches[self.sketch_row]
+        self.place = None
+
+    def fill(self, leaf: Leaf) -> None:
+        """Write them into a leaf."""
+        leaf["Max"], leaf["Min"] = self.high, self.low
+        if self.kind != "ends":
+            leaf["Mean"], leaf["Norm"] = self.mean, self.norm
+            if not (math.isfinite(self.norm) and math.isfinite(self.mean)):
+                leaf["NonFinite"] = self._not_finite()
+        if self.sketch is not None:
+            leaf["Sketch"] = self.sketch
+        elif self.sketch_row >= 0:
+            leaf.setdefault("NonFinite", "overflow")
+
+    def _not_finite(self) -> str:
+        if math.isnan(self.high) or math.isnan(self.low):
+            return "nan"
+        if math.isinf(self.high) or math.isinf(self.low):
+            return "inf"
+        return "overflow"
 
 
 class Statistics:
@@ -86,8 +138,8 @@ class Statistics:
 
     def __init__(self, with_sketch: bool) -> None:
         self._with_sketch = with_sketch
-        #: Called with all numbers when they are read back: see :meth:`measured`.
-        self.readers: list[Callable[[Mapping[torch.dtype, list[Any]]], None]] = []
+        #: Called when all numbers are there: see :meth:`measured`.
+        self.readers: list[Callable[[], None]] = []
         self._reset()
 
     def _reset(self) -> None:
@@ -95,8 +147,10 @@ class Statistics:
         self._sketches: list[Tensor] = []
         self._loose_sketches: list[Tensor] = []
         self._sketch_count = 0
-        self._pending: list[tuple[Leaf, _Row]] = []
-        self._seen: dict[Any, tuple[Tensor, _Row]] = {}
+        self._measured: list[Numbers] = []
+        self._pending: list[tuple[Leaf, Numbers]] = []
+        #: Tensors are not kept alive by this: what a run frees is memory for its next tensor.
+        self._seen: dict[Any, tuple[TensorWeakRef, Numbers]] = {}
         self._recent: deque[Any] = deque()
 
     def leaf(self, tensor: Tensor, *, lasting: bool | None = False) -> Leaf:
@@ -126,6 +180,7 @@ class Statistics:
             leaf.update(extra)
         if not has_values(local):
             return leaf
+        owner = local
         if needs_gradient:
             local = local.detach()
         # Inference tensors keep no version: a second look could not tell whether they changed.
@@ -133,49 +188,65 @@ class Statistics:
             self._pending.append((leaf, self._measure(local)))
             return leaf
         key = (local.data_ptr(), local._version, shape, local.stride(), dtype)
-        known = self._seen.get(key)
-        # FSDP frees the storage of a parameter it reshards and fills it again without a new
-        # version: its old address may be another parameter's by now.
-        if known is not None and known[0].data_ptr() == key[0]:
-            self._pending.append((leaf, known[1]))
-            return leaf
-        row = self._measure(local)
-        self._pending.append((leaf, row))
-        # The reference keeps the address from being given to another tensor while it is known.
-        self._seen[key] = (local, row)
-        if not lasting and known is None:
-            recent = self._recent
-            recent.append(key)
-            if len(recent) > _RECENT:
-                self._seen.pop(recent.popleft(), None)
+        known = self._known(key)
+        if known is None:
+            known = self._measure(local)
+            # of the tensor itself: a detached one is gone when this returns
+            self._seen[key] = TensorWeakRef(owner), known
+            if not lasting:
+                recent = self._recent
+                recent.append(key)
+                if len(recent) > _RECENT:
+                    self._seen.pop(recent.popleft(), None)
+        self._pending.append((leaf, known))
         return leaf
 
-    def measured(self, tensor: Tensor) -> Place | None:
-        """Where the numbers of a tensor will stand that was measured just before, at least in fp32.
+    def _known(self, key: Any) -> Numbers | None:
+        """The numbers of a tensor that was measured and has not changed since."""
+        found = self._seen.get(key)
+        if found is None:
+            return None
+        owner = found[0]()
+        # A tensor that is gone may have left its address to another. FSDP frees the storage of a
+        # parameter it reshards and fills it again without a new version: the old address may be
+        # another parameter's by now.
+        if owner is None or owner.data_ptr() != key[0] or owner._version != key[1]:
+            return None
+        return found[1]
+
+    def measured(self, tensor: Tensor) -> Numbers | None:
+        """The numbers of a tensor that was measured just before, at least in fp32.
 
         None where it was not, or where its numbers are rounded to a shorter format.
         """
         _, local, _ = _unpack(tensor)
         if local.dtype not in (torch.float32, torch.float64) or local.is_inference():
             return None
-        local = local.detach()
         key = (local.data_ptr(), local._version, local.shape, local.stride(), local.dtype)
-        known = self._seen.get(key)
-        if known is None or known[0].data_ptr() != key[0] or known[1][3] != "full":
-            return None
-        return known[1][0], known[1][1]
+        known = self._known(key)
+        return known if known is not None and known.full else None
 
     def forget(self) -> None:
         """Drop what is remembered of tensors (after an optimizer step, at the end of a stage)."""
         self._seen.clear()
         self._recent.clear()
 
-    def _measure(self, x: Tensor) -> _Row:
+    def _measure(self, x: Tensor) -> Numbers:
+        if onepass.takes(x):
+            reading = onepass.read(x, self._with_sketch)
+            if reading is not None:
+                return _of_reading(reading)
+        numbers = self._by_torch(x)
+        self._measured.append(numbers)
+        return numbers
+
+    def _by_torch(self, x: Tensor) -> Numbers:
         dtype = x.dtype
         sketched = self._with_sketch
         column = self._columns[dtype]
         if x.dim() == 0 and not dtype.is_complex and dtype != torch.bool:
-            return dtype, column.add(x.clone()), -1, "same"  # the value itself needs no sketch
+            # the value itself needs no sketch
+            return Numbers("same", (dtype, column.add(x.clone())), -1)
         if dtype.is_floating_point:
             high, low = _ends(x)
             row = column.add(high, low, torch.mean(x), torch.linalg.vector_norm(x))
@@ -191,7 +262,7 @@ class Statistics:
         else:
             row = column.add(*_ends(x))
             kind = "ends"
-        return dtype, row, self._add_sketch(x) if sketched else -1, kind
+        return Numbers(kind, (dtype, row), self._add_sketch(x) if sketched else -1)
 
     def _add_sketch(self, tensor: Tensor) -> int:
         self._loose_sketches.append(sketch(tensor))
@@ -216,19 +287,24 @@ class Statistics:
         for block in self._sketches:
             sketches.extend(_encoded(block.cpu().numpy()))
         values = {dtype: column.read() for dtype, column in self._columns.items()}
+        for numbers in self._measured:
+            numbers.read(values, sketches)
         for reader in self.readers:
-            reader(values)
-        for leaf, (dtype, row, sketch_row, kind) in self._pending:
-            _fill(leaf, values[dtype], row, kind)
-            if sketch_row >= 0:
-                encoded = sketches[sketch_row]
-                if encoded is None:
-                    leaf.setdefault("NonFinite", "overflow")
-                else:
-                    leaf["Sketch"] = encoded
+            reader()
+        for leaf, numbers in self._pending:
+            numbers.fill(leaf)
         filled = len(self._pending)
         self._reset()
         return filled
+
+
+def _of_reading(reading: onepass.Reading) -> Numbers:
+    numbers = Numbers("full", None, -1)
+    numbers.high, numbers.low = reading.high, reading.low
+    numbers.mean, numbers.norm = reading.mean, reading.norm
+    if reading.sketch is not None:
+        numbers.sketch = sketch_definition.encode(reading.sketch)
+    return numbers
 
 
 def _ends(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -280,25 +356,6 @@ def has_values(tensor: Tensor) -> bool:
         return False
     dtype = tensor.dtype
     return dtype is torch.float32 or dtype.itemsize > 1 or not dtype.is_floating_point  # not fp8
-
-
-def _fill(leaf: Leaf, values: list[Any], row: int, kind: str) -> None:
-    if kind == "ends":  # integers and booleans
-        leaf["Max"], leaf["Min"] = values[row], values[row + 1]
-        return
-    if kind == "same":  # one value: msprobe gives it four times
-        leaf["Max"] = leaf["Min"] = leaf["Mean"] = leaf["Norm"] = values[row]
-    else:
-        leaf["Max"], leaf["Min"], leaf["Mean"], leaf["Norm"] = values[row : row + 4]
-    high, low, norm = leaf["Max"], leaf["Min"], leaf["Norm"]
-    if math.isfinite(norm) and math.isfinite(leaf["Mean"]):
-        return
-    if math.isnan(high) or math.isnan(low):
-        leaf["NonFinite"] = "nan"
-    elif math.isinf(high) or math.isinf(low):
-        leaf["NonFinite"] = "inf"
-    else:
-        leaf["NonFinite"] = "overflow"
 
 
 def _encoded(block: npt.NDArray[np.float32]) -> list[str | None]:

@@ -6,15 +6,12 @@ and a few times from cache. Sums are float64 and may be reassociated; everything
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
-from numba import njit
 
+from rlprobe.compiled import compiled
 from rlprobe.imports import hidden
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 #: Elements per inner block: both inputs and two scratch rows fit the first-level cache.
 INNER = 2048
@@ -25,21 +22,7 @@ _LOW32_BITS, _HIGH32_BITS = np.float32(0.001).view(np.int32), np.float32(0.005).
 _LOW64_BITS, _HIGH64_BITS = np.float64(0.001).view(np.int64), np.float64(0.005).view(np.int64)
 
 
-def _compiled(**options: Any) -> Callable[[_F], _F]:
-    """njit with a cache on disk where there is a writable place for one."""
-    base = {"nogil": True, "error_model": "numpy", **options}
-
-    def decorate(function: _F) -> _F:
-        try:
-            compiled: Any = njit(cache=True, **base)(function)
-        except RuntimeError:  # a read-only installation without a home directory
-            compiled = njit(**base)(function)
-        return compiled  # type: ignore[no-any-return]
-
-    return decorate
-
-
-@_compiled(fastmath={"reassoc", "contract", "nsz"})
+@compiled(fastmath={"reassoc", "contract", "nsz"})
 def _sums(b: Any, t: Any, total: Any) -> None:
     dot = bb = tt = dd = 0.0
     for i in range(b.size):
@@ -55,7 +38,7 @@ def _sums(b: Any, t: Any, total: Any) -> None:
     total[3] += dd
 
 
-@_compiled()
+@compiled()
 def _relative32(b: Any, t: Any, difference: Any, relative: Any) -> None:
     """|t - b| and |t - b| / |b| in float32, a zero benchmark counted as epsilon (msprobe)."""
     for i in range(b.size):
@@ -66,7 +49,7 @@ def _relative32(b: Any, t: Any, difference: Any, relative: Any) -> None:
         relative[i] = abs(((y + e) - xe) / xe)
 
 
-@_compiled()
+@compiled()
 def _relative64(b: Any, t: Any, difference: Any, relative: Any) -> None:
     for i in range(b.size):
         x, y = b[i], t[i]
@@ -76,7 +59,7 @@ def _relative64(b: Any, t: Any, difference: Any, relative: Any) -> None:
         relative[i] = abs(((y + e) - xe) / xe)
 
 
-@_compiled()
+@compiled()
 def _count32(bits: Any, low: Any, high: Any) -> Any:
     """Elements below both thresholds and the maximum, over the bits of non-negative floats."""
     below_low = below_high = np.int32(0)
@@ -89,7 +72,7 @@ def _count32(bits: Any, low: Any, high: Any) -> Any:
     return below_low, below_high, top
 
 
-@_compiled()
+@compiled()
 def _count64(bits: Any, low: Any, high: Any) -> Any:
     below_low = below_high = np.int64(0)
     top = np.int64(0)
@@ -101,14 +84,14 @@ def _count64(bits: Any, low: Any, high: Any) -> Any:
     return below_low, below_high, top
 
 
-@_compiled()
+@compiled()
 def _top(bits: Any, top: Any) -> Any:
     for i in range(bits.size):
         top = max(top, bits[i])
     return top
 
 
-@_compiled()
+@compiled()
 def _locate(b: Any, t: Any, start: int, state: Any, where: Any) -> None:
     """The exact largest difference of a block, and where it is first reached."""
     for i in range(b.size):
@@ -118,7 +101,7 @@ def _locate(b: Any, t: Any, start: int, state: Any, where: Any) -> None:
             where[0] = start + i
 
 
-@_compiled()
+@compiled()
 def block32(b: Any, t: Any, start: int, state: Any, where: Any, scratch: Any, bits: Any) -> None:
     """Add a float32 block; ``scratch`` and ``bits`` are one buffer of 2 rows seen as both types.
 
@@ -142,7 +125,7 @@ def block32(b: Any, t: Any, start: int, state: Any, where: Any, scratch: Any, bi
             _locate(x, y, start + begin, state, where)
 
 
-@_compiled()
+@compiled()
 def block64(b: Any, t: Any, start: int, state: Any, where: Any, scratch: Any, bits: Any) -> None:
     """Add a float64 block; as :func:`block32`."""
     for begin in range(0, b.size, INNER):
@@ -161,13 +144,13 @@ def block64(b: Any, t: Any, start: int, state: Any, where: Any, scratch: Any, bi
             _locate(x, y, start + begin, state, where)
 
 
-@_compiled()
+@compiled()
 def _as_float32(value: Any, scratch: Any, bits: Any) -> Any:
     bits[0, INNER] = value
     return scratch[0, INNER]
 
 
-@_compiled()
+@compiled()
 def steps_narrow(b: Any, t: Any) -> float:
     """Most representable values between two floats of up to 32 bits, given as signed bits."""
     mask = np.int64(1) << np.int64(b.itemsize * 8 - 1)
@@ -181,7 +164,7 @@ def steps_narrow(b: Any, t: Any) -> float:
     return np.float64(largest)
 
 
-@_compiled()
+@compiled()
 def steps_float64(b: Any, t: Any) -> float:
     """The same for float64, given as signed bits."""
     low = np.int64(-(1 << 63))
@@ -194,7 +177,7 @@ def steps_float64(b: Any, t: Any) -> float:
     return largest
 
 
-@_compiled()
+@compiled()
 def steps_integer(b: Any, t: Any) -> float:
     """Largest difference of integers."""
     largest = 0.0
@@ -203,7 +186,7 @@ def steps_integer(b: Any, t: Any) -> float:
     return largest
 
 
-@_compiled()
+@compiled()
 def _gap(p: Any, q: Any) -> float:
     """|p - q| of integers, which need not fit the type; exact where a float64 can be."""
     if (p >= 0) == (q >= 0):
