@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from rlprobe import coordinates
+from rlprobe.capture.light import onepass
 from rlprobe.capture.light.sketches import has_fp64
 from rlprobe.sketch import K, signs
 
@@ -159,6 +160,20 @@ class Batch:
         values = rows if rows.dtype == wide else rows.to(wide)
         own = self._signs if wide == torch.float32 else self._signs.to(wide)
         count = values.shape[1]
+        kernel = onepass.by_coordinates(values)
+        if kernel is not None:
+            out = np.zeros((coordinates.groups(width), K))
+            _, features = _buckets(first, count, width, values.device)
+            kernel(
+                values.numpy(),
+                self._shifts.numpy(),
+                self._signs.numpy(),
+                features.numpy(),
+                first,
+                width,
+                out,
+            )
+            return torch.from_numpy(out)
         # by shift first: from here on there are K rows, however many tokens there were
         moved = torch.zeros(K, count, dtype=wide, device=values.device)
         moved.index_add_(0, self._shifts, values * own.unsqueeze(1))

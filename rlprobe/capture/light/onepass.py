@@ -64,11 +64,13 @@ class Reading(NamedTuple):
 
 def takes(tensor: Tensor) -> bool:
     """Whether :func:`read` can read a tensor, and is quicker than torch's operations."""
+    return _COMPILER and tensor.numel() >= LEAST and _is_plain(tensor)
+
+
+def _is_plain(tensor: Tensor) -> bool:
     return (
-        _COMPILER
-        and tensor.dtype is torch.float32
-        and tensor.device.type == "cpu"
-        and tensor.numel() >= LEAST
+        tensor.dtype is torch.float32
+        and tensor.is_cpu
         and tensor.is_contiguous()
         and not tensor.is_neg()
     )
@@ -135,6 +137,16 @@ def _reader(size: int) -> Reader:
 
     _Choice.reader = onepass_compiled.read
     return _Choice.reader
+
+
+def by_coordinates(rows: Tensor) -> Callable[..., None] | None:
+    """The compiled sketch by coordinates, for rows that it can read; None: let torch do it."""
+    if _Choice.reader is None or not _is_plain(rows):
+        return None
+    from rlprobe.capture.light import onepass_compiled
+
+    found: Callable[..., None] = onepass_compiled.by_coordinates
+    return found
 
 
 def _plain(flat: _F32, signs: npt.NDArray[np.int8] | None, out: _F64) -> None:

@@ -1,7 +1,9 @@
-"""One reading of a tensor by numba: :mod:`rlprobe.capture.light.onepass` has the definition.
+"""One reading of a tensor by numba: numbers by their definition in
+:mod:`rlprobe.capture.light.onepass`, and sketches by coordinates as
+:meth:`rlprobe.capture.light.coordinates.Batch.sketch` has them from torch.
 
 Loops over columns are what LLVM makes vectors of; four rows at a time leave the sums in registers.
-Nothing is reassociated or contracted, so that the bits are numpy's.
+Nothing is reassociated or contracted, so that the bits are numpy's and torch's.
 """
 
 from __future__ import annotations
@@ -129,3 +131,41 @@ def _finish(high: Any, low: Any, sums: Any, squares: Any, buckets: Any, out: Any
         for c in range(bucket, _WIDTH, K):
             found += buckets[c]
         out[_NUMBERS + bucket] = found
+
+
+@compiled()
+def by_coordinates(
+    rows: Any, shifts: Any, own: Any, features: Any, first: Any, width: Any, out: Any
+) -> None:
+    """Add a sketch by coordinates to ``out``.
+
+    Args:
+        rows: fp32, shape (tokens, features of this shard).
+        shifts, own: of the tokens, shift and sign.
+        features: signs of the features, fp32.
+        first, width: the shard's first feature, and how many features the whole has.
+        out: fp64, shape (groups, K).
+    """
+    count = rows.shape[1]
+    # by shift first: from here on there are K rows, however many tokens there were
+    moved = np.zeros((K, count), np.float32)
+    for token in range(rows.shape[0]):
+        line, sum_of, sign = rows[token], moved[shifts[token]], own[token]
+        for j in range(count):
+            sum_of[j] += line[j] * sign
+    groups = out.shape[0]
+    for shift in range(K):
+        line = moved[shift]
+        j = 0
+        while j < count:
+            feature = first + j
+            group = feature * groups // width
+            # the next feature that is in another group, or whose bucket is 0 again
+            beyond = -(-(group + 1) * width // groups) - first
+            bucket = (shift + feature) % K
+            beyond = min(beyond, j + K - bucket, count)
+            sums = out[group, bucket : bucket + beyond - j]
+            values, signs = line[j:beyond], features[j:beyond]
+            for i in range(beyond - j):
+                sums[i] += np.float64(values[i] * signs[i])
+            j = beyond
