@@ -47,6 +47,7 @@ _FLOORS = (
         "terminal",
         "redaction",
         "imports",
+        "compiled",
         "said",
     },
     {"files", "documents", "coordinates", "logical"},
