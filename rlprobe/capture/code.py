@@ -12,6 +12,7 @@ import base64
 import functools
 import hashlib
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -125,3 +126,15 @@ def _installed_places() -> list[Path]:
     roots |= {Path(sys.base_prefix, "lib"), Path(sys.prefix, "lib")}
     roots |= {Path(entry) for entry in sys.path if entry.endswith(("-packages",))}
     return [root.resolve() for root in roots] + list(roots)
+
+
+_SETUP_VERSION = re.compile(r"""^\s*version\s*=\s*["']([0-9][^"']*)["']""", re.MULTILINE)
+
+
+def version_of(checkout: Path) -> str | None:
+    """The version that a checkout's ``setup.py`` says as a plain text; None where it says none."""
+    try:
+        found = _SETUP_VERSION.search((checkout / "setup.py").read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None if found is None else found.group(1)

@@ -23,6 +23,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from rlprobe.capture import code
+
 _BACKEND = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
 _DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 #: Package -> its distribution's name.
@@ -77,6 +79,9 @@ def _imported(package: str) -> str:
         # started from a checkout, which is not installed
         sys.path.insert(0, checkout)
     module = importlib.import_module(package)
+    if package == "slime":  # the distribution of that name on the index is another project
+        place = next(iter(getattr(module, "__path__", [])), None)
+        return (place and code.version_of(Path(place).parent)) or "of no version"
     name = _DISTRIBUTIONS.get(package, package)
     try:
         return metadata.version(name)

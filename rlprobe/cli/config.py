@@ -175,6 +175,8 @@ def _check(path: Path, output: Path | None) -> int:
     store = Path(jobs.alignment.store)
     if benchmark.imported is not None and Path(jobs.manifest(BENCHMARK)).is_file():
         states.require(jobs.runs[TARGET], store, whole=False)
+        for sentence in _imported(benchmark, store):
+            print(f"note: {sentence}")
     if benchmark.imported is None:
         unrecorded = frameworks.get(jobs.alignment.framework).inference_not_recorded(benchmark)
         if unrecorded is not None:
@@ -192,6 +194,26 @@ def _check(path: Path, output: Path | None) -> int:
             "framework changed in between is found as if the device had done it"
         )
     return 0
+
+
+def _imported(benchmark: RunSpec, store: Path) -> list[str]:
+    """Where an imported benchmark is not of the framework and version that the file says."""
+    from rlprobe.store.read import Run
+
+    declared = Run.open(store, benchmark.key).manifest.declared
+    name = str(declared.get("framework") or benchmark.framework)
+    version = str(declared.get("framework_version") or benchmark.framework_version)
+    if name != benchmark.framework:
+        return [
+            f"benchmark.run {benchmark.key[:12]} is of {name} {version}, this alignment of "
+            f"{benchmark.framework}: the gate says which stages and settings mean the same in both"
+        ]
+    if version != benchmark.framework_version:
+        return [
+            f"benchmark.run {benchmark.key[:12]} is of {name} {version}, and framework_version "
+            f"says {benchmark.framework_version}: give benchmark.framework_version {version}"
+        ]
+    return []
 
 
 def _overruled(runs: Mapping[str, RunSpec]) -> list[str]:

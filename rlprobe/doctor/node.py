@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlprobe import frameworks
 from rlprobe.capture import determinism
 from rlprobe.config import Alignment, DeviceSection, load
 from rlprobe.doctor import storage
@@ -145,9 +146,8 @@ def _answer(alignment: Alignment, key: str, side: DeviceSection, check: dict[str
     if not check["ok"]:
         return fail(name, found, _REMEDY.get(str(check["name"]), _IMPORT))
     wanted = alignment.version(side)
-    # slime says no version: it is a checkout
-    versioned = alignment.framework != "slime" and check["name"] == f"import {alignment.framework}"
-    if versioned and found.partition("+")[0] != wanted.removeprefix("v"):
+    versioned = check["name"] == f"import {alignment.framework}"
+    if versioned and not frameworks.get(alignment.framework).same_version(wanted, found):
         return fail(
             name,
             f"{found}, framework_version says {wanted}",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from rlprobe import frameworks
 from rlprobe.config import Alignment, ContainerSection, DeviceSection
 from rlprobe.doctor.item import Item, fail, ok, skip, warn
 
@@ -35,7 +37,7 @@ def look(alignment: Alignment) -> Iterator[Item]:
 def _side(alignment: Alignment, key: str, side: DeviceSection) -> Iterator[Item]:
     name = f"{key}.container.image"
     if side.container.runtime == "none":
-        versions: dict[str, str] | None = _installed(alignment.framework)
+        versions: dict[str, str] | None = _installed(alignment.framework, side.environment)
         name = f"{key} environment"
     else:
         item, versions = _exists(name, side.container)
@@ -59,24 +61,33 @@ def _side(alignment: Alignment, key: str, side: DeviceSection) -> Iterator[Item]
 def _version(name: str, framework: str, wanted: str, versions: dict[str, str]) -> Item:
     found = versions.get(framework)
     if found is None:
-        return fail(name, f"{framework} is not in it", f"install {framework}=={wanted}")
-    # slime's tags carry a v that its metadata does not.
-    if found.lstrip("v") != wanted.lstrip("v"):
+        return fail(name, f"{framework} is not in it", _MISSING[framework].format(wanted=wanted))
+    if not frameworks.get(framework).same_version(wanted, found):
         return fail(
             name,
             f"{framework} is {found}, framework_version says {wanted}",
             "correct framework_version, or use the image of that version",
         )
+    if not any(character.isdigit() for character in found):
+        said = f"{framework} {found}: framework_version {wanted} is not checked"
+        return warn(name, said, "give this side a checkout whose setup.py says its version")
     return ok(name, f"{framework} {found}")
 
 
-def _installed(framework: str) -> dict[str, str]:
+#: What to do where a side's environment lacks its framework.
+_MISSING = {
+    "verl": "install verl=={wanted}",
+    "slime": "name a checkout of slime {wanted} by RLPROBE_SLIME in the side's environment",
+}
+
+
+def _installed(framework: str, environment: Mapping[str, str]) -> dict[str, str]:
     found = {}
-    for name in (framework, _MSPROBE):
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    version = frameworks.get(framework).installed(environment)
+    if version is not None:
+        found[framework] = version
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found[_MSPROBE] = importlib.metadata.version(_MSPROBE)
     # Something else may be missing, but this interpreter was looked into.
     return found or {"python": ""}
 

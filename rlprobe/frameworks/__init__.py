@@ -8,7 +8,7 @@ so that a machine without the framework can schedule and report.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -90,6 +90,16 @@ class Framework(Protocol):
 
     def environment(self, spec: RunSpec, directories: RunDirectories) -> dict[str, str]:
         """Environment of every process of the run, hooks switched on."""
+
+    def installed(self, environment: Mapping[str, str]) -> str | None:
+        """Its version in this interpreter's environment; None where it is not there.
+
+        Args:
+            environment: variables of the side's processes, which may name a checkout.
+        """
+
+    def same_version(self, declared: str, found: str) -> bool:
+        """Whether what is installed is what an alignment declares."""
 
     def known_differences(self, one: str, other: str) -> list[Said]:
         """What two of its versions compute otherwise by themselves: sentences, for a verdict."""

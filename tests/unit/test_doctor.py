@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from rlprobe.cli import main
-from rlprobe.config import ContainerSection
+from rlprobe.config import ContainerSection, load
 from rlprobe.doctor import examine, size, software, storage
 from rlprobe.doctor.item import Item
 from rlprobe.stages import FORCED, STAGES, TEACHER
@@ -102,6 +102,33 @@ def test_every_failure_says_what_to_do(config: Callable[..., Path]) -> None:
     }
     assert all(item.action for item in failed)
     assert "verl is 0.9.1, framework_version says 0.8.0" in {item.found for item in failed}
+
+
+@pytest.mark.parametrize(
+    ("setup", "state", "said"),
+    [
+        ('version="0.2.3"', "fail", "slime is 0.2.3, framework_version says 0.2.2"),
+        ('version="0.2.2"', "ok", "slime 0.2.2"),
+        ("", "warn", "slime (of unknown version): framework_version 0.2.2 is not checked"),
+        (None, "fail", "slime is not in it"),
+    ],
+)
+def test_slimes_checkout_is_held_against_its_sides_version(
+    config: Callable[..., Path], tmp_path: Path, setup: str | None, state: str, said: str
+) -> None:
+    """Each side has its own; the distribution called slime is another project."""
+    checkout = tmp_path / "slime"
+    if setup is not None:
+        checkout.mkdir()
+        (checkout / "setup.py").write_text(f"setup(\n    {setup},\n)\n")
+    side = {"environment": {"RLPROBE_SLIME": str(checkout)}, "framework_version": "0.2.2"}
+    path = config(
+        framework="slime", framework_version="0.3.1", overrides=[], target=side, ray=True,
+        model={"path": str(tmp_path)}, data={"train_files": str(tmp_path)},
+    )  # fmt: skip
+    found = [item for item in software.look(load(path)) if item.name == "target environment"]
+    assert (found[0].state, found[0].found) == (state, said)
+    assert state == "ok" or found[0].action
 
 
 def test_a_directory_that_msprobe_refuses_is_found_before_the_first_dump(

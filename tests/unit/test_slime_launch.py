@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 
 from rlprobe import stages
+from rlprobe.capture.session import ENV, Session
 from rlprobe.config import load
 from rlprobe.errors import ConfigError, HookError
 from rlprobe.frameworks import RunDirectories
 from rlprobe.frameworks.slime import flags as command
-from rlprobe.frameworks.slime import hooks, launch, precision, start
+from rlprobe.frameworks.slime import hooks, launch, precision, start, versions
 from rlprobe.runs import plan
 
 
@@ -156,9 +158,51 @@ def test_world_size_and_nodes(specs: Any) -> None:
 
 def test_the_checkout_is_named_or_found(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"train\.py.*RLPROBE_SLIME"):
-        start.checkout({start.CHECKOUT: str(tmp_path)})
+        start.checkout({versions.CHECKOUT: str(tmp_path)})
     (tmp_path / "train.py").touch()
-    assert start.checkout({start.CHECKOUT: str(tmp_path)}) == tmp_path
+    assert start.checkout({versions.CHECKOUT: str(tmp_path)}) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("declared", "setup", "refused"),
+    [
+        ("0.2.2", 'version="0.2.3"', True),
+        ("v0.3.1", "    version = '0.3.0.post1',", True),
+        ("v0.2.2", 'version="0.2.2"', False),
+        ("0.2.2.post1", 'version="0.2.2"', False),
+        ("main", 'version="0.3.1"', False),
+        ("0.2.2", "version=read()", False),
+        (None, 'version="0.1.0"', False),
+    ],
+)
+def test_a_checkout_of_another_version_is_refused_before_training(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    declared: str | None,
+    setup: str,
+    refused: bool,
+) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit(7)")
+    (tmp_path / "setup.py").write_text(f"setup(\n{setup}\n)\n")
+    monkeypatch.setenv(versions.CHECKOUT, str(tmp_path))
+    monkeypatch.setenv(ENV, "session.json")
+    monkeypatch.setattr(
+        Session, "load", lambda path: types.SimpleNamespace(framework_version=declared)
+    )
+    monkeypatch.setattr(start, "_start_ray", lambda address: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "argv", [])
+    if refused:
+        with pytest.raises(HookError, match=f"says slime {declared}, but {tmp_path} is 0"):
+            start.main([])
+        return
+    with pytest.raises(SystemExit, match="7"):
+        start.main([])
+    unknown = "is not checked" in capsys.readouterr().err
+    assert unknown == ("read" in setup and declared is not None)
 
 
 def test_a_job_is_submitted_as_slimes_scripts_do(tmp_path: Path) -> None:
@@ -180,7 +224,7 @@ def test_an_http_address_submits_and_returns_the_jobs_status(
     ray.chmod(0o755)
     monkeypatch.setenv("PATH", f"{ray.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
-    monkeypatch.setenv(start.CHECKOUT, str(tmp_path))
+    monkeypatch.setenv(versions.CHECKOUT, str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", "/megatron")
     assert start.main(["--num-rollout", "2"]) == 7
     said = Path(f"{ray}.args").read_text()

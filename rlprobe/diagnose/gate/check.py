@@ -17,6 +17,7 @@ from rlprobe.diagnose.gate import (
     samples,
     settings,
     staleness,
+    trainers,
     unused,
     weights,
 )
@@ -50,6 +51,7 @@ def check(evidence: Evidence) -> Gate:
     moved, stale = staleness.check(evidence)
     sent = engine_weights.check(evidence)
     given, no_batch = batch.check(evidence)
+    trainer = trainers.item(evidence)
     asked, no_settings = settings.check(evidence)
     enough = extent.check(evidence)
     held = judged.check(evidence)
@@ -65,6 +67,7 @@ def check(evidence: Evidence) -> Gate:
             *([moved] if moved is not None else []),
             *([sent] if sent is not None else []),
             *given,
+            *([trainer] if trainer is not None else []),
             *asked,
             *enough,
             *([held] if held is not None else []),

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlprobe import redaction
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate import backends
+from rlprobe.diagnose.gate import backends, trainers
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
@@ -145,7 +145,42 @@ def _short(value: Any) -> str:
 
 def item(evidence: Evidence) -> tuple[GateItem, Shut | None]:
     """Item configuration of two runs, and the divergence that another algorithm is."""
-    return _compared(of_run(evidence.benchmark), of_run(evidence.target))
+    benchmark, target = of_run(evidence.benchmark), of_run(evidence.target)
+    if trainers.unlike(evidence.benchmark, evidence.target):
+        names = [trainers.of(run)[0] for run in (evidence.benchmark, evidence.target)]
+        return _of_two_frameworks(benchmark, target, names)
+    return _compared(benchmark, target)
+
+
+def _of_two_frameworks(
+    benchmark: dict[str, Any] | None, target: dict[str, Any] | None, names: list[str]
+) -> tuple[GateItem, Shut | None]:
+    """Settings of verl and of slime: those that both have are held against each other."""
+    if benchmark is None or target is None:
+        return _compared(benchmark, target)
+    sides = [
+        trainers.in_common(side, name)
+        for side, name in zip((benchmark, target), names, strict=True)
+    ]
+    known = [key for key in sides[0] if None not in (sides[0][key], sides[1][key])]
+    unknown = [key for key in sides[0] if key not in known]
+    found = [
+        f"{key}: {_short(sides[0][key])} -> {_short(sides[1][key])}"
+        for key in known
+        if sides[0][key] != sides[1][key]
+    ]
+    if found:
+        return _other_algorithms(found)
+    return caveat(
+        CONFIGURATION,
+        say(
+            "{count} settings that both frameworks have are the same; not said by one side: "
+            "{unknown}; all others have no counterpart",
+            count=len(known),
+            unknown=listed(unknown, 6) if unknown else say("none"),
+        ),
+        say("check by hand what this alignment gives each framework in `overrides`"),
+    ), None
 
 
 def _compared(
@@ -172,16 +207,7 @@ def _compared(
             "; {count} are settings of one back end alone", count=len(found[_OF_BACK_END])
         )
     if "algorithm" in found:
-        said = say(
-            "the two sides run other algorithms: {algorithm}",
-            algorithm=listed(found["algorithm"], 6),
-        )
-        closed = Shut("hyperparameter", CONFIGURATION, "", 0, None, None, {}, {}, [said])
-        return shut(
-            CONFIGURATION,
-            said,
-            say("use the same values on both sides (overrides of the alignment)"),
-        ), closed
+        return _other_algorithms(found["algorithm"])
     if "rounding" in found:
         return caveat(
             CONFIGURATION,
@@ -206,3 +232,11 @@ def _compared(
         CONFIGURATION,
         say("{count} settings compared{harmless}", count=len(benchmark), harmless=harmless),
     ), None
+
+
+def _other_algorithms(found: list[str]) -> tuple[GateItem, Shut | None]:
+    said = say("the two sides run other algorithms: {algorithm}", algorithm=listed(found, 6))
+    closed = Shut("hyperparameter", CONFIGURATION, "", 0, None, None, {}, {}, [said])
+    return shut(
+        CONFIGURATION, said, say("use the same values on both sides (overrides of the alignment)")
+    ), closed

@@ -7,7 +7,7 @@ from pathlib import Path
 from rlprobe.errors import UsageError
 from rlprobe.frameworks.adopted import Adopted, Training, whole
 from rlprobe.frameworks.slime import flags as command
-from rlprobe.frameworks.slime import start
+from rlprobe.frameworks.slime import versions
 
 _PATHS = {
     "hf-checkpoint": ("model", "path"),
@@ -48,7 +48,7 @@ def adopt(training: Training) -> Adopted:
             "trains on rollouts of older weights, which no replay repeats"
         )
     found = Adopted(device="cuda", precision="bf16")
-    found.keys["environment"] = {start.CHECKOUT: str(script.parent)}
+    found.keys["environment"] = {versions.CHECKOUT: str(script.parent)}
     kept: list[str] = []
     flags = command.parse(training.arguments)
     for name, values in flags.items():

@@ -8,11 +8,12 @@ slime has no index package and its ``train.py`` is no module: ``RLPROBE_SLIME`` 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlprobe import stages
+from rlprobe.capture import code
 from rlprobe.errors import ConfigError
 from rlprobe.frameworks import RunDirectories, not_recorded, on_loopback
 from rlprobe.frameworks.adopted import Adopted, Training
@@ -131,6 +132,18 @@ class SlimeFramework:
             expert=size("expert-model-parallel-size"),
             sequence_parallel="sequence-parallel" in flags,
         )
+
+    def installed(self, environment: Mapping[str, str]) -> str | None:
+        """What the checkout's ``setup.py`` says."""
+        named = environment.get(versions.CHECKOUT)
+        root = Path(named).expanduser() if named else versions.checkout()
+        return (
+            None if root is None or not root.is_dir() else code.version_of(root) or versions.UNSAID
+        )
+
+    def same_version(self, declared: str, found: str) -> bool:
+        """See :func:`.versions.same`."""
+        return versions.same(declared, found)
 
     def known_differences(self, one: str, other: str) -> list[Said]:
         """See :func:`.versions.known_differences`."""

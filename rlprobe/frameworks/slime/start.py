@@ -22,9 +22,8 @@ from rlprobe.capture.session import ENV, Session
 from rlprobe.errors import ConfigError, RlprobeError
 from rlprobe.frameworks import forward, prompts
 from rlprobe.frameworks.slime import user_config, versions
+from rlprobe.frameworks.slime.versions import CHECKOUT
 
-#: Names the checkout of slime that holds ``train.py``.
-CHECKOUT = "RLPROBE_SLIME"
 #: What slime needs besides the variables that the run was given.
 _OF_SLIME = (
     prompts.ENV, user_config.DUMP_ON, "PYTHONPATH", "PYTHONHASHSEED", "TORCHDYNAMO_DISABLE",
@@ -37,8 +36,12 @@ def main(arguments: list[str]) -> int:
 
     Raises:
         ConfigError: no checkout of slime is found.
+        HookError: it is of another version than the run declares.
     """
     root = checkout(os.environ)
+    session = Session.load(os.environ[ENV]) if os.environ.get(ENV) else None
+    if session is not None:
+        versions.require(session.framework_version, root)
     # Ray's processes import slime by this path too
     paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)

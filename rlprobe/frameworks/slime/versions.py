@@ -7,18 +7,24 @@ project: the version is read from the checkout's ``setup.py`` where there is one
 from __future__ import annotations
 
 import re
+import sys
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from rlprobe.capture import code
+from rlprobe.errors import HookError
 from rlprobe.said import Said, say
 
 #: Tags whose hook points were read and are contract-tested; ``main`` stands for the newest.
 KNOWN: tuple[str, ...] = ("0.2.2", "0.2.3", "0.2.4", "0.3.0", "0.3.1", "main")
 OLDEST = (0, 2, 2)
 
-_SETUP_VERSION = re.compile(r"""^\s*version\s*=\s*["']([0-9][^"']*)["']""", re.MULTILINE)
+#: Names the checkout of slime that holds ``train.py``.
+CHECKOUT = "RLPROBE_SLIME"
+#: Of a checkout that says none.
+UNSAID = "(of unknown version)"
 
 
 @dataclass(frozen=True)
@@ -90,18 +96,52 @@ def checkout() -> Path | None:
     return Path(places[0]).parent if places else None
 
 
+def same(declared: str, found: str) -> bool:
+    """Whether a checkout may be of a declared version: only two numbers can contradict each other.
+
+    ``main`` carries the number of the release before it, and so does whatever follows a tag.
+    """
+    numbers = parse(declared), parse(found)
+    return None in numbers or numbers[0] == numbers[1]
+
+
+def require(declared: str | None, root: Path) -> None:
+    """The checkout that is about to train is of the version that the run's key was made with.
+
+    Args:
+        declared: ``framework_version``; None accepts any.
+        root: the checkout.
+
+    Raises:
+        HookError: it is of another version.
+    """
+    found = code.version_of(root)
+    if declared is None:
+        return
+    if found is None:
+        if parse(declared) is not None:
+            sys.stderr.write(
+                f"rlprobe: {root} says no version (setup.py), so framework_version {declared} is "
+                "not checked\n"
+            )
+        return
+    if not same(declared, found):
+        raise HookError(
+            f"framework_version says slime {declared}, but {root} is {found}: correct "
+            f"framework_version, or give this side a checkout of {declared} ({CHECKOUT} in its "
+            "environment)"
+        )
+
+
 def installed() -> str:
     """The version of the importable slime, for messages."""
     root = checkout()
     if root is None:
         return "(not installed)"
-    try:
-        found = _SETUP_VERSION.search((root / "setup.py").read_text(encoding="utf-8"))
-    except OSError:
-        found = None
+    found = code.version_of(root)
     if found is not None:
-        return found.group(1)
+        return found
     try:
         return metadata.version("slime")
     except metadata.PackageNotFoundError:
-        return "(of unknown version)"
+        return UNSAID

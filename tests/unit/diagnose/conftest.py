@@ -50,6 +50,7 @@ def collected(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Device, str
             transformer.run(scratch, device, role)
             declared = {"role": role, "name": scratch.name, "replay_of": parent, "device": "cpu",
                         "precision": "fp32", "capture": CAPTURE}  # fmt: skip
+            declared |= device.faults.get("declared", {})
             key = run_key(declared)
             commit(scratch, root / "store", key, declared)
             made[name] = key

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -202,6 +203,17 @@ class VerlFramework:
             env |= {"VERL_ENGINE_DEVICE": "cuda", "OMP_NUM_THREADS": "1", **on_loopback(spec)}
         env["VERL_USE_EXTERNAL_MODULES"] = ",".join(modules)
         return env
+
+    def installed(self, environment: Mapping[str, str]) -> str | None:
+        """Of the distribution."""
+        try:
+            return metadata.version("verl")
+        except metadata.PackageNotFoundError:
+            return None
+
+    def same_version(self, declared: str, found: str) -> bool:
+        """A local suffix (``+cpu``) does not matter, nor does a tag's ``v``."""
+        return declared.removeprefix("v") in (found, found.partition("+")[0])
 
     def known_differences(self, one: str, other: str) -> list[Said]:
         """None is known by name; `config check` says that versions differ."""
