@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from rlprobe.cli import main
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.judge.inputs import PlannedPair, PlannedRun, write
 from tests.unit.diagnose.conftest import Align, Alignment
@@ -112,6 +115,36 @@ def test_an_imported_benchmark_of_another_version_is_said(
         assert found["framework"].evidence == (
             "the benchmark's run is of verl 0.9.1, the alignment says 0.8.0"
         )
+
+
+@pytest.mark.parametrize(
+    ("declared", "said"),
+    [
+        (VERL, None),
+        (VERL | {"framework_version": "0.8.0"}, "give benchmark.framework_version 0.8.0"),
+        (SLIME, "is of slime 0.2.2, this alignment of verl: the gate says which stages"),
+    ],
+)
+def test_config_check_looks_at_the_imported_run(
+    align: Align,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    declared: dict[str, Any],
+    said: str | None,
+) -> None:
+    made = align(Device(), benchmark=Device(faults={"declared": declared}), repeat=False)
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        yaml.safe_dump({
+            "name": "a", "framework": "verl", "framework_version": "0.9.1",
+            "model": {"path": "builtin:tiny-qwen2"}, "data": {"train_files": "builtin:arithmetic"},
+            "store": str(made.store), "benchmark": {"run": made.keys["benchmark"]},
+            "controls": {"repeat": False},
+        })
+    )  # fmt: skip
+    assert main(["config", "check", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert (said in text) if said else ("benchmark.run" not in text)
 
 
 def _planned(alignment: Alignment, version: str) -> None:
