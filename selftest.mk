@@ -16,6 +16,10 @@ selftest-quick: $(STAMP)
 
 layouts: $(STAMP)
 	python tests/e2e/layouts.py --directory results/layouts --json results/layouts/table.json $(ARGS)
+	python tests/e2e/layouts.py --experts --directory results/layouts/experts \
+	  --json results/layouts/experts.json $(ARGS)
+	python tests/e2e/layouts.py --precision bf16 --clean --directory results/layouts/bf16 \
+	  --json results/layouts/bf16.json $(ARGS)
 
 curves: $(STAMP)
 	pytest -m long tests/e2e/test_curves.py $(PYTEST_ARGS)

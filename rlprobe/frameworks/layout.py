@@ -100,22 +100,16 @@ def comparable(benchmark: Layout, target: Layout, coordinates: bool) -> list[str
 
 def _without_coordinates(benchmark: Layout, target: Layout) -> list[str]:
     """What has no coordinates in one of two layouts."""
-    sides = {"benchmark": benchmark, "target": target}
     said = []
-    for name, layout in sides.items():
-        parts = [
-            what
-            for what, there in (
-                ("sequence parallelism", layout.sequence_parallel and layout.tensor > 1),
-                ("context parallelism", layout.context > 1),
-            )
-            if there
-        ]
-        if parts:
+    for name, layout in (("benchmark", benchmark), ("target", target)):
+        if layout.context > 1:
             said.append(
-                f"the {name}'s {' and '.join(parts)} has no coordinates yet: its activations are "
-                "not compared, and a fault is located by its stage"
+                f"the {name}'s context parallelism: packed rows alone have coordinates, of others "
+                "activations are not compared"
             )
         if layout.expert > 1:
-            said.append(f"the {name}'s expert parallelism: what experts compute is not compared")
+            said.append(
+                f"the {name}'s expert parallelism: a layer's experts are compared together, single "
+                "ones where both sides have a module for each"
+            )
     return said

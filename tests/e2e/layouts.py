@@ -3,7 +3,7 @@
 One FSDP rank collects. Every layout replays its rollouts, clean and with each planted fault, and
 any run is then held against any other through the pipeline's own functions::
 
-    python tests/e2e/layouts.py --directory DIR --json FILE [--pairs BENCHMARK:TARGET ...]
+    python tests/e2e/layouts.py --directory DIR --json FILE [--experts] [--pairs A:B ...]
 
 prints the table of docs/layouts.md and exits non-zero where something falls short (``make
 layouts``).
@@ -84,6 +84,7 @@ LAYOUTS: dict[str, Layout] = {
         2,
         _megatron("pipeline_model_parallel_size=2", "virtual_pipeline_model_parallel_size=2"),
     ),
+    "megatron-tp2-dp2": Layout(4, _megatron("tensor_model_parallel_size=2")),
     "megatron-dp2": Layout(2, _megatron("use_distributed_optimizer=false")),
     "megatron-dp2-sharded": Layout(2, _megatron("use_distributed_optimizer=true")),
 }
@@ -110,9 +111,12 @@ class Layouts:
         directory: of store and results.
         start: starts runs.
         experts: of a model with experts.
+        precision: of both sides.
     """
 
-    def __init__(self, directory: Path, start: Start, experts: bool = False) -> None:
+    def __init__(
+        self, directory: Path, start: Start, experts: bool = False, precision: str = "fp32"
+    ) -> None:
         self.directory = directory
         self.layouts = LAYOUTS_OF_EXPERTS if experts else LAYOUTS
         self._start = start
@@ -134,6 +138,8 @@ class Layouts:
         raw["model"].pop("critic_path")
         if experts:
             raw["model"]["path"] = "builtin:tiny-qwen3-moe-splits"
+        for side in ("benchmark", "target"):
+            raw[side]["precision"] = precision
         raw["capture"] = {"engine": "light", "token_sketch": True, "token_range": None,
                           "coordinate_sketch": True}  # fmt: skip
         path = directory / "layouts.yaml"
@@ -254,28 +260,32 @@ def shortfalls(results: Mapping[str, Mapping[str, str]]) -> list[str]:
     ]
 
 
-#: Every layout against the one that the rollouts are collected in, and back.
-PAIRS = [
-    pair
-    for layout in LAYOUTS
-    if layout != COLLECTED
-    for pair in (f"{COLLECTED}:{layout}", f"{layout}:{COLLECTED}")
-]
+def _both_ways(layouts: Iterable[str]) -> list[str]:
+    """Every layout against the one that the rollouts are collected in, and back."""
+    others = [layout for layout in layouts if layout != COLLECTED]
+    return [pair for own in others for pair in (f"{COLLECTED}:{own}", f"{own}:{COLLECTED}")]
+
+
+PAIRS = _both_ways(LAYOUTS)
+PAIRS_OF_EXPERTS = [*_both_ways(LAYOUTS_OF_EXPERTS), "megatron:megatron-ep2"]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--pairs", nargs="*", default=PAIRS)
+    parser.add_argument("--pairs", nargs="*")
+    parser.add_argument("--experts", action="store_true", help="of a model with experts")
+    parser.add_argument("--precision", default="fp32")
     parser.add_argument("--clean", action="store_true", help="without faults")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     results = json.loads(options.json.read_text()) if options.json.is_file() else {}
-    faults = [] if options.clean else cases()
+    faults = [] if options.clean else cases(options.experts)
+    pairs = options.pairs or (PAIRS_OF_EXPERTS if options.experts else PAIRS)
     with ForkServers(options.directory / "logs") as servers:
-        layouts = Layouts(options.directory, servers)
-        for pair in options.pairs:
+        layouts = Layouts(options.directory, servers, options.experts, options.precision)
+        for pair in pairs:
             if len(results.get(pair, {})) <= (1 if faults else 0):
                 results[pair] = looked_at(layouts, pair, faults)
                 options.json.write_text(json.dumps(results, indent=1))

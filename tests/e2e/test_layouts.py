@@ -29,6 +29,11 @@ def made(tmp_path_factory: pytest.TempPathFactory, servers: ForkServers) -> layo
     return layouts.Layouts(tmp_path_factory.mktemp("layouts"), servers)
 
 
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory, servers: ForkServers) -> layouts.Layouts:
+    return layouts.Layouts(tmp_path_factory.mktemp("experts"), servers, experts=True)
+
+
 def test_fsdp_and_a_tensor_parallel_megatron_are_aligned(made: layouts.Layouts) -> None:
     found = made.judge("fsdp2", "megatron-tp2")
     assert found.verdict == "aligned", found.sentence
@@ -44,6 +49,13 @@ def test_a_fault_of_one_shard_is_located_with_its_rank_and_features(made: layout
     assert found.first is not None and found.first.rank == 1
     assert found.cause is not None
     assert "which rank 1 has" in found.cause.evidence[-1], found.cause.evidence
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pair", layouts.PAIRS_OF_EXPERTS)
+def test_experts_in_every_layout(experts: layouts.Layouts, pair: str) -> None:
+    said = layouts.looked_at(experts, pair, layouts.cases(experts=True))
+    assert not layouts.shortfalls({pair: said})
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from rlprobe.sketch import deviation
 pytest.importorskip("torch")
 import torch
 
-from rlprobe.capture.light.coordinates import Batch, Grid, grid_of
+from rlprobe.capture.light.coordinates import Batch, Grid, SequenceShards, grid_of
 
 CPU = torch.device("cpu")
 GENERATOR = np.random.default_rng(0)
@@ -157,6 +157,26 @@ def test_megatrons_packed_row_has_padding_behind_each_sample() -> None:
     assert rows[:, 0].tolist() == expected
     assert grid_of(given, None) is None, "what the row's samples are is not told"
     assert grid_of(given, SAMPLES[:2]) is None
+
+
+@pytest.mark.parametrize("filled", [0, 4])
+def test_slimes_packed_row_says_its_samples(filled: int) -> None:
+    """End to end, and filled up with a last stretch of token 0."""
+    ids = torch.from_numpy(np.concatenate([*SAMPLES, np.zeros(filled, np.int64)]))[None]
+    ends = np.cumsum([0, *map(len, SAMPLES), *([filled] if filled else [])])
+    packed = types.SimpleNamespace(cu_seqlens_q=torch.from_numpy(ends))
+    found = grid_of({"packed_seq_params": packed, "input_ids": ids}, None)
+    assert found is not None
+    batch = Batch(*found, CPU)
+    assert np.array_equal(batch.keys, np.concatenate(KEYS))
+    rows = batch.rows(torch.arange(TOKENS + filled)[:, None, None].expand(-1, 1, 4).float())
+    assert rows is not None and rows[:, 0].tolist() == list(range(TOKENS))
+    # padding within, and a rank's part of a sequence: the row does not say what is whose
+    within = types.SimpleNamespace(cu_seqlens_q=packed.cu_seqlens_q,
+                                   cu_seqlens_q_padded=packed.cu_seqlens_q + 1)  # fmt: skip
+    assert grid_of({"packed_seq_params": within, "input_ids": ids}, None) is None
+    shards = SequenceShards(context=2)
+    assert grid_of({"packed_seq_params": packed, "input_ids": ids}, None, shards) is None
 
 
 @pytest.mark.parametrize(

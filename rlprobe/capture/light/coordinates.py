@@ -289,7 +289,10 @@ def grid_of(
     shards = shards or SequenceShards()
     packed = given.get("packed_seq_params")
     if packed is not None:
-        return None if samples is None else _packed_grid(packed, samples, shards)
+        read = samples is None and shards.context == 1
+        if read:
+            samples = _read_packed(packed, given.get("input_ids"))
+        return None if samples is None else _packed_grid(packed, samples, shards, filled=read)
     if shards.context > 1:
         return None  # which tokens a rank has is known of packed rows alone
     if given.get("past_key_values") is not None:
@@ -319,15 +322,23 @@ def _whole(rows: int, columns: int, places: npt.NDArray[np.int64]) -> Grid:
 
 
 def _packed_grid(
-    packed: Any, samples: Samples, shards: SequenceShards
+    packed: Any, samples: Samples, shards: SequenceShards, filled: bool
 ) -> tuple[Samples, Grid] | None:
-    """Megatron's packed row: each sample begins where ``cu_seqlens`` says, its padding behind."""
+    """Megatron's packed row: each sample begins where ``cu_seqlens`` says, its padding behind.
+
+    Args:
+        packed: Megatron's parameters of the row.
+        samples: the ids of the samples' tokens.
+        shards: how ranks share a sequence.
+        filled: whether a last stretch may be nobody's.
+    """
     bounds = getattr(packed, "cu_seqlens_q_padded", None)
     bounds = getattr(packed, "cu_seqlens_q", None) if bounds is None else bounds
     if bounds is None:
         return None
     starts = [int(bound) for bound in bounds.tolist()]
-    fits = len(starts) == len(samples) + 1 and all(
+    most = len(samples) + 1 + filled
+    fits = len(samples) + 1 <= len(starts) <= most and all(
         len(sample) <= after - before
         for sample, before, after in zip(samples, starts, starts[1:], strict=False)
     )
@@ -356,6 +367,25 @@ def _packed_grid(
     )
 
 
+def _read_packed(packed: Any, ids: Any) -> Samples | None:
+    """The samples of Megatron's packed row, read off its token ids; None where these do not say.
+
+    slime fills a row up with a last stretch of token 0. Where samples have padding of their own,
+    the row does not say which tokens are theirs.
+    """
+    bounds, padded = (getattr(packed, f"cu_seqlens_q{kind}", None) for kind in ("", "_padded"))
+    if bounds is None or not isinstance(ids, Tensor):
+        return None
+    starts = [int(bound) for bound in bounds.tolist()]
+    if ids.numel() != starts[-1] or (padded is not None and padded.tolist() != starts):
+        return None
+    row = ids.detach().cpu().numpy().astype(np.int64).reshape(-1)
+    found = [row[start:end] for start, end in itertools.pairwise(starts)]
+    if len(found) > 1 and not found[-1].any():
+        found.pop()
+    return found
+
+
 def _of_context_rank(
     tokens: npt.NDArray[np.int64], starts: Sequence[int], mode: str | None, shards: SequenceShards
 ) -> npt.NDArray[np.int64] | None:
@@ -373,10 +403,13 @@ def _of_context_rank(
         return None if rest else tokens[rank * each : (rank + 1) * each]
     parts = []
     for start, end in itertools.pairwise(starts):
+        sample = tokens[start:end]
+        if (sample < 0).all():
+            parts.append(sample[: (end - start) // ranks])
+            continue
         piece, rest = divmod(end - start, 2 * ranks)
         if rest:
             return None
-        sample = tokens[start:end]
         parts.append(sample[rank * piece : (rank + 1) * piece])
         parts.append(sample[end - start - (rank + 1) * piece : end - start - rank * piece])
     return np.concatenate(parts) if parts else None
