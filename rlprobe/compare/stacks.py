@@ -10,6 +10,7 @@ import polars as pl
 
 from rlprobe.compare.planner import StagePlan
 from rlprobe.compare.sides import Process, StageSource
+from rlprobe.dumps import construct
 
 #: The call that a record is of: its name up to the direction, and a module's number after it.
 _CALL = re.compile(r"^(.*\.(?:forward|backward)(?:\.\d+)?)(?:\.|$)")
@@ -28,9 +29,10 @@ def both(plan: Iterable[StagePlan], rows: Iterable[Mapping[str, Any]]) -> dict[s
         rows: of judged tables: stage, step, rank, name and both sides' names.
 
     Raises:
-        DumpError: a stack file is damaged.
+        DumpError: a stack or construct file is damaged.
     """
     known: dict[tuple[str, str, Process], dict[str, str]] = {}
+    told: dict[tuple[str, str, Process], dict[str, str | None]] = {}
     found: dict[str, Sequence[str]] = {}
     stages = {stage.stage: stage for stage in plan}
     for row in rows:
@@ -48,8 +50,11 @@ def both(plan: Iterable[StagePlan], rows: Iterable[Mapping[str, Any]]) -> dict[s
                     place = (stage.stage, side, process)
                     if place not in known:
                         known[place] = source.stacks(process)
-                    name = row.get(f"name_{side}") or row.get("name")
-                    said += _frames(side, known[place].get(call_of(str(name))))
+                    call = call_of(str(row.get(f"name_{side}") or row.get("name")))
+                    stack = known[place].get(call)
+                    if stack is None and place not in told:
+                        told[place] = source.construct(process)
+                    said += _frames(side, stack) if stack else _calls(side, told[place], call)
             if said:
                 found[str(row["name"])] = said
     return found
@@ -61,9 +66,15 @@ def call_of(name: str) -> str:
     return match[1] if match else name
 
 
-def _frames(side: str, stack: str | None) -> list[str]:
-    if not stack:
+def _calls(side: str, told: Mapping[str, str | None], call: str) -> list[str]:
+    """Without a stack, the calls of modules around it, where the dump tells of them."""
+    around = construct.around(told, call)[:FRAMES]
+    if not around:
         return [f"{side}: no stack was recorded"]
+    return [f"{side}: no stack was recorded; it ran in", *(f"  {outer}" for outer in around)]
+
+
+def _frames(side: str, stack: str) -> list[str]:
     # a frame is two lines: where, and the code there
     frames = [frame for frame in _FRAME.split(stack) if not _MACHINERY.search(frame)]
     shown = [" ".join(frame.split()) for frame in frames[:FRAMES]]

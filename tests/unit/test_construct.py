@@ -91,6 +91,15 @@ def test_the_module_of_the_function_that_parts_is_named(
     assert not any("Module." in line and ", in " in line for line in lines[1:])
 
 
+def test_where_no_stack_was_recorded_the_calls_around_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [*pair(tmp_path, SECOND, TOLD, "t"), "--stacks"]
+    lines = [line.strip() for line in printed(capsys, command)]
+    at = lines.index("benchmark: no stack was recorded")
+    assert lines[at + 1 : at + 4] == ["target: no stack was recorded; it ran in", K, ATTENTION]
+
+
 def test_without_the_file_no_module_is_claimed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
