@@ -26,26 +26,31 @@ _WORDS: tuple[tuple[str, str], ...] = (
     ("bias", "weights"),
 )
 #: Operators, without namespace, overload and the mark of an operator in place.
-_MOVES = frozenset({
+MOVES = frozenset({
     "roll", "flip", "fliplr", "flipud", "index_select", "index", "gather", "permute", "transpose",
     "t", "cat", "stack", "slice", "select", "split", "split_with_sizes", "chunk", "unbind",
     "take_along_dim", "rot90", "narrow", "repeat", "repeat_interleave",
 })  # fmt: skip
-_VIEWS = frozenset({
+VIEWS = frozenset({
     "view", "_unsafe_view", "reshape", "clone", "contiguous", "unsqueeze", "squeeze", "copy",
     "empty_like", "as_strided", "flatten", "unflatten", "empty", "_reshape_alias", "view_as",
     "arange", "lift_fresh", "sym_size", "expand", "values", "_nested_get_values",
     "_nested_view_from_jagged", "_nested_view_from_buffer",
 })  # fmt: skip
+#: Arguments that say along which dimensions an operator works: no constant of a computation.
+_STRUCTURE = frozenset({
+    "dim", "dims", "dim0", "dim1", "size", "keepdim", "axis", "start_dim", "end_dim", "descending",
+    "half_to_float", "correction", "reduction", "memory_format",
+})  # fmt: skip
 #: Make constants, which have no effect but through what uses them.
-_MAKES = frozenset({
+MAKES = frozenset({
     "ones", "zeros", "full", "scalar_tensor", "ones_like", "zeros_like", "full_like", "new_ones",
     "new_zeros", "new_full", "lift_fresh_copy",
 })  # fmt: skip
-_CASTS = frozenset({"_to_copy", "to", "type_as", "prims_convert_element_type", "npu_dtype_cast"})
-_TIMES = frozenset({"mul", "div", "neg", "true_divide", "_foreach_mul", "_foreach_div"})
+CASTS = frozenset({"_to_copy", "to", "type_as", "prims_convert_element_type", "npu_dtype_cast"})
+TIMES = frozenset({"mul", "div", "neg", "true_divide", "_foreach_mul", "_foreach_div"})
 _COUNTS = frozenset({"sum", "cumsum", "count_nonzero", "bincount", "nonzero", "diff"})
-_CUTS = frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh", "clip"})
+CUTS = frozenset({"clamp", "clamp_min", "clamp_max", "hardtanh", "clip"})
 _MASKS = frozenset({"tril", "triu"})
 _RANDOM = frozenset({
     "rand", "rand_like", "randn", "randn_like", "bernoulli", "native_dropout", "dropout", "uniform",
@@ -54,7 +59,7 @@ _RANDOM = frozenset({
 #: Namespaces of collectives.
 _COLLECTIVES = ("c10d::", "_c10d_functional::")
 #: Lowest value from which on a tensor that is added is a mask.
-_MASKED = -1e4
+MASKED = -1e4
 
 
 def plain(op: Operator) -> str:
@@ -81,8 +86,10 @@ def of_scalar(op: Operator, argument: str) -> str:
         return "mask"
     if argument in ("dtype", "other_dtype"):
         return "rounding_order"
-    if plain(op) in _MOVES | {"expand"}:
+    if plain(op) in MOVES | {"expand"}:
         return "layout"
+    if plain(op) in VIEWS or argument in _STRUCTURE:
+        return "implementation"
     return of_name(argument) or "hyperparameter"
 
 
@@ -92,7 +99,7 @@ def is_mask(value: Value) -> bool:
         return True
     low = float(value.min) if value.min is not None else 0.0
     high = float(value.max) if value.max is not None else 1.0
-    return low <= _MASKED and high <= 0.0
+    return low <= MASKED and high <= 0.0
 
 
 def of_operators(operators: Sequence[Operator], around: bool = False) -> str:
@@ -102,7 +109,7 @@ def of_operators(operators: Sequence[Operator], around: bool = False) -> str:
         operators: a stretch of them.
         around: they surround the model, where whole numbers are labels and truth values masks.
     """
-    working = [op for op in operators if plain(op) not in _VIEWS | _MAKES]
+    working = [op for op in operators if plain(op) not in VIEWS | MAKES]
     names = {plain(op) for op in working}
     if not names:
         return "implementation"
@@ -115,7 +122,7 @@ def of_operators(operators: Sequence[Operator], around: bool = False) -> str:
     counts = bool(names & _COUNTS) or not any(map(_is_several, made))
     if around and all(map(_is_whole, made)) and not counts:
         return "label_or_mask_shift"
-    if names <= _CASTS:
+    if names <= CASTS:
         shorter = any(_unit(v) > min(map(_unit, op.inputs), default=1.0)
                       for op in working for v in op.outputs)  # fmt: skip
         return "rounding_order" if shorter else "implementation"
@@ -124,15 +131,15 @@ def of_operators(operators: Sequence[Operator], around: bool = False) -> str:
 
 def _of_numbers(working: Sequence[Operator], names: set[str]) -> str:
     """The class of operators that work on numbers, whichever format they have."""
-    if names <= _TIMES and all(_by_number(op) for op in working):
+    if names <= TIMES and all(is_by_number(op) for op in working):
         return "constant_factor"
-    if names <= _CUTS:
+    if names <= CUTS:
         return "saturation"
     if names <= _MASKS | {"masked_fill", "where", "scalar_tensor"} and names & _MASKS:
         return "mask"
     if names == {"add"} and any(is_mask(v) for op in working for v in op.inputs):
         return "mask"
-    if names <= _MOVES and not any(_is_whole(v) for op in working for v in op.outputs):
+    if names <= MOVES and not any(_is_whole(v) for op in working for v in op.outputs):
         return "layout"
     return "implementation"
 
@@ -145,7 +152,7 @@ def _is_several(value: Value) -> bool:
     return math.prod(value.shape) > 1
 
 
-def _by_number(op: Operator) -> bool:
+def is_by_number(op: Operator) -> bool:
     """Whether an operator multiplies one tensor by one number."""
     sizes = [len(value.elements or ()) == 1 for value in op.inputs]
     return len(sizes) == 1 or (len(sizes) == 2 and sizes.count(True) == 1)

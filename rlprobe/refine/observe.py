@@ -8,15 +8,14 @@ operator itself.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from rlprobe.judge.roundoff import UNIT
-from rlprobe.refine import conditioning, meaning
+from rlprobe.refine import conditioning, effect, meaning, wiring
 from rlprobe.refine.difference import IMPLEMENTATION, Difference, apart, number
 from rlprobe.refine.entering import entering
-from rlprobe.refine.pairing import Apart, Both, pair, scalars
+from rlprobe.refine.pairing import Apart, Both, pair, reordered, scalars
 from rlprobe.refine.trace import Operator, Trace, Value, error, measurable
 from rlprobe.said import NOTHING_SAID, Said, exactly, listed, of_side, say
 
@@ -62,33 +61,54 @@ def observe(
             pass does is a consequence.
     """
     floor = noise if floor is None else floor
-    sides = benchmark.live(), target.live()
-    found = Observed(operators=(len(sides[0]), len(sides[1])))
+    sides = _with_modules(benchmark), _with_modules(target)
+    live = [{op.n for op in trace.live()} for trace in (benchmark, target)]
+    found = Observed(operators=(len(live[0]), len(live[1])))
     if target.kind == "update":
         found.differences += _settings(benchmark, target)
         steps = pair(*sides)  # in the order they ran: gradients are added up before the step
     else:
         ways = (True,) if forward and target.kind == "module" else (True, False)
         steps = [step for way in ways for step in pair(*(_way(s, way) for s in sides))]
+    steps = reordered(steps)
     unused = _unused(benchmark, target), _unused(target, benchmark)
+    wires = wiring.Wires(steps, floor)
     for at, step in enumerate(steps):
         if isinstance(step, Apart):
             step = Apart(
-                [op for op in step.benchmark if op.n not in unused[0]],
-                [op for op in step.target if op.n not in unused[1]],
+                [op for op in step.benchmark if op.n in live[0] - unused[0]],
+                [op for op in step.target if op.n in live[1] - unused[1]],
             )
             if not (step.benchmark or step.target):
                 continue
             used = _used(step, steps[at + 1 :], (benchmark, target))
             # where nothing that both sides run uses what they made, they may be a cause
             differs = not used or any(_differ(one, other, 0.0, floor) for one, other in used)
-            difference = _apart(step, target.kind == "outputs", differs)
-            if difference.cause == "layout" and not _are_moved(used, floor):
-                difference = replace(difference, cause=IMPLEMENTATION)
-            _add(found, [difference])
+            _add(found, [_apart(step, (benchmark, target), used, differs, floor)])
         else:
-            _add(found, _both(step, sides[1], noise, floor))
+            other = wires.difference(step, _changed(step.benchmark, step.target, 0.0, 1.0, floor))
+            _add(found, [other] if other else _both(step, sides[1], noise, floor))
+    return _with_settings(found)
+
+
+def _with_settings(found: Observed) -> Observed:
+    """Another setting is another constant only of the same computation: else of another one."""
+    if not any(d.kind == "operators" and d.effective for d in found.differences):
+        return found
+    found.differences = [
+        replace(d, cause="optimizer") if d.kind == _SETTING else d for d in found.differences
+    ]
     return found
+
+
+def _with_modules(trace: Trace) -> list[Operator]:
+    """Operators that results depend on, and modules within, which ran whether they do or not."""
+    live = trace.live()
+    known = {op.n for op in live}
+    dead = [op for op in trace.operators if op.name.startswith("module::") and op.n not in known]
+    # forward first, as they are: what is inserted is forward
+    forward = sorted([*dead, *(op for op in live if op.direction == "forward")], key=lambda o: o.n)
+    return [*forward, *(op for op in live if op.direction != "forward")]
 
 
 _Key = tuple[object, ...]
@@ -126,7 +146,7 @@ def _settings(benchmark: Trace, target: Trace) -> list[Difference]:
     for step, (b, t) in enumerate(zip(benchmark.settings, target.settings, strict=False)):
         found = [
             Difference(
-                "optimizer",
+                "hyperparameter" if _is_constant(one.get(name), other.get(name)) else "optimizer",
                 say(
                     "{name} {target} on the target instead of {benchmark} in group {group} of the "
                     "optimizer, step {number}",
@@ -137,7 +157,7 @@ def _settings(benchmark: Trace, target: Trace) -> list[Difference]:
                     number=step,
                 ),
                 True,
-                "scalar",
+                _SETTING,
             )
             for group, (one, other) in enumerate(zip(b, t, strict=False))
             for name in sorted({*one, *other})
@@ -148,6 +168,16 @@ def _settings(benchmark: Trace, target: Trace) -> list[Difference]:
     return []
 
 
+#: Kind of a difference of an optimizer's settings.
+_SETTING = "setting"
+
+
+def _is_constant(*values: object) -> bool:
+    """Whether a setting is a number, and not a switch between ways to compute."""
+    parts = [p for value in values for p in (value if isinstance(value, list) else [value])]
+    return all(isinstance(p, (int, float)) and not isinstance(p, bool) for p in parts)
+
+
 #: How an optimizer is run, which is no setting of what it computes.
 _HOW = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
 
@@ -156,7 +186,13 @@ def _way(operators: list[Operator], forward: bool) -> list[Operator]:
     return [op for op in operators if (op.direction == "forward") is forward]
 
 
-def _apart(step: Apart, around: bool, differs: bool) -> Difference:
+def _apart(
+    step: Apart,
+    traces: tuple[Trace, Trace],
+    used: list[tuple[Value, Value]],
+    differs: bool,
+    floor: float,
+) -> Difference:
     lone = [side for side in (step.benchmark, step.target) if _working(side)]
     if len(lone) == 1:
         who = "target" if step.target and lone[0] is step.target else "benchmark"
@@ -167,9 +203,10 @@ def _apart(step: Apart, around: bool, differs: bool) -> Difference:
             operators=_listed(lone[0]),
             other=of_side(other),
         )
-        cause = meaning.of_operators(lone[0], around)
+        cause = _meant(step, traces, used, floor, who == "target")
     elif not lone:
-        cause = IMPLEMENTATION
+        # what they make of the same numbers shows where these are used
+        cause, differs = IMPLEMENTATION, False
         said = say(
             "views differ: {target} on the target, {benchmark} on the benchmark",
             target=_listed(step.target) or say("none"),
@@ -182,7 +219,24 @@ def _apart(step: Apart, around: bool, differs: bool) -> Difference:
             target=_listed(step.target),
             benchmark=_listed(step.benchmark),
         )
-    return Difference(cause, said, bool(lone) and differs, "operators")
+    return Difference(cause, said, differs, "operators")
+
+
+def _meant(
+    step: Apart,
+    traces: tuple[Trace, Trace],
+    used: list[tuple[Value, Value]],
+    floor: float,
+    on_target: bool,
+) -> str:
+    """What operators of one side alone are a cause of: by their names, or by their effect."""
+    operators = step.target if on_target else step.benchmark
+    handed = [(t, b) if on_target else (b, t) for b, t in used]
+    stretch = effect.Stretch(traces[on_target], operators, handed)
+    cause = meaning.of_operators(operators, stretch.around)
+    if cause == "layout":
+        return effect.moved(stretch) if wiring.are_moved(used, floor) else IMPLEMENTATION
+    return effect.of(stretch) or cause if cause == IMPLEMENTATION else cause
 
 
 def _used(
@@ -190,8 +244,10 @@ def _used(
 ) -> list[tuple[Value, Value]]:
     """What other operators made, where both sides use it next: by pairs of values.
 
-    Other operators that make the same numbers are no cause.
+    Other operators that make the same numbers are no cause. What a forward pass saves for the
+    backward pass is no use of it.
     """
+    ways = {op.direction for op in (*step.benchmark, *step.target)}
     made = [
         {value.value for op in side for value in op.outputs}
         for side in (step.benchmark, step.target)
@@ -199,27 +255,11 @@ def _used(
     pairs = [
         (one, other)
         for both in later
-        if isinstance(both, Both)
+        if isinstance(both, Both) and both.target.direction in ways
         for one, other in zip(both.benchmark.inputs, both.target.inputs, strict=False)
     ]
     pairs += zip(*(trace.outputs for trace in traces), strict=False)
     return [(one, other) for one, other in pairs if one.value in made[0] or other.value in made[1]]
-
-
-def _are_moved(used: list[tuple[Value, Value]], floor: float) -> bool:
-    """Whether values hold the same numbers, wherever they stand: what moves may also leave out.
-
-    Where nothing that both sides run uses them, nothing says so.
-    """
-    allowed = max(floor, _KERNEL * UNIT["torch.float32"])
-    return bool(used) and all(
-        math.prod(one.shape) == math.prod(other.shape)
-        and not any(
-            apart(getattr(one, name), getattr(other, name), allowed)
-            for name in ("norm", "max", "min")
-        )
-        for one, other in used
-    )
 
 
 def _differ(
@@ -236,11 +276,11 @@ def _differ(
 
 
 def _working(operators: list[Operator]) -> bool:
-    return any(meaning.plain(op) not in meaning._VIEWS for op in operators)
+    return any(meaning.plain(op) not in meaning.VIEWS for op in operators)
 
 
 def _listed(operators: list[Operator]) -> Said:
-    shown = [_with_numbers(op) for op in operators if meaning.plain(op) not in meaning._VIEWS]
+    shown = [_with_numbers(op) for op in operators if meaning.plain(op) not in meaning.VIEWS]
     shown = shown or [op.said for op in operators]
     return listed(shown, _NAMED)
 
@@ -268,10 +308,11 @@ def _both(step: Both, after: list[Operator], noise: float, floor: float) -> list
     given = _inputs_differ(b, t)
     changed = _changed(b, t, 0.0, given, floor)
     found = _formats(b, t, changed)
-    found += _scalars(b, t, changed, after, noise)
+    if meaning.plain(t) not in meaning.VIEWS:  # how numbers lie shows where they are used
+        found += _scalars(b, t, changed, after, noise)
     found += entering(b, t, changed, noise)
     same = _is_own(b, t, given) and scalars(b) == scalars(t)
-    own = same and meaning.plain(t) not in meaning._VIEWS
+    own = same and meaning.plain(t) not in meaning.VIEWS
     if not found and own and _changed(b, t, given, given, 0.0, conditioning.factor(b)):
         found.append(
             Difference(
@@ -347,6 +388,8 @@ def _formats(b: Operator, t: Operator, changed: bool) -> list[Difference]:
                     "format",
                 )
             ]
+    if meaning.plain(t) in meaning.VIEWS | meaning.MOVES:
+        return []
     for one, other in pairs:
         if one.shape != other.shape:
             return [
@@ -381,6 +424,10 @@ def _scalars(
         if name in _LEFT or not apart(one.get(name), other.get(name), allowed):
             continue
         cause = meaning.of_scalar(t, name)
+        if cause == "layout" and not wiring.are_moved(
+            [*zip(b.outputs, t.outputs, strict=False)], noise
+        ):
+            cause = IMPLEMENTATION  # other elements, and not the same ones elsewhere
         use = _use(t, after)
         said = say(
             "{name} {target} on the target instead of {benchmark} in {before}{operator}",

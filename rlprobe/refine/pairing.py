@@ -7,6 +7,7 @@ S. Needleman and C. Wunsch, 1970), preferring partners with equal arguments.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -107,3 +108,49 @@ def _middle(benchmark: list[Operator], target: list[Operator]) -> list[Both | Ap
     if lone[0] or lone[1]:
         found.append(Apart(*lone))
     return found
+
+
+def reordered(steps: list[Both | Apart]) -> list[Both | Apart]:
+    """Steps in which a module within, run by both sides at other places, has its partner.
+
+    The order of calls that do not depend on each other is no difference. Operators have no identity
+    of their own to be found again by; a module has its name, where it ran once on either side.
+    """
+    lone = [
+        {
+            op.name: op
+            for step in steps
+            if isinstance(step, Apart)
+            for op in _operators(step, side)
+            if op.name.startswith("module::")
+        }
+        for side in (0, 1)
+    ]
+    calls = Counter(
+        op.name for step in steps for op in (*_operators(step, 0), *_operators(step, 1))
+    )
+    both = {name for name in lone[0] if name in lone[1] and calls[name] == 2}
+    found: list[Both | Apart] = []
+    for step in steps:
+        if isinstance(step, Both):
+            found.append(step)
+            continue
+        rest: list[Operator] = []
+        ahead = [op for op in step.benchmark if op.name not in both]
+        for op in step.target:
+            if op.name not in both:
+                rest.append(op)
+                continue
+            if ahead or rest:
+                found.append(Apart(ahead, rest))
+            found.append(Both(lone[0][op.name], op))
+            ahead, rest = [], []
+        if ahead or rest:
+            found.append(Apart(ahead, rest))
+    return found
+
+
+def _operators(step: Both | Apart, side: int) -> list[Operator]:
+    if isinstance(step, Both):
+        return [(step.benchmark, step.target)[side]]
+    return (step.benchmark, step.target)[side]

@@ -17,9 +17,18 @@ from rlprobe.errors import ConfigError
 #: Kernels of the target; those of the benchmark are what torch chooses.
 OTHER_KERNELS = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}
 
-_MODELS = {"dense": "builtin:tiny-qwen2", "moe": "builtin:tiny-qwen2-moe"}
+_MODELS = {
+    "dense": "builtin:tiny-qwen2",
+    "moe": "builtin:tiny-qwen2-moe",
+    "llama": "builtin:tiny-llama",
+}
 _BRIEF = "builtin:tiny-qwen2-brief"
-_CRITIC = {False: "builtin:tiny-qwen2-critic", True: "builtin:tiny-qwen2-critic-bias"}
+_CRITICS = {
+    "dense": "builtin:tiny-qwen2-critic",
+    "moe": "builtin:tiny-qwen2-critic",
+    "llama": "builtin:tiny-llama-critic",
+}
+_BIASED_CRITIC = "builtin:tiny-qwen2-critic-bias"
 _ESTIMATORS = {"ppo": "gae", "grpo": "grpo"}
 
 #: Of a step.
@@ -94,9 +103,12 @@ def alignment(
     """
     check(needs)
     varied = needs.get("response_lengths") == "varied"
-    model = _MODELS[needs.get("model", "dense")]
-    if varied and needs.get("model", "dense") != "dense":
+    kind = needs.get("model", "dense")
+    if varied and kind != "dense":
         raise ConfigError("needs: response_lengths varied is there for the dense model only")
+    biased = bool(needs.get("critic_head_bias", False))
+    if biased and kind == "llama":
+        raise ConfigError("needs: critic_head_bias is there for the critics of Qwen2 only")
     device = {
         "device": "cpu",
         "precision": needs.get("precision", "fp32"),
@@ -123,8 +135,8 @@ def alignment(
         "framework": "verl",
         "framework_version": "0.9.1",
         "model": {
-            "path": _BRIEF if varied else model,
-            "critic_path": _CRITIC[bool(needs.get("critic_head_bias", False))],
+            "path": _BRIEF if varied else _MODELS[kind],
+            "critic_path": _BIASED_CRITIC if biased else _CRITICS[kind],
         },
         "data": {"train_files": "builtin:arithmetic"},
         "seed": seed,

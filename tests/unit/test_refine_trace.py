@@ -320,7 +320,7 @@ def test_another_learning_rate_is_observed(tmp_path: Path) -> None:
     benchmark, _ = run(tmp_path / "b", kind="update", module=None)
     target, _ = run(tmp_path / "t", kind="update", module=None, lr=3e-2)
     found = first(observe(benchmark, target))
-    assert found.cause == "optimizer"
+    assert found.cause == "hyperparameter", "the same operators with another constant"
     assert found.said == "lr 0.03 on the target instead of 0.01 in group 0 of the optimizer, step 0"
 
 

@@ -88,6 +88,8 @@ def test_models_follow_from_needs() -> None:
     assert _alignment({"model": "moe"}).model.path == "builtin:tiny-qwen2-moe"
     assert _alignment({"response_lengths": "varied"}).model.path == "builtin:tiny-qwen2-brief"
     assert _alignment({"critic_head_bias": True}).model.critic_path.endswith("critic-bias")
+    llama = _alignment({"model": "llama"}).model
+    assert (llama.path, llama.critic_path) == ("builtin:tiny-llama", "builtin:tiny-llama-critic")
 
 
 def test_only_the_target_has_other_kernels_and_the_declared_environment() -> None:
@@ -113,6 +115,7 @@ def test_tensors_are_kept_by_msprobes_engine() -> None:
         ({"temperature": 0}, "temperature: found 0"),
         ({"precision": "fp8"}, "precision: found 'fp8'"),
         ({"model": "moe", "response_lengths": "varied"}, "dense model only"),
+        ({"model": "llama", "critic_head_bias": True}, "critics of Qwen2 only"),
     ],
 )
 def test_a_need_that_cannot_be_fulfilled_is_refused(needs: dict[str, Any], said: str) -> None:

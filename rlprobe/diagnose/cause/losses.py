@@ -11,7 +11,7 @@ import polars as pl
 from rlprobe.diagnose.cause import measure
 from rlprobe.diagnose.cause.around import Scene, Symptoms
 from rlprobe.diagnose.cause.differences import Array, Fact, Margins, Record, Tokens
-from rlprobe.diagnose.cause.hypotheses import subset, temperature
+from rlprobe.diagnose.cause.hypotheses import permuted, subset, temperature
 from rlprobe.dumps.key_data import INPUT_IDS, RESPONSES
 from rlprobe.judge import execution, fits, forced, given
 from rlprobe.judge.row import Row
@@ -154,8 +154,7 @@ def loss(scene: Scene) -> Symptoms:
     if scene.row.get("status") == "nonfinite":
         return Symptoms([Record(scene.row, [scene.row])])
     for item in given.wrong(step.key_data, finding.stage.name):
-        cause = "label_or_mask_shift" if item.is_mask else "data"
-        return Symptoms([Fact(cause, (item.said,))])
+        return Symptoms([_came_in(item)])
     lone = lone_parts(finding.stage.rows)
     if lone:
         return Symptoms(
@@ -180,6 +179,17 @@ def loss(scene: Scene) -> Symptoms:
     found.differences.append(record)
     found.seen += _described(record, first is not None)
     return found
+
+
+def _came_in(item: given.Wrong) -> Fact:
+    """What an update was given wrongly, as a cause: other tokens, other samples' or other numbers."""
+    if item.is_mask:
+        return Fact("label_or_mask_shift", (item.said,))
+    found = item.difference
+    law = permuted.OfSamples().fit(Tokens(found.name, found.pairs, item.allowed))
+    if law is not None and law.holds:
+        return Fact(law.cause, (item.said, *law.said))
+    return Fact("data", (item.said,))
 
 
 def _described(record: Record, is_gradient: bool) -> list[Said]:

@@ -55,7 +55,7 @@ class OfRecord:
         )
         return Fit(
             "constant_factor",
-            (say("{said}, and nothing else differs", said=said),),
+            (say("{said}, and nothing else of it differs", said=said),),
             max(spread, *(found for found in lefts if found is not None)),
             {"factor": factor},
             {"factor": _NOISE * floor},

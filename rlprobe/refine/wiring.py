@@ -1,0 +1,192 @@
+"""What operators of both sides are given, where no operator differs and all that follows does.
+
+An operator may be given what another one made, or the same numbers laid out otherwise: each side
+runs the same and makes the same of the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlprobe.judge.roundoff import UNIT
+from rlprobe.refine import meaning
+from rlprobe.refine.difference import IMPLEMENTATION, Difference, apart, number
+from rlprobe.refine.pairing import Apart, Both
+from rlprobe.refine.trace import Operator, Value, error
+from rlprobe.said import Said, listed, say
+
+_KERNEL = 32.0
+#: Views of one value that are named.
+_NAMED = 4
+
+
+def are_moved(pairs: Sequence[tuple[Value, Value]], floor: float) -> bool:
+    """Whether values hold the same numbers, wherever they stand: what moves may also leave out.
+
+    Where there are none, nothing says so.
+
+    Args:
+        pairs: benchmark's and target's.
+        floor: relative difference of numbers that agree.
+    """
+    allowed = max(floor, _KERNEL * UNIT["torch.float32"])
+    return bool(pairs) and all(
+        math.prod(one.shape) == math.prod(other.shape)
+        and not any(
+            apart(getattr(one, name), getattr(other, name), allowed)
+            for name in ("norm", "max", "min")
+        )
+        for one, other in pairs
+    )
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a value comes from: what it is a view of, by which views, and who made that."""
+
+    value: Value
+    views: list[Operator]
+    maker: Both | None
+
+    @property
+    def said(self) -> Said:
+        """The views in words."""
+        return listed([_named(op) for op in self.views] or [say("none")], _NAMED)
+
+
+def _named(op: Operator) -> str:
+    numbers = [
+        f"{a.name}={number(a.scalar)}"
+        for a in op.arguments
+        if not a.tensors and not a.default and a.name not in ("memory_format", "implicit")
+    ]
+    return f"{op.name}({', '.join(numbers)})" if numbers else op.name
+
+
+@dataclass(frozen=True)
+class _Wire:
+    """An argument of an operator: who made it on the benchmark, and who on the target."""
+
+    benchmark: Both
+    target: Both
+
+
+class Wires:
+    """Who made what operators of both sides are given.
+
+    Args:
+        steps: of both traces, in order.
+        floor: relative difference of values that agree.
+    """
+
+    def __init__(self, steps: Sequence[Both | Apart], floor: float) -> None:
+        self._floor = floor
+        self._allowed = max(floor, _KERNEL * UNIT["torch.float32"])
+        self._views: tuple[dict[int, Operator], dict[int, Operator]] = ({}, {})
+        self._made: tuple[dict[int, Both], dict[int, Both]] = ({}, {})
+        for step in steps:
+            self._take(step)
+        self._crossed = {
+            (id(wire.benchmark), id(wire.target))
+            for step in steps
+            if isinstance(step, Both)
+            for wire in self._wires(step)
+        }
+
+    def _take(self, step: Both | Apart) -> None:
+        for side, given in enumerate((step.benchmark, step.target)):
+            for op in [given] if isinstance(given, Operator) else given:
+                # what gives back what it was given made nothing
+                made = {v.value for v in op.outputs} - {v.value for v in op.inputs}
+                if _is_view(op):
+                    self._views[side].update(dict.fromkeys(made, op))
+                elif isinstance(step, Both):
+                    self._made[side].update(dict.fromkeys(made, step))
+
+    def difference(self, step: Both, changed: bool) -> Difference | None:
+        """What an operator is given in another's place; None where nothing is.
+
+        Args:
+            step: the operator on both sides.
+            changed: whether its results differ.
+        """
+        if _is_view(step.target):
+            return None
+        laid = self._laid_out(step, changed)
+        if laid is not None:
+            return laid
+        for wire in self._wires(step):
+            # where what the one made goes to the other's place, and back, they have traded places
+            traded = (id(wire.target), id(wire.benchmark)) in self._crossed
+            said = say(
+                "{operator} is given what {target} made on the target, and what {benchmark} made "
+                "on the benchmark",
+                operator=step.target.said,
+                target=wire.target.target.said,
+                benchmark=wire.benchmark.benchmark.said,
+            )
+            if traded:
+                said += say("; the two have traded places")
+            return Difference("layout" if traded else IMPLEMENTATION, said, changed, "wiring")
+        return None
+
+    def _laid_out(self, step: Both, changed: bool) -> Difference | None:
+        """The same numbers that views alone have brought to other places."""
+        pairs = []
+        for one, other in self._differing(step):
+            b, t = self._source(one, 0), self._source(other, 1)
+            size = error(b.value, t.value)
+            if (b.views or t.views) and size is not None and size <= self._allowed:
+                pairs.append((one, other, b, t))
+        if not pairs:
+            return None
+        moved = are_moved([(one, other) for one, other, *_ in pairs], self._floor)
+        _, _, b, t = pairs[0]
+        said = say(
+            "{operator} is given numbers that agree before {target} on the target and {benchmark} "
+            "on the benchmark",
+            operator=step.target.said,
+            target=t.said,
+            benchmark=b.said,
+        )
+        return Difference("layout" if moved else IMPLEMENTATION, said, changed, "views")
+
+    def _wires(self, step: Both) -> list[_Wire]:
+        found = []
+        for one, other in self._differing(step):
+            b, t = (self._source(v, side).maker for side, v in enumerate((one, other)))
+            if b is None or t is None or b is t or step in (b, t):
+                continue
+            # each of the two makes on either side what it makes on the other
+            if self._agrees(b) and self._agrees(t):
+                found.append(_Wire(b, t))
+        return found
+
+    def _differing(self, step: Both) -> list[tuple[Value, Value]]:
+        pairs = zip(step.benchmark.inputs, step.target.inputs, strict=False)
+        # of another shape is not measurable, and differs
+        return [
+            (one, other)
+            for one, other in pairs
+            if (size := error(one, other)) is None or size > self._allowed
+        ]
+
+    def _source(self, value: Value, side: int) -> _Source:
+        views: list[Operator] = []
+        while (op := self._views[side].get(value.value)) is not None and op not in views:
+            views.append(op)
+            value = op.inputs[0]
+        return _Source(value, views[::-1], self._made[side].get(value.value))
+
+    def _agrees(self, step: Both) -> bool:
+        sizes = [
+            error(b, t) for b, t in zip(step.benchmark.outputs, step.target.outputs, strict=False)
+        ]
+        return bool(sizes) and all(size is not None and size <= self._allowed for size in sizes)
+
+
+def _is_view(op: Operator) -> bool:
+    """Whether an operator lays one value's numbers out otherwise, and makes none."""
+    return meaning.plain(op) in meaning.VIEWS | meaning.MOVES and len(op.inputs) == 1

@@ -1,0 +1,298 @@
+"""What operators of one side alone do to what both go on with: known by the values, or not said."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from rlprobe.refine.difference import Difference  # noqa: E402
+from rlprobe.refine.observe import observe  # noqa: E402
+from tests.unit.test_refine_trace import first, plain_loss, run, wrapped  # noqa: E402
+
+Make = Callable[[Tensor], Tensor]
+LOWEST = torch.finfo(torch.float32).min
+PLACES = torch.arange(7)
+FAR = PLACES[:, None] - PLACES[None] >= 3
+
+
+#: Traces of the benchmark's modules, which many tests share.
+_BENCHMARKS: dict[str, Any] = {}
+
+
+def seen(tmp_path: Path, right: Make, wrong: Make, name: str) -> Difference:
+    """The first difference between two modules; ``name`` is of the right one."""
+    if name not in _BENCHMARKS:
+        _BENCHMARKS[name] = run(tmp_path / "b", wrapped(right))[0]
+    return first(observe(_BENCHMARKS[name], run(tmp_path / "t", wrapped(wrong))[0]))
+
+
+def causal() -> Tensor:
+    return torch.full((7, 7), LOWEST).triu(1)
+
+
+def attention(mask: Callable[[Tensor], Tensor] = lambda m: m) -> Make:
+    def mixed(y: Tensor) -> Tensor:
+        scores = y @ y.transpose(1, 2) / 5
+        return torch.softmax(scores + mask(causal()), -1) @ y
+
+    return mixed
+
+
+def slopes(mask: Tensor) -> Tensor:
+    return mask - 0.3 * (PLACES[:, None] - PLACES[None]).abs()
+
+
+def first_hidden(mask: Tensor) -> Tensor:
+    mask = mask.clone()
+    mask[1:, 0] = LOWEST
+    return mask
+
+
+MASKS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "window": (lambda m: m.masked_fill(FAR, LOWEST), "mask"),
+    "blocks": (
+        lambda m: torch.where(PLACES[:, None] // 4 == PLACES[None] // 4, m, LOWEST), "mask"
+    ),
+    "prefix": (lambda m: m.masked_fill((PLACES < 4)[None] & (PLACES < 4)[:, None], 0.0), "mask"),
+    "two at once": (lambda m: m + torch.full((7, 7), LOWEST).tril(-3), "mask"),
+    "slopes": (slopes, "implementation"),
+    "softened": (lambda m: m.masked_fill(FAR, -0.5), "implementation"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_other_masks_are_masks_and_what_weighs_scores_is_none(tmp_path: Path, name: str) -> None:
+    mask, cause = MASKS[name]
+    assert seen(tmp_path, attention(), attention(mask), "attention").cause == cause
+
+
+def in_int8(y: Tensor) -> Tensor:
+    scale = y.abs().amax(-1, keepdim=True) / 127
+    return torch.round(y / scale) * scale
+
+
+def in_e5m2(y: Tensor) -> Tensor:
+    scale = 1000 / y.abs().max()
+    return (y * scale).to(torch.float8_e5m2).float() / scale
+
+
+def part(kind: str) -> Make:
+    def changed(y: Tensor) -> Tensor:
+        y = y.clone()
+        if kind == "channel":
+            y.select(-1, 5).mul_(1.5)
+        elif kind == "tokens":
+            y[:, 2:4] /= 4
+        elif kind == "cut":
+            y[:, 3:].clamp_(max=0.1)
+        else:
+            y[:, 3:].add_(0.1)
+        return y
+
+    return changed
+
+
+def turned(y: Tensor) -> Tensor:
+    angles = torch.outer(PLACES.float(), torch.tensor([1.0, 0.5]).repeat(6)) + 1
+    pairs = torch.view_as_complex(y.view(*y.shape[:-1], 12, 2).contiguous())
+    return torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+
+def half_turned(y: Tensor) -> Tensor:
+    angle = torch.tensor([0.5, 1.0]).repeat(6).repeat(2)
+    one, other = y.chunk(2, -1)
+    return y * angle.cos() + torch.cat([-other, one], -1) * angle.sin()
+
+
+def mirrored(y: Tensor) -> Tensor:
+    """As long as it was, and no rotation by angles."""
+    width = y.shape[-1]
+    direction = torch.ones(width) / math.sqrt(width)
+    return y - 2 * (y @ direction)[..., None] * direction
+
+
+EFFECTS: dict[str, tuple[Make, str]] = {
+    "int8": (in_int8, "rounding_order"),
+    "e5m2": (in_e5m2, "rounding_order"),
+    "tenths": (lambda y: torch.round(y * 10) / 10, "rounding_order"),
+    "floored far": (lambda y: torch.round(y), "implementation"),
+    "a channel": (part("channel"), "constant_factor"),
+    "some tokens": (part("tokens"), "constant_factor"),
+    "a part is cut": (part("cut"), "saturation"),
+    "a part is offset": (part("offset"), "implementation"),
+    "the smaller": (lambda y: torch.minimum(y, torch.tensor(0.3)), "saturation"),
+    "the larger of two": (lambda y: torch.maximum(y, y.flip(-1)), "implementation"),
+    "complex": (turned, "position"),
+    "halves": (half_turned, "position"),
+    "mirrored": (mirrored, "implementation"),
+    "cosines": (lambda y: y * torch.cos(y), "implementation"),
+}
+
+
+@pytest.mark.parametrize("name", EFFECTS)
+def test_an_effect_is_known_by_its_values(tmp_path: Path, name: str) -> None:
+    wrong, cause = EFFECTS[name]
+    found = seen(tmp_path, lambda y: y, wrong, "as it is")
+    assert found.cause == cause, found
+
+
+class Gated(nn.Module):
+    """Two children whose results may be taken for each other."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.gate, self.up, self.act = nn.Linear(24, 24), nn.Linear(24, 24), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "order":
+            up = self.up(x)
+            return self.act(self.gate(x)) * up
+        one, other = self.gate(x), self.up(x)
+        if self.kind == "traded":
+            one, other = other, one
+        if self.kind == "twice":
+            other = one
+        if self.kind in ("late", "traded late"):
+            one, other = self.gate(x), self.up(x)
+            first, second = (one, other) if self.kind == "late" else (other, one)
+            return self.act(one) * torch.sigmoid(first) - torch.tanh(second)
+        return self.act(one) * other
+
+
+def gated(kind: str) -> Callable[[Any], None]:
+    def change(made: Any) -> None:
+        torch.manual_seed(3)
+        made.layers[1].norm = Gated(kind)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "cause"),
+    [
+        ("right", "traded", "layout"),
+        ("late", "traded late", "layout"),
+        ("right", "twice", "implementation"),
+        ("right", "order", None),
+    ],
+)
+def test_what_is_given_another_ones_result_is_named(
+    tmp_path: Path, right: str, wrong: str, cause: str | None
+) -> None:
+    sides = [run(tmp_path / name, gated(name))[0] for name in (right, wrong)]
+    found = observe(*sides)
+    assert (found.first and found.first.cause) == cause, found
+    if found.first is not None:
+        assert "which the" not in found.first.said, "both sides run all of them"
+        assert found.first.kind == "wiring" and "gate made on the" in found.first.said
+
+
+def turned_over(parts: tuple[int, int]) -> Make:
+    return lambda y: y.view(3, 7, *parts).transpose(2, 3).reshape(3, 7, 24) * 1
+
+
+def heads(tiled: bool) -> Make:
+    def spread(y: Tensor) -> Tensor:
+        parts = y.view(3, 7, 2, 12)
+        parts = parts[:, :, None] if tiled else parts[:, :, :, None]
+        return parts.expand(3, 7, 2, 2, 12).reshape(3, 7, 2, 24).sum(2) * 1
+
+    return spread
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "cause"),
+    [
+        (turned_over((4, 6)), turned_over((3, 8)), "layout"),
+        (heads(False), heads(True), "layout"),
+        (lambda y: y[..., :12] * 1, lambda y: y[..., 12:] * 1, "implementation"),
+    ],
+)
+def test_numbers_that_views_lay_out_otherwise_are_named(
+    tmp_path: Path, right: Make, wrong: Make, cause: str
+) -> None:
+    def padded(make: Make) -> Make:
+        return lambda y: nn.functional.pad(make(y).flatten(1), (0, 168))[:, :168].view(3, 7, 24)
+
+    sides = [
+        run(tmp_path / name, wrapped(padded(make)))[0]
+        for name, make in (("b", right), ("t", wrong))
+    ]
+    assert first(observe(*sides, forward=True)).cause == cause
+
+
+def of_scores(make: Make) -> Make:
+    def loss(logits: Tensor) -> Tensor:
+        return plain_loss(make(logits))
+
+    return loss
+
+
+def top(logits: Tensor) -> Tensor:
+    least = logits.topk(5, -1).values[..., -1:]
+    return logits.masked_fill(logits < least, -1e9)
+
+
+def nucleus(logits: Tensor) -> Tensor:
+    chances, order = torch.softmax(logits, -1).sort(-1, descending=True)
+    out = (chances.cumsum(-1) - chances > 0.9).scatter(-1, order, chances.cumsum(-1) > 0.9)
+    return logits.masked_fill(out, -1e9)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause"),
+    [
+        (top, "sampling_semantics"),
+        (nucleus, "sampling_semantics"),
+        (lambda x: x + x.mean(1, keepdim=True).sort(1).values, "implementation"),
+        (lambda x: 3 * torch.tanh(x / 3), "implementation"),
+    ],
+)
+def test_scores_that_are_put_in_order_are_of_another_distribution(
+    tmp_path: Path, wrong: Make, cause: str
+) -> None:
+    sides = [run(tmp_path / name, kind="outputs", module=None, loss=of_scores(make))[0]
+             for name, make in (("b", lambda x: x), ("t", wrong))]  # fmt: skip
+    assert first(observe(*sides)).cause == cause
+
+
+def of_tokens(make: Make) -> Make:
+    def loss(logits: Tensor) -> Tensor:
+        return (make(torch.logsumexp(logits, -1)) * torch.linspace(0, 1, 21).view(3, 7)).sum()
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause"),
+    [
+        (lambda x: x.roll(1, 1), "label_or_mask_shift"),
+        (lambda x: torch.cat([x[:, 1:], x[:, :1]], 1), "label_or_mask_shift"),
+        (lambda x: x.flatten().roll(1, 0).view(3, 7), "label_or_mask_shift"),
+        (lambda x: x.roll(1, 0), "row_order"),
+        (lambda x: x.index_select(0, torch.tensor([2, 0, 1])), "row_order"),
+    ],
+)
+def test_around_the_model_it_is_tokens_or_samples_that_are_moved(
+    tmp_path: Path, wrong: Make, cause: str
+) -> None:
+    sides = [run(tmp_path / name, kind="outputs", module=None, loss=of_tokens(make))[0]
+             for name, make in (("b", lambda x: x), ("t", wrong))]  # fmt: skip
+    assert first(observe(*sides)).cause == cause
+
+
+def test_a_setting_is_a_constant_of_the_same_optimizer_alone(tmp_path: Path) -> None:
+    benchmark, _ = run(tmp_path / "b", kind="update", module=None)
+    target, _ = run(tmp_path / "t", kind="update", module=None, lr=3e-2)
+    assert first(observe(benchmark, target)).cause == "hyperparameter"
+    target.settings[0][0] |= {"lr": 1e-2, "amsgrad": True}
+    assert first(observe(benchmark, target)).cause == "optimizer", "another way to compute"
