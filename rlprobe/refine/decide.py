@@ -138,7 +138,11 @@ def awaited(diagnosis: Diagnosis, plan: Plan) -> Diagnosis:
 
 #: Classes that an operator's meaning leaves open, and what numbers may obey within them: elements
 #: that are moved may be samples, or tokens of one, and other data another sample's.
-_WITHIN = {"layout": ("row_order", "label_or_mask_shift"), "data": ("row_order",)}
+_WITHIN = {
+    "layout": ("row_order", "label_or_mask_shift"),
+    "label_or_mask_shift": ("row_order",),
+    "data": ("row_order",),
+}
 
 
 def _decided(cause: Cause, refined: Refined, diagnosis: Diagnosis) -> Cause:

@@ -63,47 +63,53 @@ def of(stretch: Stretch) -> str | None:
 def moved(stretch: Stretch) -> str:
     """The class of numbers that are moved: around the model these are tokens, or whole samples.
 
-    A move has one dimension that says which, where the values are one number a token.
+    Where the values are one number a token, the dimension along which they move says which; of rows
+    that stand one behind the other, whether it is by as many places as a row has.
     """
     if not stretch.around:
         return "layout"
-    tokens = _tokens(stretch.trace)
+    shape = _tokens(stretch.trace)
     ops = [op for op in stretch.working if meaning.plain(op) in meaning.MOVES]
-    if tokens is None or not all(_is_of_tokens(v, tokens) for op in ops for v in op.outputs):
+    if shape is None or any(
+        math.prod(v.shape) > math.prod(shape) for op in ops for v in op.outputs
+    ):
         return "layout"
-    whole = {_dimension(op) == 0 and len(op.outputs[0].shape) > 1 for op in ops}
+    whole = {_moves_rows(op, shape[-1]) for op in ops}
     if whole == {True}:
         return "row_order"
     shifts = all(meaning.plain(op) in _SHIFTS for op in ops)
     return "label_or_mask_shift" if shifts and True not in whole else "layout"
 
 
+def _moves_rows(op: Operator, length: int) -> bool:
+    """Whether an operator moves rows of tokens as they are."""
+    if len(op.outputs[0].shape) > 1:
+        return _argument(op, "dim", "dims") == 0
+    places = _argument(op, "shifts")
+    return places is not None and places % length == 0
+
+
 #: Moves that keep the order of what they move.
 _SHIFTS = frozenset({"roll", "slice", "narrow", "cat", "select"})
 
 
-def _dimension(op: Operator) -> int | None:
-    """The dimension that an operator moves along; None where it is not said, or several."""
+def _argument(op: Operator, *names: str) -> int | None:
+    """A whole number among an operator's arguments; None where it is not said, or several are."""
     for argument in op.arguments:
-        if argument.name in ("dim", "dims"):
+        if argument.name in names:
             found = argument.scalar
             found = found[0] if isinstance(found, list) and len(found) == 1 else found
             return found if isinstance(found, int) else None
     return None
 
 
-def _tokens(trace: Trace) -> int | None:
-    """How many tokens the model's output has."""
+def _tokens(trace: Trace) -> list[int] | None:
+    """Rows and tokens of the model's output."""
     shapes = [
         v.shape for op in trace.operators for v in op.inputs
         if v.origin is not None and v.origin.startswith("model output") and len(v.shape) > 1
     ]  # fmt: skip
-    return math.prod(shapes[0][:-1]) if shapes else None
-
-
-def _is_of_tokens(value: Value, tokens: int) -> bool:
-    """Whether a value has at most one number a token."""
-    return math.prod(value.shape) <= tokens
+    return shapes[0][:-1] if shapes else None
 
 
 # masks
@@ -311,7 +317,7 @@ def _truncated(stretch: Stretch) -> bool:
     return any(
         meaning.plain(op) in _ORDERS
         and any(v.shape and v.shape[-1] in scores and v.shape[-1] > 1 for v in op.inputs)
-        and _dimension(op) in (-1, len(op.inputs[0].shape) - 1)
+        and _argument(op, "dim") in (-1, len(op.inputs[0].shape) - 1)
         for op in stretch.working
     )
 

@@ -176,15 +176,27 @@ class Wires:
     def _source(self, value: Value, side: int) -> _Source:
         views: list[Operator] = []
         while (op := self._views[side].get(value.value)) is not None and op not in views:
+            if not _is_as_made(value, op):
+                break
             views.append(op)
             value = op.inputs[0]
-        return _Source(value, views[::-1], self._made[side].get(value.value))
+        maker = self._made[side].get(value.value)
+        ran = None if maker is None else (maker.benchmark, maker.target)[side]
+        if ran is None or not _is_as_made(value, ran):
+            maker = None
+        return _Source(value, views[::-1], maker)
 
     def _agrees(self, step: Both) -> bool:
         sizes = [
             error(b, t) for b, t in zip(step.benchmark.outputs, step.target.outputs, strict=False)
         ]
         return bool(sizes) and all(size is not None and size <= self._allowed for size in sizes)
+
+
+def _is_as_made(value: Value, op: Operator) -> bool:
+    """Whether a value is what an operator made: nothing has written to it since."""
+    made = next((v for v in op.outputs if v.value == value.value), None)
+    return made is not None and made.digest == value.digest
 
 
 def _is_view(op: Operator) -> bool:

@@ -279,6 +279,7 @@ def of_tokens(make: Make) -> Make:
         (lambda x: torch.cat([x[:, 1:], x[:, :1]], 1), "label_or_mask_shift"),
         (lambda x: x.flatten().roll(1, 0).view(3, 7), "label_or_mask_shift"),
         (lambda x: x.roll(1, 0), "row_order"),
+        (lambda x: x.flatten().roll(14).view(3, 7), "row_order"),
         (lambda x: x.index_select(0, torch.tensor([2, 0, 1])), "row_order"),
     ],
 )

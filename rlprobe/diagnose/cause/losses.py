@@ -182,7 +182,7 @@ def loss(scene: Scene) -> Symptoms:
 
 
 def _came_in(item: given.Wrong) -> Fact:
-    """What an update was given wrongly, as a cause: other tokens, other samples' or other numbers."""
+    """What an update was given wrongly: other tokens, other samples' numbers, or other numbers."""
     if item.is_mask:
         return Fact("label_or_mask_shift", (item.said,))
     found = item.difference

@@ -17,7 +17,6 @@ def test_nothing_false_is_asserted(align: Align, name: str) -> None:
     found = align(lawless.CASES[name].device(), repeat=False).diagnose()
     assert found.verdict != ALIGNED, "it has an effect"
     assert found.cause is not None and found.first is not None
-    print("BLIND", name, found.first.stage == answer.stage, found.first.stage, found.first.module, found.first.module in answer.modules, found.cause.class_, found.cause.known, found.cause.statement, found.cause.evidence)
     assert found.first.stage == answer.stage
     assert found.first.module in answer.modules
     assert found.cause.class_ in answer.may_say | {UNKNOWN}, found.cause
