@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from rlprobe.judge.roundoff import UNIT
-from rlprobe.refine import conditioning, effect, meaning, wiring
+from rlprobe.refine import conditioning, effect, meaning, wiring, written
 from rlprobe.refine.difference import IMPLEMENTATION, Difference, apart, number
 from rlprobe.refine.entering import entering
 from rlprobe.refine.pairing import Apart, Both, pair, reordered, scalars
@@ -73,6 +73,7 @@ def observe(
     steps = reordered(steps)
     unused = _unused(benchmark, target), _unused(target, benchmark)
     wires = wiring.Wires(steps, floor)
+    outside = written.Written((benchmark, target))
     for at, step in enumerate(steps):
         if isinstance(step, Apart):
             step = Apart(
@@ -87,6 +88,7 @@ def observe(
             _add(found, [_apart(step, (benchmark, target), used, differs, floor)])
         else:
             other = wires.difference(step, _changed(step.benchmark, step.target, 0.0, 1.0, floor))
+            other = other or outside.difference(step)
             _add(found, [other] if other else _both(step, sides[1], noise, floor))
     return _with_settings(found)
 

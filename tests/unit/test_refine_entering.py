@@ -26,6 +26,7 @@ def update(
     batch: dict[str, Tensor] | None = None,
     kind: str = "update",
     clip: float = 1.0,
+    between: Any = None,
 ) -> Any:
     """Two micro-batches and a step, with gradients that a device's noise moves."""
     made = model()
@@ -40,6 +41,8 @@ def update(
         scope.given(given)
         for index in range(2):
             scope.micro_step(index)
+            if between is not None and index:
+                between(made)
             logits = made(tokens())
             if moving:
                 moved = 1 + moving * torch.randn(logits.shape, generator=generator)
@@ -80,6 +83,35 @@ def test_what_is_done_to_gradients_as_they_are_added_up_is_observed(tmp_path: Pa
     assert scaled.cause == "constant_factor"
     names = {op.name for op in update(tmp_path / "3").operators if op.node is not None}
     assert "aten::mm" not in names, "a module's backward pass is watched by itself"
+
+
+def _twice(made: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(2)
+
+
+def _forgets_one(made: nn.Module) -> None:
+    with torch.no_grad():
+        made.layers[0].up.weight.grad[0].zero_()
+
+
+def _to_no_effect(made: nn.Module) -> None:
+    with torch.no_grad():
+        made.layers[0].up.weight.grad.mul_(1.0)
+
+
+@pytest.mark.parametrize(
+    ("between", "cause"),
+    [(_twice, "accumulation"), (_forgets_one, "accumulation"), (_to_no_effect, None)],
+)
+def test_what_is_written_between_the_operators_is_observed(
+    tmp_path: Path, between: Any, cause: str | None
+) -> None:
+    found = both(tmp_path, between=between).first
+    assert (found and found.cause) == cause, found
+    assert found is None or "something outside the operators that were traced" in found.said
 
 
 @pytest.mark.parametrize(("name", "cause"), [("weights", "data"), ("mask", "label_or_mask_shift")])

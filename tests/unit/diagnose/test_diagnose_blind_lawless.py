@@ -11,6 +11,7 @@ from tests.unit.diagnose.conftest import Align
 ANSWERS = lawless.answers()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", lawless.CASES)
 def test_nothing_false_is_asserted(align: Align, name: str) -> None:
     answer = ANSWERS[name]
