@@ -24,7 +24,7 @@ from tests.unit.diagnose.transformer import Device
 
 EPSILON = next(fault for fault in FORWARD if fault.name == "epsilon of a norm")
 KEYS = ["format", "verdict", "sentence", "gate", "first", "cause", "coverage", "noise", "stages",
-        "extent", "curves", "rollout", "judged", "of", "messages", "digest"]  # fmt: skip
+        "extent", "curves", "rollout", "routing", "judged", "of", "messages", "digest"]  # fmt: skip
 
 
 def test_aligned_diverged_and_not_comparable_have_their_exit_codes(
