@@ -79,13 +79,17 @@ def of_run(run: Run, stage: str, step: int) -> dict[Key, Whole]:
 
 
 def _whole(rows: Sequence[Mapping[str, Any]], data_ranks: Mapping[int, int | None]) -> Whole:
-    """The sum of all ranks' parts: over features within a data-parallel rank, then over these."""
+    """The sum of all ranks' parts: over features of the same tokens, then over these.
+
+    Ranks of one model have the same tokens, or where they share a sequence others each. Two models
+    (data-parallel ranks) that were given the same samples are two all the same.
+    """
     width = rows[0]["width"]
     by_tokens: dict[str, dict[int, list[Part]]] = {}
     tokens: dict[str, tuple[int, int]] = {}
     for row in rows:
         own = data_ranks.get(row["rank"])
-        where = row["identity"] if own is None else f"data-parallel rank {own}"
+        where = row["identity"] if own is None else f"rank {own}, {row['identity']}"
         tokens[where] = row["tokens"], int(row["identity"], 16)
         by_tokens.setdefault(where, {}).setdefault(row["first"], []).append(_part(row, where))
     parts = [own[0] for each in by_tokens.values() for own in each.values()]

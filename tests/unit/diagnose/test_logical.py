@@ -116,6 +116,10 @@ LAYOUTS = {
         .add(2, samples=(2, 3))
         .add(3, samples=(2, 3), change=change)
     ),
+    # sequence or context parallelism: ranks of one model have other tokens
+    "sequence": lambda change: (
+        Side(*TENSOR).add(0, samples=(0, 1)).add(1, samples=(2, 3), change=change)
+    ),
     "both": lambda change: (
         Side(*(({"dp": 2, "tp": 2, "dp_rank": rank // 2}) for rank in range(4)))
         .add(0, samples=(0, 1), features=(0, 8))
@@ -154,6 +158,7 @@ def test_a_fault_of_one_rank_is_as_large_as_it_is(layout: str) -> None:
         "features": clean[:, 8:],
         "replicas": clean,
         "replicas of several": second,
+        "sequence": second,
         "both": second[:, 8:],
     }
     expected = 0.1 * np.linalg.norm(parts[layout]) / whole
