@@ -33,6 +33,7 @@ from rlprobe.files import replace_bytes
 from rlprobe.roles import BENCHMARK, TARGET
 
 if TYPE_CHECKING:
+    from rlprobe.compare.planner import StagePlan
     from rlprobe.store.read import Run
 
 FORMAT = 1
@@ -91,6 +92,8 @@ class Results:
     of_dumps: bool = False
     #: Runs by role, each opened once: what is read of them is checked once.
     _opened: dict[str, Run] = field(default_factory=dict, compare=False, repr=False)
+    #: What of two dumps was compared with what, once it was looked up (:meth:`plans`).
+    _plans: list[list[StagePlan]] = field(default_factory=list, compare=False, repr=False)
 
     @classmethod
     def open(cls, directory: Path) -> Results:
@@ -149,6 +152,24 @@ class Results:
         from rlprobe.store.read import Run
 
         return self._opened.setdefault(role, Run.open(self.store, planned.key))
+
+    def plans(self) -> list[StagePlan]:
+        """Of a comparison of dumps: what was compared with what, looked up once; else nothing.
+
+        Raises:
+            DumpError, StoreError, UsageError, NotComparableError: a side is gone, or is another.
+        """
+        said = tables.sides(self.directory) if self.of_dumps else None
+        if said is None:
+            return []
+        if not self._plans:
+            # Imported here: most results are of an alignment.
+            from rlprobe.compare import planner, sides
+
+            self._plans.append([])  # a failure is told once
+            both = sides.resolve(said.benchmark), sides.resolve(said.target)
+            self._plans[0] = planner.plan(*both, map_steps=said.map_steps)
+        return self._plans[0]
 
     def compared(self, pair: str, stage: str) -> Path:
         """Where a comparison's files are, or would be."""

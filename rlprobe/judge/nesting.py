@@ -6,14 +6,11 @@ which cannot tell of a function whether a module or the code after it called it.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlprobe.compare import planner, sides
 from rlprobe.compare.planner import Pairing, StagePlan
-from rlprobe.dumps import results as tables
 from rlprobe.errors import RlprobeError
 from rlprobe.judge.inputs import Results
 
@@ -35,11 +32,8 @@ def of(results: Results, stage: str, step: int) -> dict[int, Told]:
 
     Empty of an alignment: its runs record modules, whose nesting order and paths tell.
     """
-    said = tables.sides(results.directory) if results.of_dumps else None
-    if said is None:
-        return {}
     try:
-        plans = _plans(said.benchmark, said.target, tuple(said.map_steps.items()))
+        plans = results.plans()
     except RlprobeError as error:
         _log.warning("which module made a call is told by their order alone: %s", error)
         return {}
@@ -52,12 +46,6 @@ def of(results: Results, stage: str, step: int) -> dict[int, Told]:
             if told is not None:
                 found[pairing.rank] = told
     return found
-
-
-@functools.lru_cache(maxsize=4)
-def _plans(benchmark: str, target: str, map_steps: tuple[tuple[int, int], ...]) -> list[StagePlan]:
-    both = sides.resolve(benchmark), sides.resolve(target)
-    return planner.plan(*both, map_steps=dict(map_steps))
 
 
 def _told(plan: StagePlan, pairing: Pairing) -> Told | None:

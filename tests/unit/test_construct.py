@@ -142,6 +142,28 @@ def test_the_diagnosis_and_python_name_it_too(tmp_path: Path) -> None:
     assert within[f"{Q}.output.0"] == "model"
 
 
+def test_dumps_that_changed_in_between_are_looked_up_again(tmp_path: Path) -> None:
+    pair(tmp_path, SECOND, TOLD)
+    assert (
+        rlprobe.compare_dumps(tmp_path / "b", tmp_path / "t").judged.get_column("rank").max() == 0
+    )
+    for side, data in (("b", attention()), ("t", attention(FIRST))):
+        directory = tmp_path / side / "actor_update/step0/rank1"
+        dumps.write(directory, data)
+        (directory / "construct.json").write_text(json.dumps(TOLD))
+    judged = rlprobe.compare_dumps(tmp_path / "b", tmp_path / "t").judged
+    of_functions = judged.filter((pl.col("rank") == 1) & pl.col("module").is_null())
+    assert of_functions.get_column("within").null_count() == 0 < of_functions.height
+
+
+def test_a_side_that_is_gone_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*pair(tmp_path, SECOND, TOLD), "-q"]) == 0
+    (tmp_path / "b").rename(tmp_path / "elsewhere")
+    assert main(["diagnose", str(tmp_path / "out"), "--no-fail"]) == 0
+    said = capsys.readouterr().err
+    assert "told by their order alone" in said and str(tmp_path / "b") in said
+
+
 def test_a_stored_runs_file_is_checked_like_any_other_of_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
