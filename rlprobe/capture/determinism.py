@@ -44,10 +44,14 @@ class Switch:
     call: str | None = None
     #: Name of torch_npu's option that tells what was set, where the attribute cannot be read.
     option: str | None = None
+    #: Dotted path below ``torch`` of the enumeration that ``value`` names a member of.
+    member_of: str | None = None
 
     @property
     def shown(self) -> str:
         """As it is written in Python."""
+        if self.member_of is not None:
+            return f"torch.{self.path} = torch.{self.member_of}.{self.value}"
         if self.call is None:
             return f"torch.{self.path} = {self.value!r}"
         given = f"{self.call}={self.value!r}" if self.call else repr(self.value)
@@ -170,6 +174,12 @@ TABLE: dict[str, Determinism] = {
             ),
             Switch("npu.conv.allow_hf32", False, "so do convolutions, where HF32 is the default"),
             Switch(
+                "npu.matmul.cube_math_type",
+                "KEEP_DTYPE",
+                "the same for every product, whatever asked for HF32 or fp16 before",
+                member_of="npu.CubeMathType",
+            ),
+            Switch(
                 "npu.config.allow_internal_format",
                 False,
                 "weights keep their layout, so that products sum in one order",
@@ -273,7 +283,7 @@ def _switched(switches: tuple[Switch, ...]) -> tuple[dict[str, Any], list[str]]:
             absent.append(switch.path)
             continue
         if switch.call is None:
-            setattr(owner, last, switch.value)
+            setattr(owner, last, _value(switch))
         elif switch.call:
             getattr(owner, last)(**{switch.call: switch.value})
         else:
@@ -290,7 +300,15 @@ def _at(path: str) -> Any:
     return functools.reduce(lambda owner, part: getattr(owner, part, None), parts, torch)
 
 
+def _value(switch: Switch) -> Any:
+    """The value, or the member of torch_npu's enumeration that it names."""
+    return switch.value if switch.member_of is None else _at(f"{switch.member_of}.{switch.value}")
+
+
 def _has(owner: Any, name: str, switch: Switch) -> bool:
+    # an older torch_npu takes any name and forgets it: there is no enumeration then
+    if switch.member_of is not None and _value(switch) is None:
+        return False
     # torch_npu's settings answer only to their own name, and one that is set alone to none at all
     return hasattr(owner, name) or (switch.call is None and switch.option is not None)
 
@@ -299,7 +317,8 @@ def _read_back(owner: Any, name: str, switch: Switch) -> Any:
     if switch.option is not None:
         return npu_option(switch.option)
     if switch.call is None:
-        return getattr(owner, name)
+        found = getattr(owner, name)
+        return getattr(found, "name", None) if switch.member_of is not None else found
     getter = getattr(owner, name.replace("set_", "get_", 1), None)
     return switch.value if getter is None else getter()
 

@@ -112,6 +112,8 @@ print(json.dumps([before, done, provenance.switches(), provenance.versions()]))
     assert before["allow_hf32_conv"] is True, "on by default: what the table is for"
     assert done["absent"] == []
     assert done["switches"]["npu.conv.allow_hf32"] is False
+    assert done["switches"]["npu.matmul.cube_math_type"] == "KEEP_DTYPE"
+    assert "cube_math_type" not in before and after["cube_math_type"] == "0"
     assert after["allow_hf32_conv"] is False is after["allow_hf32_matmul"]
     assert after["allow_tf32_cudnn"] is False is after["allow_tf32_matmul"]
     assert after["allow_internal_format"] == after["jit_compile"] == "disable"
@@ -157,6 +159,17 @@ def test_each_version_has_what_is_called(version: str, tmp_path: Path) -> None:
         "allow_hf32", "allow_internal_format", "ALLOW_INTERNAL_FORMAT", "jitCompile",
         "ACL_PRECISION_MODE", "must_keep_origin_dtype", "ALLOW_MATMUL_HF32", "ALLOW_CONV_HF32",
     } <= settings  # fmt: skip
+    if version not in ("2.5.1", "2.7.1"):  # which have no such option: recorded as absent
+        members = {
+            target.id
+            for node in config.body
+            if isinstance(node, ast.ClassDef) and node.name == "_CubeMathType"
+            for line in node.body
+            if isinstance(line, ast.Assign)
+            for target in line.targets
+            if isinstance(target, ast.Name)
+        }
+        assert "KEEP_DTYPE" in members and "cube_math_type" in settings
     memory = ast.parse((place / _MEMORY).read_text(encoding="utf-8"))
     named = {node.name for node in memory.body if isinstance(node, ast.FunctionDef)}
     assert {"_record_memory_history", "_dump_snapshot"} <= named

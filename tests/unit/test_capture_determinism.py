@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import os
 import random
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,6 +134,26 @@ def test_a_switch_that_is_not_there_is_said_and_no_error(
     done = determinism.apply(dataclasses.replace(session(), device="npu"))
     assert "npu.conv.allow_hf32" in done["absent"]
     assert "npu.conv.allow_hf32" not in done["switches"]
+
+
+def test_a_name_that_an_older_version_takes_and_forgets_is_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch_npu's settings answer None to any name; without the enumeration nothing is set."""
+
+    class Forgets:
+        def __getattr__(self, name: str) -> None:
+            return None
+
+    npu = types.SimpleNamespace(matmul=Forgets())
+    monkeypatch.setattr(torch, "npu", npu, raising=False)
+    rows = determinism.table("npu").switches
+    (row,) = [s for s in rows if s.member_of is not None]
+    assert determinism._switched((row,)) == ({}, [row.path])
+    npu.CubeMathType = enum.IntEnum("CubeMathType", {"KEEP_DTYPE": 0, "USE_HF32": 3})
+    npu.matmul = types.SimpleNamespace(cube_math_type=npu.CubeMathType.USE_HF32)
+    assert determinism._switched((row,)) == ({row.path: "KEEP_DTYPE"}, [])
+    assert npu.matmul.cube_math_type == 0
 
 
 @pytest.mark.msprobe
