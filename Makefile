@@ -4,7 +4,7 @@
 # make contract the collector's contract on real verl, as a table
 # make contract-core  its cells that CI runs
 # make lint     formatting, types, workflow, what is generated
-# make cluster, soak, selftest, engines, wheelhouse, images: see the .mk files
+# make cluster, soak, selftest, engines, versions, wheelhouse, images: see the .mk files
 #
 # The first call installs the pinned environment into .venv; later ones see that nothing changed.
 
@@ -60,4 +60,4 @@ $(STAMP):
 	@rm -f $(VENV)/installed-*
 	@touch $@
 
--include cluster.mk selftest.mk soak.mk engines.mk
+-include cluster.mk selftest.mk soak.mk engines.mk versions.mk

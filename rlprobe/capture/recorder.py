@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rlprobe import stages
-from rlprobe.capture import key_data, memory, provenance, updates, weights
+from rlprobe.capture import dropout, key_data, memory, provenance, updates, weights
 from rlprobe.capture.budget import Budget
 from rlprobe.capture.dumpfile import DebugFile, mark_partial
 from rlprobe.capture.engine import Engine, StageContext, Tally, Watch
@@ -136,7 +136,7 @@ class Recorder:
             yield StageScope(self, stage, step, models)
             return
         self._budget.require(stage, step)
-        self._introduce(step, trainer_step)
+        self._introduce(step, trainer_step, models)
         started = time.monotonic()
         directory = self.directory(stage, step)
         scope = StageScope(self, stage, step, models, self._debug_file(stage, step, directory))
@@ -220,7 +220,7 @@ class Recorder:
         self._optimizer_steps = {(stage, step): number}
         return number
 
-    def _introduce(self, step: int, trainer_step: int) -> None:
+    def _introduce(self, step: int, trainer_step: int, models: list[nn.Module]) -> None:
         """Layout and environment, at the first captured stage: by then everything is loaded."""
         if self._introduced:
             return
@@ -228,7 +228,9 @@ class Recorder:
         self._parts.first_step(trainer_step - step)
         described = provenance.layout(self.role, self.rank, self.world_size, self._layout)
         self._parts.once("layout", described)
-        self._parts.once("environment", provenance.environment(self.session))
+        described = provenance.environment(self.session)
+        described["dropout"] = dropout.probabilities(models)
+        self._parts.once("environment", described)
 
     def _debug_file(self, stage: str, step: int, directory: Path) -> DebugFile:
         known = self._debug.get(stage)

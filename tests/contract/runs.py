@@ -163,7 +163,9 @@ class Runs:
     def server(self) -> Server:
         """verl, loaded once."""
         if self._server is None:
-            self._server = Server(self.work / "store", self.spec, self.work / "variants")
+            self._server = Server(
+                self.work / "store", self.spec, self.work / "variants", python=self._python
+            )
         return self._server
 
     def _fork(self, name: str, config: Path | str, overrides: tuple[str, ...]) -> Variant:

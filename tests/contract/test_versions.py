@@ -5,13 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from rlprobe.config import load
 from rlprobe.errors import ConfigError, HookError
+from rlprobe.frameworks import RunDirectories
 from rlprobe.frameworks.verl import hooks, versions
+from rlprobe.frameworks.verl.host.launch import FRAMEWORK
+from rlprobe.runs.plan import plan
 from tests.contract.conftest import CONTRACT
+from tests.contract.runs import ROOT
 
 pytestmark = [pytest.mark.slow]
 
@@ -43,6 +51,48 @@ def test_every_hook_point_is_in_the_wheel(wheels: dict[str, Path], version: str)
     root = wheels[version] / "verl"
     assert versions.missing(root, version) == []
     versions.require(version, root)
+
+
+@pytest.mark.cell("version", "no override of rlprobe's own that a version lacks", CONTRACT)
+@pytest.mark.parametrize("engine", ["fsdp", "megatron"])
+@pytest.mark.parametrize("version", versions.KNOWN)
+def test_every_override_of_ours_has_its_key(
+    wheels: dict[str, Path], version: str, engine: str, tmp_path: Path
+) -> None:
+    """Hydra refuses a key that is not there, and one that is there with ``+``, in the job."""
+    name = {"fsdp": "_generated_ppo_trainer", "megatron": "_generated_ppo_megatron_trainer"}
+    place = wheels[version] / f"verl/trainer/config/{name[engine]}.yaml"
+    known = set(keys_of(yaml.safe_load(place.read_text())))
+    raw = yaml.safe_load((ROOT / "config/config.yaml").read_text())
+    raw |= {"framework_version": version, "ray": True, "capture": {"engine": "light"}}
+    if engine == "megatron":
+        raw["overrides"] = [*raw["overrides"], "model_engine=megatron"]
+    # Megatron on a CPU is of the newest alone (docs/collector.md)
+    cpu = engine == "fsdp" or version == versions.KNOWN[-1]
+    for device in (*(["cpu"] if cpu else []), "cuda", "npu"):
+        for side in ("benchmark", "target"):
+            raw[side] = {"device": device, "precision": "bf16"}
+        config = tmp_path / f"{device}.yaml"
+        config.write_text(yaml.safe_dump(raw))
+        for spec in plan(load(config), {}, located=False).values():
+            command = FRAMEWORK.command(spec, RunDirectories(tmp_path, tmp_path))
+            ours = [w for w in command if "=" in w and w not in raw["overrides"]]
+            assert len(ours) > 20
+            for word in ours:
+                key = word.partition("=")[0]
+                if key.startswith(("hydra.", "++", "model_engine")):
+                    continue
+                adds, key = key.startswith("+"), key.lstrip("+")
+                # Ray's options are a dictionary that takes any
+                assert key.startswith("ray_kwargs.") or (key in known) != adds, word
+
+
+def keys_of(value: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted keys of a configuration."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield f"{prefix}{name}"
+            yield from keys_of(inner, f"{prefix}{name}.")
 
 
 def test_what_is_wrapped_is_what_is_checked() -> None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rlprobe.errors import ConfigError
-from rlprobe.frameworks.verl.host import keys
+from rlprobe.frameworks.verl.host import keys, settings
 
 VERSION = "0.9.1"
 pytest.importorskip("verl")
@@ -75,3 +75,14 @@ def test_every_alignment_of_ours_has_keys_that_there_are(root: Path) -> None:
         if raw["framework"] == "verl" and raw["framework_version"] == VERSION:
             own = [raw.get("overrides", []), raw["benchmark"].get("overrides", [])]
             keys.require([o for some in own for o in some], VERSION)
+
+
+def test_our_own_overrides_are_in_the_words_of_the_version() -> None:
+    """What a version lacks is left out, what it has elsewhere is moved; others stay as they are."""
+    ours = ["trainer.use_v1=false", "+critic.fsdp.mixed_precision={}", "data.seed=1", "critic.x=1"]
+    assert settings.of_version(ours, "0.9.1") == ours
+    assert settings.of_version(ours, "0.10.0") == ours
+    assert settings.of_version(ours, "0.8.0") == ours[1:]
+    assert settings.of_version(ours, "0.7.1") == [
+        "+critic.model.fsdp_config.mixed_precision={}", "data.seed=1", "critic.x=1",
+    ]  # fmt: skip

@@ -56,7 +56,7 @@ _SIDE = {"device": "cpu", "precision": "fp32"}
         ({"more": ["reward.reward_model.enable=true"]}, "reward.reward_model.enable"),
         ({"more": ["actor_rollout_ref.rollout.name=sglang"], "capture": {"token_range": None}},
          "rollout.name=sglang"),
-        ({"framework_version": "0.9.0"}, r"verl 0.9.0 \(known: 0.9.1\)"),
+        ({"framework_version": "0.7.1"}, r"verl 0.7.1 \(known: 0.8.0, 0.9.0, 0.9.1\)"),
         ({"entry_point": {"module": "recipe.dapo.main_dapo"}}, "an entry_point of one's own"),
         ({"target": {**_SIDE, "world_size": 2, "resources": {"nodes": 2}}}, "resources.nodes 2"),
     ],

@@ -30,7 +30,7 @@ from rlprobe.store.read import Run
 
 SAMPLING, LAYOUT = "sampling", "parallel layout"
 PRECISION, VERSIONS, ENVIRONMENT = "precision", "versions", "environment"
-CODE = "code"
+CODE, DROPOUT = "code", "dropout"
 
 #: Switches whose every value that can be set by the determinism table rounds as the dtype says.
 _NEUTRAL = ("acl_precision_mode",)
@@ -48,6 +48,7 @@ def check(evidence: Evidence) -> tuple[list[GateItem], Shut | None]:
         _versions(evidence),
         _code(evidence),
         _environment(evidence),
+        *_dropout(evidence),
     ]
     return items, first or second
 
@@ -309,6 +310,35 @@ def _code(evidence: Evidence) -> GateItem:
 def _other_code(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
     """Packages that both imported, with other contents."""
     return sorted(name for name in left.keys() & right.keys() if left[name] != right[name])
+
+
+def _dropout(evidence: Evidence) -> list[GateItem]:
+    """No item where nothing is dropped, nor of runs that did not record it."""
+    sides = {BENCHMARK: evidence.benchmark, TARGET: evidence.target}
+    on = {
+        side: listed([f"{name} {p}" for name, p in sorted(found.items())], 4)
+        for side, run in sides.items()
+        if (found := _gathered(run, "dropout"))
+    }
+    if not on:
+        return []
+    lines = [
+        say("{side}: {dropped}", side=of_side(side), dropped=dropped)
+        for side, dropped in on.items()
+    ]
+    return [
+        caveat(
+            DROPOUT,
+            say(
+                "elements are dropped at random while training: {sides}",
+                sides=joined(lines, SEMICOLON),
+            ),
+            say(
+                "two devices draw other numbers, so updates differ: set it to 0 in the model's "
+                "configuration on both sides"
+            ),
+        )
+    ]
 
 
 def _environment(evidence: Evidence) -> GateItem:

@@ -59,6 +59,18 @@ def test_the_same_version_with_other_code_is_said_beside_a_verdict(align: Align)
     assert items(align(equal, benchmark=one, name="b"))["code"].state == "open"
 
 
+def test_dropout_that_is_on_is_said_with_its_sides(align: Align) -> None:
+    """Where none is, there is nothing to say."""
+    assert "dropout" not in items(align(Device(), repeat=False))
+    on = Device(faults={"dropout": {"resid_dropout": 0.1, "Attention.attention_dropout": 0.2}})
+    alignment = align(on, repeat=False, name="b")
+    assert alignment.diagnose().verdict == "aligned", "a caveat"
+    item = items(alignment)["dropout"]
+    assert item.state == "caveat"
+    assert "target: Attention.attention_dropout 0.2, resid_dropout 0.1" in item.evidence
+    assert "benchmark" not in item.evidence
+
+
 def test_without_a_mock_proof_nothing_is_judged(align: Align) -> None:
     found = align(Device(faults={"no proof": True}), repeat=False).diagnose()
     assert found.verdict == "not_comparable"

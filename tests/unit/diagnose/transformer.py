@@ -444,6 +444,7 @@ def parts(
             "device": "cpu", "device_name": "numpy", "versions": {"numpy": "2"},
             "variables": {"KERNELS": "split"} if device.split else {}, "switches": {"tf32": False},
             "code": device.faults.get("code", {}).get(role, {}),
+            "dropout": device.faults.get("dropout", {}),
         })  # fmt: skip
 
 

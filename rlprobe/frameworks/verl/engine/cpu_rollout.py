@@ -112,7 +112,8 @@ class CpuServer:
         # one "det-0" on the newer: the count tells repetitions of a prompt apart there
         key = (self._step, request_id, tuple(prompt_ids))
         count = self._seen[key] = self._seen.get(key, -1) + 1
-        text = f"{self._config.seed}|{key}|{count}"
+        # verl 0.8 has no seed of the engine's
+        text = f"{getattr(self._config, 'seed', 0)}|{key}|{count}"
         seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
         return torch.Generator().manual_seed(seed)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 #: Takes the overrides that ``verl.trainer.main_ppo`` takes.
 MODULE = "rlprobe.frameworks.verl.local.train"
 #: Versions whose processes it stands in for; others keep their parts elsewhere.
-VERSIONS = ("0.9.1",)
+VERSIONS = ("0.8.0", "0.9.0", "0.9.1")
 #: Engines that it can ask in this process.
 _ENGINES = (engines.CPU, engines.VLLM, engines.REPLAY)
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
+import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -32,7 +34,6 @@ from rlprobe.frameworks import verl
 #: Loaded before the first fork, so that a child does not load them again.
 _PRELOADED = (
     "verl.trainer.main_ppo",
-    "verl.trainer.main_ppo_v0",
     "verl.workers.engine_workers",
     "verl.workers.engine.fsdp",
     "verl.experimental.agent_loop",
@@ -112,9 +113,11 @@ def train(overrides: list[str]) -> None:
         use_reference_policy=need_reference_policy(config),
         use_critic=need_critic(config),
     )
-    if config.actor_rollout_ref.rollout.full_determinism:
+    if config.actor_rollout_ref.rollout.get("full_determinism"):
         os.environ["VERL_FULL_DETERMINISM"] = "1"
-    for name, value in get_ppo_ray_runtime_env(config)["env_vars"].items():
+    # verl 0.8 asks the configuration nothing
+    asked = (config,) if inspect.signature(get_ppo_ray_runtime_env).parameters else ()
+    for name, value in get_ppo_ray_runtime_env(*asked)["env_vars"].items():
         os.environ.setdefault(name, value)
     values: dict[str, Any] = {}
     control.use_local(values)
@@ -134,7 +137,7 @@ def train(overrides: list[str]) -> None:
 
 def _refuse(config: Any) -> None:
     wanted = {
-        "trainer.use_v1": bool(config.trainer.use_v1),
+        "trainer.use_v1": bool(config.trainer.get("use_v1")),
         "reward.reward_model.enable": bool(config.reward.reward_model.enable),
         "distillation.enabled": bool(config.distillation.enabled),
     }
@@ -146,7 +149,6 @@ def _refuse(config: Any) -> None:
 def _task_runner(ranks: Any) -> Any:
     from verl.single_controller.base import ResourcePool
     from verl.single_controller.ray.base import ResourcePoolManager, _unwrap_ray_remote
-    from verl.trainer.main_ppo_v0 import TaskRunner
 
     from rlprobe.frameworks.verl.local.workers import ColocatedGroups
 
@@ -160,7 +162,11 @@ def _task_runner(ranks: Any) -> Any:
     def groups(resource_pool: Any, ray_cls_with_init: Any, **kwargs: Any) -> ColocatedGroups:
         return ColocatedGroups(ranks, ray_cls_with_init)
 
-    class InProcessTaskRunner(_unwrap_ray_remote(TaskRunner)):  # type: ignore[misc]
+    # verl 0.8 has one trainer, and its runner beside the command's own function
+    home = "main_ppo_v0" if importlib.util.find_spec("verl.trainer.main_ppo_v0") else "main_ppo"
+    runner = importlib.import_module(f"verl.trainer.{home}").TaskRunner
+
+    class InProcessTaskRunner(_unwrap_ray_remote(runner)):  # type: ignore[misc]
         """verl's task runner with the groups of this process."""
 
         def add_actor_rollout_worker(self, config: Any) -> tuple[Any, Any]:
@@ -191,7 +197,9 @@ def _carry_calls_without_ray() -> None:
         """Weights to the rollout of this process; replicas, there are none."""
 
         def update_weights(self, global_steps: int | None = None) -> dict[str, Any]:
-            self.actor_wg.update_weights(global_steps=global_steps, mode=self.backend).get()
+            # verl 0.8 calls it the trainer
+            actor = self.actor_wg if hasattr(self, "actor_wg") else self.trainer
+            actor.update_weights(global_steps=global_steps, mode=self.backend).get()
             return {}
 
     ray_trainer.create_colocated_worker_cls = lambda class_dict: class_dict
