@@ -150,8 +150,9 @@ def test_a_name_that_an_older_version_takes_and_forgets_is_absent(
     rows = determinism.table("npu").switches
     (row,) = [s for s in rows if s.member_of is not None]
     assert determinism._switched((row,)) == ({}, [row.path])
-    npu.CubeMathType = enum.IntEnum("CubeMathType", {"KEEP_DTYPE": 0, "USE_HF32": 3})
-    npu.matmul = types.SimpleNamespace(cube_math_type=npu.CubeMathType.USE_HF32)
+    kinds = enum.IntEnum("kinds", {"KEEP_DTYPE": 0, "USE_HF32": 3})
+    npu.CubeMathType = kinds
+    npu.matmul = types.SimpleNamespace(cube_math_type=kinds.USE_HF32)
     assert determinism._switched((row,)) == ({row.path: "KEEP_DTYPE"}, [])
     assert npu.matmul.cube_math_type == 0
 
