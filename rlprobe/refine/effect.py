@@ -306,20 +306,40 @@ _ORDERS = frozenset({"sort", "topk", "kthvalue", "argsort"})
 
 def _truncated(stretch: Stretch) -> bool:
     """A vocabulary's scores are put in order: what draws from the first of them does that."""
-    if not stretch.around:
-        return False
-    scores = {
-        v.shape[-1]
-        for op in stretch.trace.operators
-        for v in op.inputs
-        if v.origin is not None and v.origin.startswith("model output") and v.shape
-    }
+    sizes = _vocabularies(stretch)
     return any(
         meaning.plain(op) in _ORDERS
-        and any(v.shape and v.shape[-1] in scores and v.shape[-1] > 1 for v in op.inputs)
+        and any(v.shape and v.shape[-1] in sizes for v in op.inputs)
         and _argument(op, "dim") in (-1, len(op.inputs[0].shape) - 1)
         for op in stretch.working
     )
+
+
+def tempered(stretch: Stretch) -> bool:
+    """All scores of a token are multiplied by one number before anything is made of them."""
+    sizes = _vocabularies(stretch)
+    of_scores = [op for op in stretch.working if _last(op.outputs[0]) in sizes]
+    return bool(of_scores) and all(
+        meaning.plain(op) in meaning.TIMES
+        and sum(_last(v) in sizes for v in op.inputs) == 1
+        and all(_last(v) in {*sizes, 1} for v in op.inputs)
+        for op in of_scores
+    ) and all(_last(v) in sizes for v, _ in stretch.changed)  # fmt: skip
+
+
+def _vocabularies(stretch: Stretch) -> set[int]:
+    """How many scores the model gives a token, where it is what surrounds the model."""
+    outputs = (
+        v
+        for op in stretch.trace.operators
+        for v in op.inputs
+        if v.origin is not None and v.origin.startswith("model output")
+    )
+    return {size for v in outputs if (size := _last(v)) > 1} if stretch.around else set()
+
+
+def _last(value: Value) -> int:
+    return value.shape[-1] if value.shape else 1
 
 
 def _routed(stretch: Stretch) -> bool:
@@ -355,4 +375,5 @@ _LAWS: tuple[tuple[str, Callable[[Stretch], bool]], ...] = (
     ("constant_factor", _of_part(meaning.TIMES)),
     ("position", _turned),
     ("sampling_semantics", _truncated),
+    ("sampling_semantics", tempered),
 )

@@ -238,6 +238,8 @@ def _meant(
     cause = meaning.of_operators(operators, stretch.around)
     if cause == "layout":
         return effect.moved(stretch) if wiring.are_moved(used, floor) else IMPLEMENTATION
+    if cause == "constant_factor" and effect.tempered(stretch):
+        return "sampling_semantics"
     return effect.of(stretch) or cause if cause == IMPLEMENTATION else cause
 
 

@@ -253,6 +253,10 @@ def nucleus(logits: Tensor) -> Tensor:
     [
         (top, "sampling_semantics"),
         (nucleus, "sampling_semantics"),
+        (lambda x: x / 0.7, "sampling_semantics"),
+        (lambda x: x * torch.tensor([1.0, 0.5, 2.0]).view(3, 1, 1), "sampling_semantics"),
+        (lambda x: x / torch.tensor(0.9).clamp(min=1e-8), "sampling_semantics"),
+        (lambda x: x * torch.linspace(0.5, 1.5, 40), "implementation"),
         (lambda x: x + x.mean(1, keepdim=True).sort(1).values, "implementation"),
         (lambda x: 3 * torch.tanh(x / 3), "implementation"),
     ],

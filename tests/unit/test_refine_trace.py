@@ -303,7 +303,7 @@ def test_labels_and_masks_around_the_model_that_are_changed_are_observed(
     found = first(observe(*sides))
     assert found.cause == "label_or_mask_shift", found
     # of numbers it is none
-    scaled = run(tmp_path / "s", kind="outputs", module=None, loss=lambda x: right(x * 1.5))[0]
+    scaled = run(tmp_path / "s", kind="outputs", module=None, loss=lambda x: right(x) * 1.5)[0]
     assert first(observe(sides[0], scaled)).cause == "constant_factor"
 
 

@@ -138,7 +138,8 @@ def _seen(scene: Scene, tokens: Tokens, differ: set[str]) -> list[Said]:
     if near is not None and 1.0 - near.explained > temperature.LEAVES:
         said.append(
             say(
-                "no temperature explains the difference ({explained:.0%})", explained=near.explained
+                "to first order another temperature explains {explained:.0%} of the difference",
+                explained=near.explained,
             )
         )
     if fits.one_sided(tokens.values):
