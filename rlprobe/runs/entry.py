@@ -76,6 +76,15 @@ class RunEnvironment:
         if self.cluster is not None:
             self.cluster.check()
 
+    def blame(self) -> None:
+        """After the framework has failed: raise when a part of this is why.
+
+        Raises:
+            RunError: a node's Ray ended.
+        """
+        if self.cluster is not None:
+            self.cluster.blame()
+
 
 @contextlib.contextmanager
 def enter(

@@ -380,6 +380,8 @@ def _start(run: Started) -> tuple[int, Mapping[str, str]]:
             log=run.log,
             watch=watch,
         )
+        if status:
+            entered.blame()
     return status, entered.exported
 
 

@@ -30,6 +30,8 @@ from rlprobe.runs.process import end_with_parent
 _log = logging.getLogger("rlprobe")
 _GRACE_S = 15.0
 _TAIL_LINES = 15
+#: ``ray start --block`` looks after its processes every second; Slurm tells of a step's end then.
+_LATE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,21 @@ class Cluster:
                     f"Ray on node {step.node.name} ended with exit status {status}; its log is "
                     f"{step.log} and ends with\n{_tail(step.log)}"
                 )
+
+    def blame(self, within_s: float = _LATE_S) -> None:
+        """:meth:`check` for a while, once the framework has failed.
+
+        It hears of a lost node from Ray at once, and the node's own step ends a little later.
+
+        Raises:
+            RunError: a node is gone, which is why it failed.
+        """
+        deadline = time.monotonic() + within_s
+        while True:
+            self.check()
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.2)
 
     def start(self, node: Node) -> None:
         """Start Ray on one node; returns at once."""

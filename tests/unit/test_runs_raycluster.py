@@ -98,6 +98,23 @@ def test_a_node_that_ends_is_said_with_its_log(tmp_path: Path, started: Started)
         found.wait()
 
 
+def test_a_node_that_ends_after_the_framework_failed_is_named(
+    tmp_path: Path, started: Started
+) -> None:
+    """Ray tells the framework of a lost node before the node's own step ends."""
+    started.instead[RAY] = "import sys, time; time.sleep(2); sys.exit('raylet died')"
+    plan = Plan(
+        container=ContainerSection(runtime="none"), device="cpu", env={}, declared={}, binds=(),
+        job_id="7", scratch=tmp_path, resources={},
+    )  # fmt: skip
+    found = Cluster(plan, NODES[1:])
+    found.start(NODES[1])
+    found.check()
+    found.blame(0.1)
+    with pytest.raises(RunError, match=r"Ray on node b ended with exit status 1(?s:.*)raylet died"):
+        found.blame(30)
+
+
 @pytest.mark.parametrize("gone", [{"b"}, {"a", "b"}])
 def test_a_node_that_cannot_be_cleaned_is_said_and_changes_nothing_else(
     gone: set[str],
