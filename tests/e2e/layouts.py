@@ -94,13 +94,6 @@ LAYOUTS_OF_EXPERTS: dict[str, Layout] = {
     "fsdp2-2ranks": Layout(2),
     "megatron": Layout(1, _megatron()),
     "megatron-ep2": Layout(2, _megatron("expert_model_parallel_size=2")),
-    "megatron-ep2-gathered": Layout(
-        2,
-        _megatron(
-            "expert_model_parallel_size=2",
-            "override_transformer_config.moe_token_dispatcher_type=allgather",
-        ),
-    ),
 }
 
 

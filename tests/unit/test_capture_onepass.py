@@ -198,3 +198,15 @@ def test_a_tensor_is_measured_once_while_it_lives_and_not_kept_alive(
     leaf = statistics.leaf(again)
     statistics.resolve()
     assert leaf["Max"] == float(again.max())
+
+
+def test_a_storage_that_was_read_can_still_be_freed(tmp_path: Path) -> None:
+    """FSDP2 resizes the storage of every parameter that it has gathered."""
+    tensor = torch.randn(onepass.LEAST)
+    assert onepass.read(tensor, True) is not None
+    batch = Batch([np.arange(1, 9)], Grid(1, 8, None), torch.device("cpu"))
+    rows = torch.randn(8, onepass.LEAST // 8)
+    batch.sketch(rows, 0, rows.shape[1])
+    for read in (tensor, rows):
+        read.untyped_storage().resize_(0)
+        assert read.untyped_storage().size() == 0

@@ -165,7 +165,7 @@ class Batch:
             out = np.zeros((coordinates.groups(width), K))
             _, features = _buckets(first, count, width, values.device)
             kernel(
-                values.numpy(),
+                onepass.elements(values).reshape(values.shape),
                 self._shifts.numpy(),
                 self._signs.numpy(),
                 features.numpy(),

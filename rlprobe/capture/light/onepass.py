@@ -17,6 +17,7 @@ are kept (:func:`takes`).
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -76,6 +77,16 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
+def elements(tensor: Tensor) -> _F32:
+    """A plain fp32 tensor's elements in a row, where they lie: to be read while it is held.
+
+    Not ``tensor.numpy()``: from then on torch refuses to resize the storage, which FSDP2 does with
+    each parameter that it has gathered.
+    """
+    address = (ctypes.c_float * tensor.numel()).from_address(tensor.data_ptr())
+    return np.ctypeslib.as_array(address)
+
+
 def read(tensor: Tensor, sketched: bool) -> Reading | None:
     """Read a tensor that :func:`takes` accepts and that no gradient is wanted of.
 
@@ -84,7 +95,7 @@ def read(tensor: Tensor, sketched: bool) -> Reading | None:
         Else mean and norm, rounded to fp32 from fp64 sums, are within fp32 round-off of torch's;
         a largest or smallest value of zero has no sign.
     """
-    flat: _F32 = tensor.numpy().reshape(-1)
+    flat = elements(tensor)
     use = _reader(flat.nbytes)
     high, low, total, squares = -math.inf, math.inf, 0.0, 0.0
     buckets = np.zeros(K)
