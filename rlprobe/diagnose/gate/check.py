@@ -16,6 +16,7 @@ from rlprobe.diagnose.gate import (
     rejoined,
     samples,
     settings,
+    shapes,
     staleness,
     trainers,
     unused,
@@ -57,6 +58,7 @@ def check(evidence: Evidence) -> Gate:
     held = judged.check(evidence)
     hidden = unused.check(evidence.step)
     unlike = recorded.check(evidence)
+    shaped = shapes.check(evidence.step)
     unsized = differing.check(evidence.step)
     return Gate(
         items=[
@@ -73,6 +75,7 @@ def check(evidence: Evidence) -> Gate:
             *([held] if held is not None else []),
             *([hidden] if hidden is not None else []),
             *([unlike] if unlike is not None else []),
+            *([shaped] if shaped is not None else []),
             *([unsized] if unsized is not None else []),
         ],
         shut=no_tokens or no_weights or stale or no_batch or no_settings,

@@ -22,7 +22,7 @@ from rlprobe.judge.analysis import Step
 from rlprobe.judge.excuse import LOPSIDED
 from rlprobe.judge.extent import is_computed
 from rlprobe.judge.keydata import Difference
-from rlprobe.judge.reasons import NO_NUMBERS, NO_PARTNER, OTHER_SHAPE, UNREADABLE
+from rlprobe.judge.reasons import NO_NUMBERS, NO_PARTNER, UNREADABLE
 from rlprobe.judge.roundoff import UNIT, unit
 from rlprobe.said import SEMICOLON, Said, joined, listed, say
 from rlprobe.store.read import Run
@@ -51,7 +51,6 @@ def check(evidence: Evidence) -> GateItem | None:
         *_proofs(evidence),
         *_weights(evidence),
         *_unpaired(evidence),
-        *_shapes(evidence),
         *_numbers(evidence),
         *_constant(evidence.step),
         *_metrics(evidence),
@@ -137,26 +136,6 @@ def _contradictions(evidence: Evidence) -> list[Said]:
                     name=name,
                     count=odd.height,
                     first=odd.item(0, "name"),
-                )
-            )
-    return found
-
-
-def _shapes(evidence: Evidence) -> list[Said]:
-    """Records of another shape on the other side, where both hold the same samples alike."""
-    found = []
-    for name, finding in evidence.step.findings.items():
-        if finding.stage.misplaced is not None or finding.stage.laid_out is not None:
-            continue
-        rows = finding.stage.rows.filter(pl.col("unjudged_because") == OTHER_SHAPE)
-        if rows.height:
-            found.append(
-                say(
-                    "{name}: {count:,} records have another shape and were not judged, first "
-                    "{first}",
-                    name=name,
-                    count=rows.height,
-                    first=rows.item(0, "name"),
                 )
             )
     return found

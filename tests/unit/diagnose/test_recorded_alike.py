@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from rlprobe.diagnose.gate import recorded
+from rlprobe.diagnose.gate import recorded, shapes
 from rlprobe.dumps.key_data import KeyData, Row
 from rlprobe.judge import keydata, reasons
 
@@ -205,7 +205,16 @@ def test_what_a_replay_does_not_run_is_not_missing() -> None:
 
 
 def test_records_of_another_shape_and_without_numbers_are_said() -> None:
-    assert "1 records have another shape" in found(rows(unjudged_because=reasons.OTHER_SHAPE))
+    other = rows(unjudged_because=reasons.OTHER_SHAPE)
+    assert found(other) == "", "an item of its own, which hides nothing here"
+    stage = SimpleNamespace(rows=other, laid_out=None, misplaced=None)
+    step: Any = SimpleNamespace(findings={"actor_update": SimpleNamespace(stage=stage)})
+    item = shapes.check(step)
+    assert item is not None and "1 records have another shape" in item.evidence
+    stage.rows = rows()
+    assert shapes.check(step) is None
+    stage.rows, stage.misplaced = other, "micro-batches hold other samples"
+    assert shapes.check(step) is None
     lacking = rows(unjudged_because=reasons.NO_NUMBERS, norm_target=None, max_target=None,
                    min_target=None, mean_target=None, max_diff=None, min_diff=None,
                    mean_diff=None, norm_diff=None)  # fmt: skip
