@@ -21,7 +21,7 @@ from rlprobe import frameworks
 from rlprobe.capture import determinism
 from rlprobe.config import Alignment, DeviceSection, load
 from rlprobe.doctor import storage
-from rlprobe.doctor.item import Item, fail, ok, warn
+from rlprobe.doctor.item import Item, fail, ok, skip, warn
 from rlprobe.errors import RlprobeError
 from rlprobe.runs import containers, devices, nodelocal, resources
 
@@ -96,6 +96,10 @@ def here(alignment: Alignment, key: str) -> Iterator[Item]:
         failed = failed or item.state == "fail"
         yield item
     if failed:
+        yield skip(
+            f"{key} imports, product and collective",
+            "not tried: runs are refused on a machine without the devices",
+        )
         return
     job = nodelocal.job_id()
     local = nodelocal.of_job(job)

@@ -64,6 +64,7 @@ def test_a_side_on_this_machine_is_entered_and_tried(config: Callable[..., Path]
     assert found["target devices"].state == "fail"
     assert "davinci" in found["target devices"].found
     assert "target import torch_npu" not in found, "nothing is started without the device"
+    assert found["target imports, product and collective"].state == "skip"
 
 
 def test_what_an_environment_lacks_is_an_answer() -> None:
