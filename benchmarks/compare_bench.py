@@ -98,14 +98,14 @@ def ranks64(settings: Settings) -> dict[str, Any]:
 
 
 def page64(settings: Settings) -> dict[str, Any]:
-    """The page of 64 ranks of 100k records a side, compared and diagnosed before."""
+    """The page of 64 ranks of 100k records a side, and once diagnosing them; compared before."""
     with _place(settings, "page") as place:
         dumps = _made(place / "dumps", lambda p: compare_data.statistics(p, PAGE_ENTRIES))
         count = settings.size or RANKS
         sides = [_many_ranks(place / side, dumps / side, count) for side in _SIDES]
         out, program = place / "out", processes.program("rlprobe")
         processes.timed([program, "compare", *map(str, sides), "-o", str(out), "-q"], place)
-        processes.timed([program, "diagnose", str(out), "-q", "--no-fail"], place)
+        judged = processes.timed([program, "diagnose", str(out), "-q", "--no-fail"], place)
         command = [program, "report", str(out), "-q"]
         ours = processes.quickest([processes.timed(command, place) for _ in range(settings.runs)])
         _tell("report-64ranks", ours, None, _bytes_read_once([out / "judged"]))
@@ -116,6 +116,8 @@ def page64(settings: Settings) -> dict[str, Any]:
             "ratio": None,
             "ours_mib": round(ours.mib),
             "peer_mib": None,
+            "diagnose_s": round(judged.seconds, 3),
+            "diagnose_mib": round(judged.mib),
             "page_mib": round((out / "report.html").stat().st_size / 2**20, 1),
             "command": " ".join(["rlprobe", *command[1:]]),
         }

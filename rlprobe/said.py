@@ -63,6 +63,11 @@ def say(template: str, /, **given: Any) -> Said:
     return Said(template.format(**given), message)
 
 
+def term(name: str) -> Said:
+    """A name of ours that has another one in other languages, as items of the gate have."""
+    return Said(name, {"key": name})
+
+
 def joined(parts: Iterable[str], separator: Said | str) -> Said:
     """``separator.join(parts)``, which remembers its parts."""
     pieces: list[str] = []

@@ -33,6 +33,7 @@ from rlprobe.said import (
     of_side,
     restored,
     say,
+    term,
 )
 from rlprobe.terminal import spelled
 
@@ -336,7 +337,10 @@ def extent(judged: Extent) -> Said:
 def not_comparable(plan: Plan, shut: list[GateItem]) -> Said:
     """The gate is shut."""
     reasons = joined(
-        (say("{item}: {evidence}", item=item.item, evidence=item.evidence) for item in shut[:2]),
+        (
+            say("{item}: {evidence}", item=term(item.item), evidence=item.evidence)
+            for item in shut[:2]
+        ),
         SEMICOLON,
     )
     more = NOTHING_SAID

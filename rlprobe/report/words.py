@@ -107,7 +107,12 @@ def sentence(text: str, messages: Mapping[str, Message]) -> Markup:
     known = text.message if isinstance(text, Said) else messages.get(text)
     if known is None:
         return escape(printable(str(text)))
-    return pair(str(text), render(known, lambda key: chinese().get(key, key)))
+    return pair(str(text), render(known, _chinese))
+
+
+def _chinese(key: str) -> str:
+    """A template or an item of the gate in Chinese; what has no other words keeps its own."""
+    return chinese().get(key) or _texts("items").get(key, {}).get("zh", key)
 
 
 def reason(name: str) -> Markup:

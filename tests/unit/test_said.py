@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import json
 import re
 from pathlib import Path
@@ -11,7 +12,10 @@ import msgspec
 import pytest
 
 from rlprobe import said
+from rlprobe.diagnose import sentence
+from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.judge import reasons
+from rlprobe.judge.inputs import Plan
 from rlprobe.report import words
 from rlprobe.said import Said, exactly, joined, listed, of_side, replaced, say
 
@@ -139,3 +143,18 @@ def test_markup_in_a_message_is_text() -> None:
     text = say("step {step}", step="<b>1</b>")
     shown = words.sentence(text, {})
     assert "<b>" not in shown and "&lt;b&gt;" in shown and "第 &lt;b&gt;" in shown
+
+
+@pytest.mark.parametrize(
+    ("item", "chinese"),
+    [("weights", "权重"), ("mock proof", "同一批 rollout"), ("nobody's", "nobody's")],
+)
+def test_an_item_that_refuses_is_called_by_its_name_in_either_language(
+    item: str, chinese: str
+) -> None:
+    found = GateItem(item, "shut", say("nothing was compared"), "")
+    plan = Plan(name="a")
+    text = sentence.not_comparable(plan, [found])
+    assert str(text).startswith(f"a: no verdict, the runs cannot be compared. {item}: nothing")
+    shown = str(words.sentence(text, {}))
+    assert chinese in html.unescape(shown.split('lang="zh"')[1])

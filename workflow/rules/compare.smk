@@ -17,7 +17,7 @@ rule sides:
     container:
         lambda wildcards: None
     message:
-        "sides of {wildcards.pair}: {wildcards.digest}"
+        "which runs {wildcards.pair} compares: {wildcards.digest}"
     shell:
         "rlprobe config sides {output} > {log} 2>&1"
 

@@ -53,7 +53,7 @@ def require(overrides: Sequence[str], version: str) -> None:
     if not wrong:
         return
     lines = [
-        f"overrides: verl {version} has no {key}{_hint(key, known)}; +{override} would add it"
+        f"overrides: verl {version} has no {key}{_hint(key, known)} (+{override} would add it)"
         for override, key in wrong
     ]
     if len(lines) == 1:
