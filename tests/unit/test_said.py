@@ -153,7 +153,7 @@ def test_an_item_that_refuses_is_called_by_its_name_in_either_language(
     item: str, chinese: str
 ) -> None:
     found = GateItem(item, "shut", say("nothing was compared"), "")
-    plan = Plan(name="a")
+    plan = Plan("a", "store", {}, {})
     text = sentence.not_comparable(plan, [found])
     assert str(text).startswith(f"a: no verdict, the runs cannot be compared. {item}: nothing")
     shown = str(words.sentence(text, {}))
