@@ -8,6 +8,7 @@ a cause, whatever it was that wrote.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from rlprobe.refine.difference import IMPLEMENTATION, Difference
 from rlprobe.refine.pairing import Both
@@ -55,16 +56,32 @@ def _sides(step: Both) -> tuple[Operator, Operator]:
 
 
 def _changed(operators: Sequence[Operator]) -> dict[int, dict[int, Operator]]:
-    """By operator's number: the places of its inputs that are not as made, and who made them."""
-    made: dict[int, tuple[str, Operator]] = {}
+    """By operator's number: the places of its inputs that are not as made, and who made them.
+
+    An operator that was traced may write to a value by another view of the same memory: that is
+    none of these.
+    """
+    made: dict[int, _Made] = {}
+    touched: dict[int, int] = {}
     found: dict[int, dict[int, Operator]] = {}
-    for op in operators:
+    for at, op in enumerate(operators):
         for place, value in enumerate(op.inputs):
             known = made.get(value.value)
-            if known is not None and value.digest is not None and value.digest != known[0]:
-                found.setdefault(op.n, {})[place] = known[1]
-        for value in (*op.inputs, *op.outputs):
+            if known is None or value.digest in (None, known.digest):
+                continue
+            if touched.get(value.storage, -1) <= known.at:
+                found.setdefault(op.n, {})[place] = known.maker
+            made[value.value] = _Made(value.digest, known.maker, at)
+        for value in op.outputs:
+            touched[value.storage] = at
             if value.digest is not None:
-                maker = op if value in op.outputs else made.get(value.value, ("", op))[1]
-                made[value.value] = (value.digest, maker)
+                made[value.value] = _Made(value.digest, op, at)
     return found
+
+
+class _Made(NamedTuple):
+    """What a value held last, who made it, and when that was seen."""
+
+    digest: str | None
+    maker: Operator
+    at: int

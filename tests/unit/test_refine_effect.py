@@ -144,6 +144,13 @@ def test_an_effect_is_known_by_its_values(tmp_path: Path, name: str) -> None:
     assert found.cause == cause, found
 
 
+def test_what_a_traced_operator_writes_by_a_view_is_nobody_elses(tmp_path: Path) -> None:
+    wrong = part("tokens")
+    benchmark = run(tmp_path / "b", wrapped(lambda y: y * 1))[0]
+    found = observe(benchmark, run(tmp_path / "t", wrapped(lambda y: wrong(y) * 1))[0])
+    assert found.differences and not [d for d in found.differences if d.kind == "written"], found
+
+
 class Gated(nn.Module):
     """Two children whose results may be taken for each other."""
 
