@@ -3,11 +3,10 @@
     python tests/e2e/real_shape.py --directory DIR --json FILE
 
 Random weights, GRPO without a reference (a model less in memory), 8 responses of 16 tokens, on
-this CPU. The target computes
-its products in halves (round-off of another device) and must be aligned; with a fault in layer 17's
-norm and one in layer 11's backward pass it must be located. Prints time, peak memory and disk of
-each run, and of judging (``make real-shape``; some 15 GiB of memory). What is in the directory
-already is not made again.
+this CPU. The target computes its products in halves (round-off of another device) and must be
+aligned; with a fault in layer 17's norm and one in layer 11's backward pass it must be located.
+Prints time, peak memory and disk of each run, and of judging (``make real-shape``; 15 GiB of memory
+or more). What is in the directory already is not made again.
 """
 
 from __future__ import annotations
