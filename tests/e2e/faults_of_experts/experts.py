@@ -73,7 +73,7 @@ def expert_output(site: Any) -> Iterator[None]:
                 )
             )
         )
-    elif not any(path.startswith(f"{EXPERTS}.") for path in modules):
+    elif hasattr(modules[EXPERTS], "gate_up_proj"):
 
         def before(module: Any, args: Any) -> Any:
             hidden, chosen, weights = args
