@@ -150,3 +150,10 @@ def test_what_a_stage_was_given_is_held_against_its_source_and_not_without_one()
     )
     held = {o.name: o.excess > 1 for o in given.outcomes(found, stages.ACTOR_UPDATE)}
     assert held["given_old_log_probs"]
+
+
+def test_zero_is_no_agreement_where_it_cannot_be() -> None:
+    step, _ = _step(np.random.default_rng(0), 0.0)
+    zero = {"actor/grad_norm": 0.0, "actor/entropy": 0.0, "actor/lr": 0.0}
+    assert _judged(step, [zero, zero]) == {"actor/lr": False}
+    assert _judged(step, [zero, zero | {"actor/grad_norm": 1.0}])["actor/grad_norm"]
