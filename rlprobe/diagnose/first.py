@@ -204,3 +204,22 @@ def _sample_id(benchmark: Run, step: int, digest: str | None) -> str | None:
     except ReplayError:
         return digest  # the gate says that they cannot be read
     return next((s.id for s in samples if s.sample_digest == digest), digest)
+
+
+#: Why refining has nothing to look at between sides that are laid out otherwise.
+NO_COUNTERPART = say(
+    "the sides are laid out otherwise, so that operators, tensors and calls of one have no "
+    "counterpart on the other"
+)
+
+
+def with_refusal(diverged: Finding, cause: Cause) -> Cause:
+    """The cause with what keeps it from being observed, where the sides are laid out otherwise."""
+    if diverged.stage.laid_out is None:
+        return cause
+    said = say(
+        "the suspect is not looked at again: {why}. The cause is what records of whole stages "
+        "show; to have it observed or reproduced, align once more with one layout on both sides",
+        why=NO_COUNTERPART,
+    )
+    return msgspec.structs.replace(cause, evidence=[*cause.evidence, said])

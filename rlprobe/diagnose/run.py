@@ -204,6 +204,8 @@ class Examined:
         diverged = multiples.measured(self.results, self.step.number, diverged)
         profile = first.profile(self.results, self.step, diverged)
         cause = classify(self.step, diverged, _world_size(self.target), profile)
+        if not self.results.of_dumps:
+            cause = first.with_refusal(diverged, cause)
         cause = first.with_block(self.results, self.step, diverged, cause)
         cause = first.with_phases(self.step, diverged, cause, self.benchmark)
         where = first.of(self.results, self.step, diverged, self.benchmark)

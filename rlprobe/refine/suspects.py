@@ -11,6 +11,7 @@ import polars as pl
 
 from rlprobe import stages
 from rlprobe.diagnose import diagnosis
+from rlprobe.diagnose.first import NO_COUNTERPART
 from rlprobe.documents import structfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import DumpError, UsageError
@@ -75,10 +76,7 @@ def find(directory: Path, budget_mib: int) -> Plan:
     if diverged is None or diverged.origin is None:
         return nothing("no stage parts: there is nothing to look at again")
     if diverged.stage.laid_out is not None:
-        return nothing(
-            "the sides are laid out otherwise, so that a module's calls on one have no counterpart "
-            "on the other: to look at tensors, lay both out alike"
-        )
+        return nothing(f"{NO_COUNTERPART}: to look at them, lay both out alike")
     origin = diverged.origin
     # a module's own gradients of parameters come late and are made in its backward pass
     late = (origin.row.get("phase") or 0) >= execution.GRADIENTS and origin.module is None

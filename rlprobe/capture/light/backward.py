@@ -177,6 +177,8 @@ class ModuleGradients:
         self.input_leaves: list[Any] = [None] * inputs
         self._awaited = [0] * inputs
         self._sums: dict[int, Tensor] = {}
+        #: Sums that are tensors of our own, which may be added to in place.
+        self._own: set[int] = set()
         for index, output in enumerate(outputs):
             if index in inner:
                 continue
@@ -213,9 +215,16 @@ class ModuleGradients:
                     part = part.detach()
                     held = self._sums.get(index)
                     # Autograd adds contributions in the order they arrive; so does this.
-                    self._sums[index] = part if held is None else held + part
+                    if held is None:
+                        self._sums[index] = part
+                    elif index in self._own:
+                        held.add_(part)
+                    else:
+                        self._sums[index] = held + part
+                        self._own.add(index)
                 if self._awaited[index] == 0 and index in self._sums:
                     total = self._sums.pop(index)
+                    self._own.discard(index)
                     self.input_leaves[index] = self._measure(total, INPUT, index)
             self._report(self.output_leaves, self.input_leaves)
 

@@ -97,28 +97,37 @@ def read(tensor: Tensor, sketched: bool) -> Reading | None:
     """
     flat = elements(tensor)
     use = _reader(flat.nbytes)
-    high, low, total, squares = -math.inf, math.inf, 0.0, 0.0
-    buckets = np.zeros(K)
-    for start in range(0, flat.size, PERIOD):
-        part = flat[start : start + PERIOD]
-        found = np.empty(_NUMBERS + K)
-        use(part, _first_signs(part.size) if sketched else None, found)
-        high, low = max(high, found[0]), min(low, found[1])
-        total += found[2]
-        squares += found[3]
-        if sketched:
-            buckets += block_sign(start // PERIOD) * np.roll(found[_NUMBERS:], start % K)
+    found = np.empty(_NUMBERS + K)
+    if flat.size <= PERIOD:
+        use(flat, _first_signs(flat.size) if sketched else None, found)
+    else:
+        _in_parts(use, flat, sketched, found)
+    high, low, total, squares = found[:_NUMBERS].tolist()
     # NaN is neither larger nor smaller than anything: the sums alone tell of it
     if not (math.isfinite(total) and math.isfinite(squares)):
         return None
-    mean, norm = np.float32(total / flat.size), np.float32(math.sqrt(squares))
     return Reading(
         high + 0.0,
         low + 0.0,
-        float(mean) + 0.0,
-        float(norm),
-        (buckets + 0.0).astype(np.float32) if sketched else None,
+        float(np.float32(total / flat.size)) + 0.0,
+        float(np.float32(math.sqrt(squares))),
+        (found[_NUMBERS:] + 0.0).astype(np.float32) if sketched else None,
     )
+
+
+def _in_parts(use: Reader, flat: _F32, sketched: bool, out: _F64) -> None:
+    """Read what is longer than the table of signs."""
+    out[:] = 0.0
+    out[0], out[1] = -math.inf, math.inf
+    part = np.empty_like(out)
+    for start in range(0, flat.size, PERIOD):
+        values = flat[start : start + PERIOD]
+        use(values, _first_signs(values.size) if sketched else None, part)
+        out[0], out[1] = max(out[0], part[0]), min(out[1], part[1])
+        out[2:_NUMBERS] += part[2:_NUMBERS]
+        if sketched:
+            moved = np.roll(part[_NUMBERS:], start % K)
+            out[_NUMBERS:] += block_sign(start // PERIOD) * moved
 
 
 _signs = np.empty(0, dtype=np.int8)
