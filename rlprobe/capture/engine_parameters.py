@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from rlprobe.capture.megatron_names import is_megatron
 from rlprobe.capture.names import parameter_name, unwrap
 from rlprobe.capture.parameters import Held
 from rlprobe.logical import fused
@@ -43,6 +44,8 @@ class EngineParameters:
     def __init__(self, models: list[nn.Module]) -> None:
         self._owners: dict[int, tuple[str, nn.Module, str]] = {}
         roots = [unwrap(model) for model in models]
+        if any(is_megatron(root) for _, root in roots):
+            return  # its classes have names of an engine's (VocabParallelEmbedding)
         if not any(_kinds(module) & _ENGINE for _, root in roots for module in root.modules()):
             return
         for _, root in roots:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rlprobe import sketch
+from rlprobe.capture.engine_parameters import EngineParameters
 from rlprobe.capture.fused_parameters import FusedParameters
 from rlprobe.capture.parameters import Held
 from rlprobe.logical import fused
@@ -222,3 +223,22 @@ def _apart_of(model: nn.Module, by_expert: bool = True) -> list[tuple[str, Tenso
             Held(name, parameter, parameter.detach(), tuple(parameter.shape)), parameter.detach()
         )
     ]
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Of Megatron; vLLM has a class of the same name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, INNER))
+
+
+def test_megatrons_embedding_is_not_taken_for_an_engines() -> None:
+    model = GPTModel()
+    model.embedding = VocabParallelEmbedding()
+    weight = model.embedding.weight
+    item = Held(
+        "model.embed_tokens.weight", weight, weight.detach(), (8, INNER), (0, 4), None, False
+    )
+    found = list(EngineParameters([model]).apart(item, item.local))
+    assert found == [(item, item.local)]
