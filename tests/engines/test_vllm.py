@@ -104,8 +104,9 @@ def run(spec: RunSpec, work: Path, python: str) -> Iterator[Run]:
 
 
 @pytest.fixture(scope="module")
-def clean(run: Run) -> Variant:
-    return run("clean")
+def half(run: Run) -> Variant:
+    """The first step is a clean one; an update does not reach one layer before the second."""
+    return run("half", fault="half")
 
 
 def synced(variant: Variant) -> list[engine_weights.Sync]:
@@ -134,14 +135,20 @@ def compared(variant: Variant) -> pl.DataFrame:
     return pl.read_parquet(out / "train_infer/records.parquet")
 
 
-def test_vllm_and_training_agree_in_every_record(clean: Variant) -> None:
-    table = compared(clean)
-    for step in (0, 1):
+@pytest.mark.parametrize(
+    ("fault", "steps"), [("half", [0]), pytest.param("", [0, 1], marks=pytest.mark.long)]
+)
+def test_vllm_and_training_agree_in_every_record(
+    run: Run, half: Variant, fault: str, steps: list[int]
+) -> None:
+    variant = half if fault else run("clean")
+    table = compared(variant).filter(pl.col("step").is_in(steps))
+    for step in steps:
         prefill, decode = engine.parts(table.filter(step=step))
         assert prefill.first is None and decode.first is None, (str(prefill), str(decode))
         assert prefill.passes == decode.passes == 8
         assert prefill.records == decode.records == 8 * 39
-    for found in synced(clean):
+        found = synced(variant)[step]
         assert found.kind is None and found.left == () and found.compared == 27
     weights = table.filter(slot="parameters")
     # vLLM never calls its head: the logits' processor takes its weight
@@ -173,16 +180,15 @@ def test_a_cache_off_by_one_is_found_in_decoding_only(run: Run) -> None:
     assert decode.beyond == decode.passes
 
 
-def test_a_layer_that_an_update_did_not_reach_is_named(run: Run) -> None:
-    variant = run("half", fault="half")
-    table = compared(variant)
+def test_a_layer_that_an_update_did_not_reach_is_named(half: Variant) -> None:
+    table = compared(half)
     weights = table.filter(slot="parameters")
     assert weights.filter(step=0)["error"].max() == 0
     wrong = weights.filter(pl.col("step") == 1, pl.col("error") > 0)
     assert wrong.height and all(".layers.1." in module for module in wrong["module"])
     prefill, _ = engine.parts(table.filter(step=1))
     assert prefill.first is not None and ".layers.1" in prefill.first[1]
-    first, second = synced(variant)
+    first, second = synced(half)
     assert first.kind is None and second.kind == engine_weights.HALF
     assert all(".layers.1." in one.name for one in second.wrong)
     assert 0 < len(second.wrong) < (second.moved or 0)

@@ -102,6 +102,7 @@ def clean(judge: Judge) -> Diagnosis:
     return judge("")
 
 
+@pytest.mark.long
 def test_other_kernels_compute_the_same_responses_alike(clean: Diagnosis) -> None:
     assert clean.verdict == "aligned", clean.sentence
     strip = {cell.stage: cell for cell in clean.stages}
