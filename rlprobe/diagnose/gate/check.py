@@ -11,6 +11,7 @@ from rlprobe.diagnose.gate import (
     differing,
     engine_weights,
     extent,
+    held,
     judged,
     recorded,
     rejoined,
@@ -50,12 +51,13 @@ def check(evidence: Evidence) -> Gate:
     resumed = checkpoint.check(evidence)
     began = rejoined.check(evidence)
     moved, stale = staleness.check(evidence)
+    alike, other = held.check(evidence)
     sent = engine_weights.check(evidence)
     given, no_batch = batch.check(evidence)
     trainer = trainers.item(evidence)
     asked, no_settings = settings.check(evidence)
     enough = extent.check(evidence)
-    held = judged.check(evidence)
+    kept = judged.check(evidence)
     hidden = unused.check(evidence.step)
     unlike = recorded.check(evidence)
     shaped = shapes.check(evidence.step)
@@ -67,16 +69,17 @@ def check(evidence: Evidence) -> Gate:
             *([resumed] if resumed is not None else []),
             *([began] if began is not None else []),
             *([moved] if moved is not None else []),
+            *([alike] if alike is not None else []),
             *([sent] if sent is not None else []),
             *given,
             *([trainer] if trainer is not None else []),
             *asked,
             *enough,
-            *([held] if held is not None else []),
+            *([kept] if kept is not None else []),
             *([hidden] if hidden is not None else []),
             *([unlike] if unlike is not None else []),
             *([shaped] if shaped is not None else []),
             *([unsized] if unsized is not None else []),
         ],
-        shut=no_tokens or no_weights or stale or no_batch or no_settings,
+        shut=no_tokens or no_weights or stale or other or no_batch or no_settings,
     )
