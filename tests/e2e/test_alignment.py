@@ -39,7 +39,7 @@ def test_the_page_measures_training_against_rollout_on_both_sides(aligned: Align
     section = page[page.index('<section id="mismatch"') :]
     rows = re.findall(
         r'<span lang="en">(\w+)</span><span lang="zh">\w+</span></th>'
-        r'<td><span lang="en">what was generated</span>.*?<td class="n">(\d+)</td>'
+        r'<td[^>]*><span lang="en">what was generated</span>.*?<td class="n">(\d+)</td>'
         + r"<td[^>]*>([^<]+)</td>"
         * 9,
         section,

@@ -216,7 +216,7 @@ def test_another_learning_rate_is_observed_in_the_update(judge: Any) -> None:
     found = suspects.find(judged.directory, 64)
     assert found.suspects is not None and found.suspects.trace == "update"
     cause = pipeline.refine(trial, judged).diagnosis.cause
-    assert cause is not None and (cause.class_, cause.known) == ("optimizer", "observed"), cause
+    assert cause is not None and (cause.class_, cause.known) == ("hyperparameter", "observed")
     assert cause.statement.startswith("lr ") and "in group 0 of the optimizer" in cause.statement
 
 
