@@ -81,7 +81,8 @@ def test_the_page_says_what_is_the_methods_and_what_the_devices(
     page = (found.directory / "report.html").read_text(encoding="utf-8")
     section = page[page.index('<section id="mismatch"') : page.index('<section id="weights"')]
     rows = re.findall(
-        r'<span lang="en">(\w+)</span><span lang="zh">\w+</span></th><td[^>]*><span lang="en">([^<]+)<'
+        r'<span lang="en">(\w+)</span><span lang="zh">\w+</span></th>'
+        r'<td[^>]*><span lang="en">([^<]+)<'
         r'.*?<td class="n">(\d+)</td><td class="n">([^<]+)</td>',
         section,
     )
