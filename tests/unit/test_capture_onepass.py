@@ -23,6 +23,8 @@ from rlprobe.capture.light.statistics import Statistics  # noqa: E402
 from rlprobe.sketch_floors import ACCUMULATION  # noqa: E402
 from tests.unit.capture_helpers import UPDATE, Tiny, dump, make, recorder, tokens  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 EPS = float(np.finfo(np.float32).eps)
 #: Whole runs of rows; parts of a run, of four rows, of a row.
 SIZES = [

@@ -17,6 +17,8 @@ from rlprobe.refine.difference import Difference  # noqa: E402
 from rlprobe.refine.observe import observe  # noqa: E402
 from tests.unit.test_refine_trace import first, plain_loss, run, wrapped  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 Make = Callable[[Tensor], Tensor]
 LOWEST = torch.finfo(torch.float32).min
 PLACES = torch.arange(7)

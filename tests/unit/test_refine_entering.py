@@ -17,6 +17,8 @@ from rlprobe.refine.observe import Observed, observe  # noqa: E402
 from tests.unit.capture_helpers import UPDATE, rank_dir, recorder, tokens  # noqa: E402
 from tests.unit.test_refine_trace import first, model, of_masked, run, wrapped  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 def update(
     root: Path,

@@ -25,6 +25,8 @@ from rlprobe.runs.plan import plan
 from rlprobe.spec import RunSpec
 from rlprobe.store.verify import verify
 
+pytestmark = pytest.mark.slow
+
 #: Leaves what a captured stage leaves, and counts how often it was run.
 _TRAIN = """
 import json, os, pathlib, sys

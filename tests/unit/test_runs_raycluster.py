@@ -18,6 +18,8 @@ from rlprobe.errors import RunError
 from rlprobe.runs import raycluster, slurm
 from rlprobe.runs.raycluster import Cluster, Node, Plan
 
+pytestmark = pytest.mark.slow
+
 NODES = [
     Node("a", "10.0.0.1", {"head": 6379, "client": 10001, "agent": 52365}),
     Node("b", "10.0.0.2", {"head": 6380, "client": 10002, "agent": 52366}),

@@ -23,6 +23,8 @@ from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.test_diagnose_dumps import model, states
 from tests.unit.diagnose.transformer import Device
 
+pytestmark = pytest.mark.slow
+
 STAGE = stages.LOG_PROB
 PROMPTS, RESPONSES = [[1, 2], [3, 4]], [[10, 11, 12], [13, 14, 15]]
 Values = Sequence[Sequence[float]]

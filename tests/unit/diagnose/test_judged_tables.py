@@ -25,6 +25,8 @@ from tests.unit.diagnose.conftest import Align, Alignment
 from tests.unit.diagnose.planted import FORWARD
 from tests.unit.diagnose.transformer import LAYERS, STAGES, Device
 
+pytestmark = pytest.mark.slow
+
 EPSILON = next(fault for fault in FORWARD if fault.name == "epsilon of a norm")
 #: The first token of every prompt is padding, as its mask says.
 PADDED: dict[str, Any] = {"padding": True}

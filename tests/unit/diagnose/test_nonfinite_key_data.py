@@ -16,6 +16,8 @@ from rlprobe.judge.keydata import Array, Row
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.transformer import Device
 
+pytestmark = pytest.mark.slow
+
 
 def with_(value: float, *places: int) -> Callable[[Array], Array]:
     def change(values: Array) -> Array:

@@ -14,6 +14,8 @@ from rlprobe.judge.inputs import PlannedPair, PlannedRun, write
 from tests.unit.diagnose.conftest import Align, Alignment
 from tests.unit.diagnose.transformer import STAGES, Device
 
+pytestmark = pytest.mark.slow
+
 VERL = {"framework": "verl", "framework_version": "0.9.1"}
 SLIME = {"framework": "slime", "framework_version": "0.2.2"}
 

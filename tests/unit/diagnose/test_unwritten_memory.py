@@ -12,6 +12,8 @@ from rlprobe.judge import reasons
 from tests.msprobe.dumps import call, tensor
 from tests.unit.diagnose.test_diagnose_dumps import diagnosed, leaf, model
 
+pytestmark = pytest.mark.slow
+
 GARBAGE = (tensor((1e30, -3e8, 7.0, 2e30)), tensor((0.0, 0.0, 0.0, 0.0)))
 NAN = (tensor((math.nan,) * 4), tensor((0.0, 0.0, 0.0, 0.0)))
 

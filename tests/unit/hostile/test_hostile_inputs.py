@@ -23,6 +23,8 @@ from tests.resealed import edited
 from tests.unit.hostile.conftest import Aligned, Told, files, fit_for_a_terminal
 from tests.unit.hostile.readers import READERS
 
+pytestmark = pytest.mark.slow
+
 CORPUS = Path(__file__).parent / "corpus"
 DEEP = 5_000
 
