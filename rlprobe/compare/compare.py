@@ -16,7 +16,8 @@ from rlprobe.compare import lacking, loading, measures, planner, writer
 from rlprobe.compare.early import COVERAGE
 from rlprobe.compare.match import pairs, shift
 from rlprobe.compare.planner import Pairing, StagePlan
-from rlprobe.compare.sides import KEY_DATA, RolloutStage, Side
+from rlprobe.compare.sides import KEY_DATA, Side
+from rlprobe.compare.stage_sources import RolloutStage
 from rlprobe.compare.tables import Table
 from rlprobe.compare.writer import Summary
 from rlprobe.errors import NotComparableError

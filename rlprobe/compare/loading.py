@@ -18,7 +18,7 @@ import polars as pl
 
 from rlprobe.compare import early
 from rlprobe.compare.planner import Pairing, StagePlan
-from rlprobe.compare.sides import DumpStage, Process, StageSource
+from rlprobe.compare.stage_sources import DumpStage, Process, StageSource
 from rlprobe.compare.tables import Held, Table
 from rlprobe.dumps import records
 from rlprobe.errors import DumpError

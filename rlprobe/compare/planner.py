@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlprobe import stages
-from rlprobe.compare.sides import UNNAMED, Process, RolloutStage, Side, StageSource
+from rlprobe.compare.sides import UNNAMED, Side
+from rlprobe.compare.stage_sources import Process, RolloutStage, StageSource
 from rlprobe.errors import NotComparableError, UsageError
 from rlprobe.said import COMMA, Said, exactly, joined, of_side, say
 

@@ -11,234 +11,32 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import polars as pl
 
 from rlprobe import stages
-from rlprobe.compare.tables import Held, Stored, Table
+from rlprobe.compare import misnamed
+from rlprobe.compare.stage_sources import (
+    RECORDS,
+    DumpStage,
+    Process,
+    RolloutStage,
+    RunStage,
+    StageSource,
+)
 from rlprobe.dumps import records
 from rlprobe.errors import ConfigError, DumpError, StoreError, UsageError
-from rlprobe.said import Said, say
 from rlprobe.store import listing
 
-if TYPE_CHECKING:
-    from rlprobe.dumps.rollouts.folder import Folder
-    from rlprobe.dumps.rollouts.table import Read
-    from rlprobe.dumps.tensors.source import TensorSource
-
-MANIFEST, RECORDS, DUMP = "manifest.json", "records", "dump"
+MANIFEST, DUMP = "manifest.json", "dump"
 #: Where a run or a dump tree keeps key data.
 KEY_DATA = ("data", "dump/data")
 #: Name of a single stage directory that does not say which stage it holds.
 UNNAMED = "unnamed"
 _RANK_DIR = re.compile(r"^(?:rank|proc)(\d*)$")
 _STEP_DIR = re.compile(r"^step(\d+)$")
-#: Names that mean a step or a process to a reader, and entries of a directory that are looked at.
-_NEARLY = re.compile(r"^(step|rank|proc)[-_. ]?(\d{1,9})$", re.IGNORECASE)
-_LOOKED_AT = 100
-#: Directories named in a note.
-_NAMED = 6
-
-
-@dataclass(frozen=True, order=True)
-class Process:
-    """One process's records of one step."""
-
-    step: int
-    rank: int
-
-
-@dataclass(frozen=True)
-class StageSource:
-    """The records of one stage on one side, process by process."""
-
-    processes: Sequence[Process]
-
-    @property
-    def unranked(self) -> frozenset[Process]:
-        """Processes whose rank nothing says; the number they have here is of their order."""
-        return frozenset()
-
-    @property
-    def notes(self) -> tuple[Said, ...]:
-        """What the user should know of it."""
-        return ()
-
-    def label(self, process: Process) -> str:
-        """What the user knows this process by."""
-        return f"rank {process.rank}"
-
-    def table(self, process: Process) -> Table:
-        """One process's records; a dump is decoded here and now, a record table when it is read.
-
-        Raises:
-            DumpError: a dump file is damaged.
-        """
-        raise NotImplementedError
-
-    def tensors(self, process: Process, check_crc: bool) -> TensorSource | None:
-        """This process's tensor files, None when it has none."""
-        raise NotImplementedError
-
-    def stacks(self, process: Process) -> dict[str, str]:
-        """Call stacks by the name of the call; empty where none were recorded.
-
-        Raises:
-            DumpError, StoreError: the file is damaged.
-        """
-        raise NotImplementedError
-
-    def construct(self, process: Process) -> dict[str, str | None]:
-        """The call around each call (:mod:`rlprobe.dumps.construct`); empty where none is told.
-
-        Raises:
-            DumpError, StoreError: the file is damaged.
-        """
-        return {}
-
-
-@dataclass(frozen=True)
-class DumpStage(StageSource):
-    """A stage read from dump.json files on the fly."""
-
-    #: Directory, or single file, of each process.
-    paths: dict[Process, Path] = field(default_factory=dict)
-    without_rank: frozenset[Process] = frozenset()
-    #: The step's or stage's directory that was looked through; None of a single process.
-    root: Path | None = None
-
-    @property
-    def unranked(self) -> frozenset[Process]:
-        return self.without_rank
-
-    @property
-    def notes(self) -> tuple[Said, ...]:
-        if self.root is None or not (found := _nearly(self.root)):
-            return ()
-        names = ", ".join(f"{name} ({meant})" for name, meant in found[:_NAMED])
-        return (
-            say(
-                "not read, as msprobe calls such directories otherwise: {names}, in {place}",
-                names=names,
-                place=self.root.name,
-            ),
-        )
-
-    def label(self, process: Process) -> str:
-        path = self.paths[process]
-        directory = path.parent if path.is_file() else path
-        above = [p.name for p in directory.parents[:2] if p.name.isdecimal()]
-        return "/".join([*above, directory.name])
-
-    def table(self, process: Process) -> Table:
-        # Imported where dumps are read: most comparisons read tables, and their whole time counts.
-        from rlprobe.dumps import decoding
-
-        return Held(decoding.table(self.paths[process], process.step, process.rank))
-
-    def tensors(self, process: Process, check_crc: bool) -> TensorSource | None:
-        from rlprobe.dumps.tensors import source
-
-        path = self.paths[process]
-        # Always beside dump.json: the absolute dump_data_dir inside the file is of another place.
-        directory = (path.parent if path.is_file() else path) / records.TENSORS
-        return source.in_directory(directory, check_crc) if directory.is_dir() else None
-
-    def stacks(self, process: Process) -> dict[str, str]:
-        path = self.paths[process]
-        return records.read_stack((path.parent if path.is_file() else path) / records.STACK)
-
-    def construct(self, process: Process) -> dict[str, str | None]:
-        from rlprobe.dumps import construct
-
-        path = self.paths[process]
-        return construct.read((path.parent if path.is_file() else path) / construct.NAME)
-
-
-@dataclass(frozen=True)
-class RunStage(StageSource):
-    """A stage of a stored run: its Parquet record table, and its tree for tensors."""
-
-    path: Path = Path()
-    #: First row and number of rows of each process.
-    rows: dict[Process, tuple[int, int]] = field(default_factory=dict)
-    tree: Path | None = None
-
-    def table(self, process: Process) -> Table:
-        listing.found(self.path.parents[1], f"{RECORDS}/{self.path.name}")
-        return Stored(self.path, records.scan(self.path), *self.rows[process])
-
-    def tensors(self, process: Process, check_crc: bool) -> TensorSource | None:
-        if self.tree is None:
-            return None
-        from rlprobe.dumps.tensors import source
-        from rlprobe.dumps.tensors.spans import spans
-
-        run = self.path.parents[1]
-        listing.found(run, "tensors.parquet")
-        found = spans(run, f"{self.tree.name}/step{process.step}/rank{process.rank}")
-        return source.in_store(found, check_crc) if found else None
-
-    def stacks(self, process: Process) -> dict[str, str]:
-        rows = self.table(process).rows(["name", "stack"]).drop_nulls("stack")
-        call = pl.col("name").str.extract(r"^(.*\.(?:forward|backward)(?:\.\d+)?)(?:\.|$)")
-        first = rows.with_columns(call=pl.coalesce(call, "name")).unique("call", keep="first")
-        return dict(first.select("call", "stack").iter_rows())
-
-    def construct(self, process: Process) -> dict[str, str | None]:
-        if self.tree is None:
-            return {}
-        from rlprobe.dumps import construct
-
-        run = self.path.parents[1]
-        place = f"{self.tree.relative_to(run).as_posix()}/step{process.step}/rank{process.rank}"
-        file = listing.found(run, f"{place}/{construct.NAME}")
-        return {} if file is None else construct.read(file)
-
-
-@dataclass(frozen=True)
-class RolloutStage(StageSource):
-    """What was generated: rollouts as a framework keeps them, a sample's fields as records."""
-
-    folder: Folder
-    #: The step that was read last: its records and its tensors are asked for one by one.
-    last: dict[Process, Read] = field(default_factory=dict, repr=False, compare=False)
-
-    @property
-    def notes(self) -> tuple[Said, ...]:
-        from rlprobe.dumps.rollouts.sample import OF_THE_RUN
-
-        names = ", ".join(sorted(OF_THE_RUN))
-        left_out = say("what names a request of one run is not compared: {names}", names=names)
-        return (*self.folder.notes, left_out)
-
-    def read(self, process: Process) -> Read:
-        """The records of a step, and what its samples are known by.
-
-        Raises:
-            DumpError: a file is damaged.
-        """
-        from rlprobe.dumps.rollouts import table
-
-        if process not in self.last:
-            self.last.clear()
-            self.last[process] = table.read(self.folder.read(process.step), process.step)
-        return self.last[process]
-
-    def label(self, process: Process) -> str:
-        return f"step {process.step}"
-
-    def table(self, process: Process) -> Table:
-        return Held(self.read(process).frame)
-
-    def tensors(self, process: Process, check_crc: bool) -> TensorSource | None:
-        return self.read(process).tensors
-
-    def stacks(self, process: Process) -> dict[str, str]:
-        return {}
 
 
 @dataclass(frozen=True)
@@ -315,29 +113,11 @@ def _rollouts(path: Path, sought: str) -> dict[str, StageSource]:
 
 
 def _spelled_otherwise(path: Path) -> str:
-    found = _nearly(path)
+    found = misnamed.below(path)
     if not found:
         return ""
     name, meant = found[0]
     return f". It has a {name}, which msprobe would call {meant}: rename such directories"
-
-
-def _nearly(path: Path) -> list[tuple[str, str]]:
-    """Directories at or right below a place that are called nearly as msprobe does, and as it does.
-
-    They are nobody's step or process, and what they hold is not read.
-    """
-    try:
-        below = [child for child in sorted(path.iterdir()) if child.is_dir()][:_LOOKED_AT]
-        inside = [inner for child in below for inner in sorted(child.iterdir())[:_LOOKED_AT]]
-    except OSError:
-        return []
-    found: dict[str, str] = {}
-    for name in [child.name for child in (*below, *inside)]:
-        match = _NEARLY.match(name)
-        if match is not None and name != (meant := f"{match[1].lower()}{int(match[2])}"):
-            found[name] = meant
-    return list(found.items())
 
 
 def _run_of_key(store: Path | None, name: str) -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from rlprobe.compare.planner import StagePlan
-from rlprobe.compare.sides import Process, StageSource
+from rlprobe.compare.stage_sources import Process, StageSource
 from rlprobe.dumps import construct
 
 #: The call that a record is of: its name up to the direction, and a module's number after it.

@@ -7,11 +7,12 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from rlprobe.errors import StoreError
 
@@ -84,6 +85,27 @@ def parts(directory: Path, stages: Collection[str]) -> Iterator[tuple[str, int, 
         if match["stage"] not in stages:
             raise StoreError(f"{path}: stage {match['stage']} has no records")
         yield match["stage"], int(match["step"]), int(match["rank"]), path
+
+
+def tables(
+    directory: Path, stages: Collection[str], part: Callable[[Path, int, int], pl.DataFrame]
+) -> dict[str, pl.DataFrame]:
+    """The table of every stage that some process wrote an archive of, by step and rank.
+
+    Args:
+        directory, stages: see :func:`parts`.
+        part: the rows of one archive, given its path, step and rank.
+
+    Raises:
+        StoreError: a file is damaged, is called otherwise, or belongs to no captured stage.
+    """
+    found: dict[str, list[pl.DataFrame]] = {}
+    for stage, step, rank, path in parts(directory, stages):
+        found.setdefault(stage, []).append(part(path, step, rank))
+    return {
+        stage: pl.concat(made).sort("step", "rank", maintain_order=True)
+        for stage, made in found.items()
+    }
 
 
 def _check_size(path: Path) -> None:

@@ -44,13 +44,7 @@ def read(side: Path, stages: set[str]) -> dict[str, pl.DataFrame]:
     Raises:
         StoreError: a file is damaged or belongs to no captured stage.
     """
-    found: dict[str, list[pl.DataFrame]] = {}
-    for stage, step, rank, path in archive.parts(side / "logical", stages):
-        found.setdefault(stage, []).append(_part(path, step, rank))
-    return {
-        stage: pl.concat(parts).sort("step", "rank", maintain_order=True)
-        for stage, parts in found.items()
-    }
+    return archive.tables(side / "logical", stages, _part)
 
 
 def require(table: pl.DataFrame, where: str) -> pl.DataFrame:

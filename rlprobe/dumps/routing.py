@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from rlprobe.dumps import archive
+from rlprobe.dumps.rows import of_another
 from rlprobe.errors import StoreError
 
 #: Columns of ``routing/{stage}.parquet``: a row per process, router and token.
@@ -39,13 +40,7 @@ def read(side: Path, stages: set[str]) -> dict[str, pl.DataFrame]:
     Raises:
         StoreError: a file is damaged or belongs to no captured stage.
     """
-    found: dict[str, list[pl.DataFrame]] = {}
-    for stage, step, rank, path in archive.parts(side / "routing", stages):
-        found.setdefault(stage, []).append(part(path, step, rank))
-    return {
-        stage: pl.concat(parts).sort("step", "rank", maintain_order=True)
-        for stage, parts in found.items()
-    }
+    return archive.tables(side / "routing", stages, part)
 
 
 def require(table: pl.DataFrame, where: str) -> pl.DataFrame:
@@ -65,13 +60,7 @@ def require(table: pl.DataFrame, where: str) -> pl.DataFrame:
         pl.col("chosen").list.min() >= -1,
         pl.col("chosen").list.max() < pl.col("experts"),
     )
-    odd = table.filter(~good.fill_null(False))
-    if odd.height:
-        raise StoreError(
-            f"{where}: {odd.height} of {table.height} rows are no chosen experts, first "
-            f"{odd.item(0, 'module')!r:.80}"
-        )
-    return table
+    return of_another(table, good, _WHAT, where, "module")
 
 
 def part(path: Path, step: int, rank: int) -> pl.DataFrame:

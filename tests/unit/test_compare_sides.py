@@ -12,7 +12,8 @@ import pytest
 from rlprobe.cli import main
 from rlprobe.compare import early, planner, sides
 from rlprobe.compare.compare import Options, compare, insufficient
-from rlprobe.compare.sides import UNNAMED, Process
+from rlprobe.compare.sides import UNNAMED
+from rlprobe.compare.stage_sources import Process, RolloutStage
 from rlprobe.dumps import records
 from rlprobe.errors import DumpError, NotComparableError, StoreError, UsageError
 from tests.msprobe import dumps
@@ -172,7 +173,7 @@ def test_folders_of_rollouts_are_known_for_what_they_are(
     (tmp_path / file).write_text("{}")
     for path in (tmp_path, (tmp_path / file).parent, tmp_path / file):
         (found,) = sides.resolve(str(path)).stages.values()
-        assert isinstance(found, sides.RolloutStage)
+        assert isinstance(found, RolloutStage)
         assert (found.folder.kind.name, list(found.folder.steps)) == (said, [step])
 
 

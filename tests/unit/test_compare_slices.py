@@ -11,7 +11,7 @@ import pytest
 from rlprobe.compare import compare as comparison
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
-from rlprobe.compare.sides import Process
+from rlprobe.compare.stage_sources import Process
 from rlprobe.dumps import records
 from rlprobe.errors import StoreError
 from rlprobe.files import digest

@@ -21,7 +21,8 @@ from typing import Any
 from rlprobe import imports
 from rlprobe.compare.msprobe import graphs
 from rlprobe.compare.planner import Pairing, StagePlan
-from rlprobe.compare.sides import DumpStage, Process, RunStage, Side, StageSource
+from rlprobe.compare.sides import Side
+from rlprobe.compare.stage_sources import DumpStage, Process, RunStage, StageSource
 from rlprobe.compare.traininfer import sources
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError

@@ -12,7 +12,7 @@ from rlprobe.compare import measures
 from rlprobe.compare.compare import Options
 from rlprobe.compare.match import pairs
 from rlprobe.compare.match.rules import Rules
-from rlprobe.compare.sides import Process, StageSource
+from rlprobe.compare.stage_sources import Process, StageSource
 from rlprobe.compare.tensors import elementwise
 from rlprobe.compare.tensors.distance import distance
 from rlprobe.compare.traininfer import layout, shards

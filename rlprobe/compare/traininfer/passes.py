@@ -11,7 +11,7 @@ import polars as pl
 
 from rlprobe.compare.match import matcher
 from rlprobe.compare.match.rules import Rules
-from rlprobe.compare.sides import Process
+from rlprobe.compare.stage_sources import Process
 from rlprobe.dumps.tensors.source import TensorSource
 from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError
 

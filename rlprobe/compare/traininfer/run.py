@@ -18,7 +18,8 @@ from rlprobe.compare.compare import Options
 from rlprobe.compare.match import rules as packaged
 from rlprobe.compare.match.rules import Rules
 from rlprobe.compare.samples import run as samples
-from rlprobe.compare.sides import Process, Side
+from rlprobe.compare.sides import Side
+from rlprobe.compare.stage_sources import Process
 from rlprobe.compare.tensors import elementwise
 from rlprobe.compare.traininfer import counterparts, fused, parameters, shards, sketched
 from rlprobe.compare.traininfer.elements import Tokens

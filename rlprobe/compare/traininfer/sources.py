@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rlprobe import stages
-from rlprobe.compare.sides import Side, StageSource
+from rlprobe.compare.sides import Side
+from rlprobe.compare.stage_sources import StageSource
 from rlprobe.errors import NotComparableError
 
 #: What the comparison is called: directory, stage and pair.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from rlprobe.compare.match import pairs
 from rlprobe.compare.match.rules import Rules
-from rlprobe.compare.sides import Process, StageSource
+from rlprobe.compare.stage_sources import Process, StageSource
 from rlprobe.compare.traininfer.passes import Pass, passes
 from rlprobe.compare.traininfer.tokens import match, with_starts
 from rlprobe.dumps.key_data import KeyData

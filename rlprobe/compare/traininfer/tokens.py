@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from rlprobe.compare.sides import Process
+from rlprobe.compare.stage_sources import Process
 from rlprobe.compare.traininfer.passes import Grid, Pass
 from rlprobe.dumps.key_data import MicroBatch
 from rlprobe.rollouts.digest import sample_digest
