@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rlprobe.cli import main
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
 from rlprobe.diagnose.diagnosis import Diagnosis
@@ -17,6 +18,7 @@ from rlprobe.judge.inputs import PlannedPair, PlannedRun, write
 from rlprobe.store.commit import commit
 from rlprobe.store.keys import run_key
 from tests.unit.diagnose import transformer
+from tests.unit.diagnose.planted import EPSILON
 from tests.unit.diagnose.transformer import STAGES, Device
 
 Align = Callable[..., "Alignment"]
@@ -95,3 +97,15 @@ def aligner(collected: Callable[[Device, str, str | None], Any], directory: Path
         return Alignment(results, store, keys)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def results(
+    collected: Callable[[Device, str, str | None], Any], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A diverged alignment with its page."""
+    align = aligner(collected, tmp_path_factory.mktemp("page"))
+    alignment = align(Device(split=True, faults=EPSILON.faults, stage=EPSILON.only))
+    assert main(["diagnose", str(alignment.results)]) == 0
+    assert main(["report", str(alignment.results)]) == 0
+    return alignment.results

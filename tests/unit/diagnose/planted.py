@@ -195,3 +195,6 @@ SHUT = [
     Planted("other rewards", {"rewards": lambda r: r + np.array([0, 0, 1, 0])},
             ("data",), None, ACTOR_UPDATE, "not_comparable", None),
 ]  # fmt: skip
+
+#: The one that most tests plant.
+EPSILON = next(fault for fault in FORWARD if fault.name == "epsilon of a norm")

@@ -19,10 +19,9 @@ from rlprobe.errors import DumpError
 from rlprobe.judge.inputs import Plan
 from tests.resealed import edited
 from tests.unit.diagnose.conftest import Align
-from tests.unit.diagnose.planted import FORWARD, SHUT
+from tests.unit.diagnose.planted import EPSILON, SHUT
 from tests.unit.diagnose.transformer import Device
 
-EPSILON = next(fault for fault in FORWARD if fault.name == "epsilon of a norm")
 KEYS = ["format", "verdict", "sentence", "gate", "first", "cause", "coverage", "noise", "stages",
         "extent", "curves", "rollout", "routing", "judged", "of", "messages", "digest"]  # fmt: skip
 

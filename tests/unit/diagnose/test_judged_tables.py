@@ -22,12 +22,11 @@ from rlprobe.judge.judge import judge
 from rlprobe.refine import suspects
 from tests.resealed import edited
 from tests.unit.diagnose.conftest import Align, Alignment
-from tests.unit.diagnose.planted import FORWARD
+from tests.unit.diagnose.planted import EPSILON
 from tests.unit.diagnose.transformer import LAYERS, STAGES, Device
 
 pytestmark = pytest.mark.slow
 
-EPSILON = next(fault for fault in FORWARD if fault.name == "epsilon of a norm")
 #: The first token of every prompt is padding, as its mask says.
 PADDED: dict[str, Any] = {"padding": True}
 PLAIN = Device(faults=PADDED)

@@ -29,12 +29,11 @@ from rlprobe.store.manifest import Manifest
 from rlprobe.store.read import Run
 from tests.unit.diagnose import transformer
 from tests.unit.diagnose.conftest import CAPTURE
-from tests.unit.diagnose.planted import FORWARD
+from tests.unit.diagnose.planted import EPSILON
 from tests.unit.diagnose.transformer import STAGES, Device
 
 pytestmark = pytest.mark.slow
 
-EPSILON = next(fault for fault in FORWARD if fault.name == "epsilon of a norm")
 STEPS = 3
 LOG_PROB, UPDATE = STAGES[1], STAGES[2]
 #: What a process says when it has loaded the benchmark's state.
