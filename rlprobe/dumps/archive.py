@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from rlprobe.dumps import characters
 from rlprobe.errors import StoreError
 
 _FILE = re.compile(r"(?P<stage>[a-z_]+)-step(?P<step>\d{1,9})-rank(?P<rank>\d{1,9})\.npz")
@@ -40,7 +41,9 @@ def arrays(path: Path, names: Sequence[str], what: str) -> dict[str, np.ndarray[
         _check_size(path)
         with np.load(path, allow_pickle=False) as found:
             # what is in the archive and no array comes as bytes
-            return {name: np.atleast_1d(np.asarray(found[name])) for name in names}
+            return {
+                name: characters.require(np.atleast_1d(np.asarray(found[name]))) for name in names
+            }
     except _DAMAGED as error:
         raise StoreError(f"{path} is not a file of {what}: {error}") from error
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from rlprobe.dumps import characters
 from rlprobe.dumps.tensors import tensorpickle
 from rlprobe.dumps.tensors.dtypes import DTYPES, DType
 from rlprobe.dumps.tensors.pickled import Global, Object, Persistent
@@ -332,7 +333,8 @@ def _numpy(value: Any) -> np.dtype:
 def _shaped(content: bytes, kind: np.dtype, shape: tuple[int, ...], order: str) -> Any:
     if kind.hasobject or kind.itemsize * math.prod(shape) != len(content):
         raise ValueError(f"an array in it claims shape {list(shape)}")
-    return _numbers(np.frombuffer(content, kind).reshape(shape, order="F" if order == "F" else "C"))
+    flat = characters.require(np.frombuffer(content, kind))
+    return _numbers(flat.reshape(shape, order="F" if order == "F" else "C"))
 
 
 def _numbers(found: np.ndarray) -> Any:
