@@ -83,6 +83,15 @@ def test_another_back_end_is_refused() -> None:
         run("--train-backend fsdp", version="0.2.2")
 
 
+@pytest.mark.parametrize("flag", ["--use-routing-replay", "--use-rollout-routing-replay"])
+def test_two_replays_of_routing_are_refused(flag: str) -> None:
+    given = command.parse([flag])
+    with pytest.raises(ConfigError, match=f"{flag} to those that the same run chose"):
+        plan.require_one_replay(given, "replay")
+    plan.require_one_replay(given, "own")
+    plan.require_one_replay(command.parse(["--use-kl-loss"]), "replay")
+
+
 def test_a_flag_may_carry_its_values_in_one_override_or_with_an_equals_sign() -> None:
     parsed = command.parse(command.words(["--lr 1e-6", "--eval 'a b' c", "--fp16", "--seed=3"]))
     assert parsed == {"lr": ("1e-6",), "eval": ("a b", "c"), "fp16": (), "seed": ("3",)}

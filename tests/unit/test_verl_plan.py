@@ -184,6 +184,35 @@ def test_a_precision_that_megatron_refuses_is_refused_before_anything_waits(
         )
 
 
+_ACTOR = "actor_rollout_ref.actor"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (f"{_ACTOR}.megatron.router_replay.mode=R2", "router_replay.mode=R2 .* disabled"),
+        ("critic.megatron.router_replay.mode=R3", "critic.megatron.router_replay.mode=R3"),
+        (f"+{_ACTOR}.veomni.router_replay.mode=R3", "veomni.router_replay.mode=R3"),
+        (
+            "actor_rollout_ref.rollout.enable_rollout_routing_replay=True",
+            "enable_rollout_routing_replay=true .* false",
+        ),
+    ],
+)
+def test_two_replays_of_routing_are_refused_before_anything_waits(override: str, said: str) -> None:
+    given = ["algorithm.adv_estimator=grpo", "model_engine=megatron", override]
+    with pytest.raises(ConfigError, match=said):
+        _specs(overrides=given, routing="replay")
+    _specs(overrides=given)
+
+
+def test_a_replay_of_verls_that_is_off_stands_beside_that_of_routing() -> None:
+    off = f"{_ACTOR}.megatron.router_replay.mode=disabled"
+    _specs(
+        overrides=["algorithm.adv_estimator=grpo", "model_engine=megatron", off], routing="replay"
+    )
+
+
 @pytest.mark.parametrize(
     ("engine", "needed"),
     [

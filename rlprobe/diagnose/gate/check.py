@@ -15,6 +15,7 @@ from rlprobe.diagnose.gate import (
     judged,
     recorded,
     rejoined,
+    routers,
     samples,
     settings,
     shapes,
@@ -52,6 +53,7 @@ def check(evidence: Evidence) -> Gate:
     began = rejoined.check(evidence)
     moved, stale = staleness.check(evidence)
     alike, other = held.check(evidence)
+    replayed = routers.check(evidence)
     sent = engine_weights.check(evidence)
     given, no_batch = batch.check(evidence)
     trainer = trainers.item(evidence)
@@ -70,6 +72,7 @@ def check(evidence: Evidence) -> Gate:
             *([began] if began is not None else []),
             *([moved] if moved is not None else []),
             *([alike] if alike is not None else []),
+            *([replayed] if replayed is not None else []),
             *([sent] if sent is not None else []),
             *given,
             *([trainer] if trainer is not None else []),

@@ -92,9 +92,11 @@ class SlimeFramework:
         Generation runs in SGLang's servers, which dump by themselves (see ``docs/slime.md``).
 
         Raises:
-            ConfigError: a stage is asked for by name that this slime does not run.
+            ConfigError: a stage is asked for by name that this slime does not run, or slime's own
+                replay of routing beside that of the benchmark's choices.
         """
         flags = _given(spec)
+        plan.require_one_replay(flags, spec.routing)
         found = plan.stages_of(flags, spec.framework_version)
         wanted = spec.capture.stages
         if wanted != "all" and stages.LOG_PROB in wanted and stages.LOG_PROB not in found:

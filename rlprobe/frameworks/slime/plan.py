@@ -31,6 +31,9 @@ FORCES_OLD_LOG_PROB = (
     "--advantage-estimator ppo or gspo, --keep-old-actor, or --get-mismatch-metrics"
 )
 
+#: Flags that replay a run's own choices of experts.
+_OWN_ROUTES = ("use-rollout-routing-replay", "use-routing-replay")
+
 
 def stages_of(flags: Flags, version: str) -> tuple[str, ...]:
     """Canonical stages that slime runs under these flags, generation included.
@@ -56,6 +59,25 @@ def stages_of(flags: Flags, version: str) -> tuple[str, ...]:
             found.append(stages.LOG_PROB)
     found.append(stages.ACTOR_UPDATE)
     return tuple(sorted(found, key=stages.order))
+
+
+def require_one_replay(flags: Flags, routing: str) -> None:
+    """Refuse slime's own replay of routing where the benchmark's choices are replayed.
+
+    Args:
+        flags: slime's command line.
+        routing: the alignment's key.
+
+    Raises:
+        ConfigError: a flag of slime's asks for the routes of the same run.
+    """
+    own = [name for name in _OWN_ROUTES if name in flags]
+    if routing == "replay" and own:
+        raise ConfigError(
+            "routing: replay sends tokens to the experts that the benchmark chose, and "
+            f"--{own[0]} to those that the same run chose earlier; leave that flag out, or set "
+            "routing: own"
+        )
 
 
 def has_critic(flags: Flags) -> bool:

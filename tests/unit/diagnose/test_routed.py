@@ -9,6 +9,8 @@ import polars as pl
 import pytest
 
 from rlprobe import stages
+from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.gate import routers
 from rlprobe.dumps import routing
 from rlprobe.judge.routed import routed, with_idle
 from rlprobe.roles import BENCHMARK, TARGET
@@ -108,3 +110,37 @@ def test_an_expert_that_no_token_was_sent_to_is_idle() -> None:
 @pytest.mark.parametrize("target", [None, Run()])
 def test_without_routers_there_is_nothing(target: Run | None) -> None:
     assert of(Run(actor_update=[(0, GATE, WHOLE)]), target) == []
+
+
+def gated(benchmark: Choices, target: Choices, declared: dict[str, Any]) -> GateItem | None:
+    runs = [Run(actor_update=[(0, GATE, own), (0, LATER, WHOLE)]) for own in (benchmark, target)]
+    runs[1].manifest.declared = declared
+    evidence: Any = types.SimpleNamespace(
+        results=Sides(*runs), target=runs[1], step=types.SimpleNamespace(number=0)
+    )
+    return routers.check(evidence)
+
+
+def test_routing_that_was_replayed_is_said_beside_the_verdict() -> None:
+    replay = {"routing": "replay"}
+    assert gated(WHOLE, WHOLE, {}) is None
+    same = gated(WHOLE, WHOLE, replay)
+    assert same is not None
+    assert same.state == "open"
+    assert "8 choices of 2 routers" in str(same.evidence)
+    moved = gated(WHOLE, WHOLE | {1: [2, 3], 2: [4, 5]}, replay)
+    assert moved is not None
+    assert moved.state == "caveat"
+    assert f"otherwise for 2 of 8; the most in actor_update, {GATE}: 50 %" in str(moved.evidence)
+
+
+def test_choices_that_no_side_recorded_are_unknown_where_routing_was_replayed() -> None:
+    runs = [Run(), Run()]
+    runs[1].manifest.declared = {"routing": "replay"}
+    evidence: Any = types.SimpleNamespace(
+        results=Sides(*runs), target=runs[1], step=types.SimpleNamespace(number=0)
+    )
+    item = routers.check(evidence)
+    assert item is not None
+    assert item.state == "caveat"
+    assert "is not recorded" in str(item.evidence)

@@ -106,6 +106,7 @@ class VerlFramework:
         if megatron.chosen(_given(spec)):
             megatron.require_precision(spec)
         config = plan.from_overrides([*_base(spec), *_given(spec)])
+        megatron.require_one_replay(spec, config)
         found = set(plan.stages_of(config))
         if spec.replays or not _records_layers(spec):
             found.discard(stages.GENERATE)

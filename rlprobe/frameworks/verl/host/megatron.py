@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlprobe.errors import ConfigError
 from rlprobe.frameworks.layout import Layout
@@ -87,4 +87,34 @@ def require_precision(spec: RunSpec) -> None:
         f"{spec.role}: {asked} asks for {spec.precision}, which verl's Megatron back end refuses "
         f"on {spec.device}; accepted: {', '.join(accepted)}"
         + ("; take controls.high_precision out" if spec.role == "high_precision" else "")
+    )
+
+
+def require_one_replay(spec: RunSpec, config: Mapping[str, Any]) -> None:
+    """Refuse verl's own replay of routing where the benchmark's choices are replayed.
+
+    Args:
+        spec: the run.
+        config: what its overrides say, nested.
+
+    Raises:
+        ConfigError: ``router_replay.mode`` of a model, or the rollout's routes, replay as well.
+    """
+    if spec.routing != "replay":
+        return
+    for model in MODELS:
+        for backend in ("megatron", "veomni"):
+            mode = plan.section(config, *model.split("."), backend, "router_replay").get("mode")
+            if str(mode or "disabled") != "disabled":
+                _one_replay(spec, f"{model}.{backend}.router_replay.mode={mode}", "disabled")
+    rollout = plan.section(config, "actor_rollout_ref", "rollout")
+    if rollout.get("enable_rollout_routing_replay"):
+        option = "actor_rollout_ref.rollout.enable_rollout_routing_replay"
+        _one_replay(spec, f"{option}=true", "false")
+
+
+def _one_replay(spec: RunSpec, found: str, accepted: str) -> NoReturn:
+    raise ConfigError(
+        f"{spec.role}: routing: replay sends tokens to the experts that the benchmark chose, and "
+        f"{found} to those that the same run chose earlier; set that to {accepted}, or routing: own"
     )

@@ -17,22 +17,23 @@ def stages_of(config: Mapping[str, Any]) -> tuple[str, ...]:
     a reference policy for either KL term, a critic where it is enabled explicitly or the advantage
     estimator is GAE.
     """
-    actor = _section(config, "actor_rollout_ref", "actor")
-    algorithm = _section(config, "algorithm")
+    actor = section(config, "actor_rollout_ref", "actor")
+    algorithm = section(config, "algorithm")
     found = [stages.GENERATE]
     if algorithm.get("use_kl_in_reward") or actor.get("use_kl_loss"):
         found.append(stages.REFERENCE)
     correction = algorithm.get("rollout_correction") or {}
     if not correction.get("bypass_mode"):
         found.append(stages.LOG_PROB)
-    enabled = _section(config, "critic").get("enable")
+    enabled = section(config, "critic").get("enable")
     if enabled if enabled is not None else algorithm.get("adv_estimator", "gae") == "gae":
         found += [stages.VALUES, stages.CRITIC_UPDATE]
     found.append(stages.ACTOR_UPDATE)
     return tuple(sorted(found, key=stages.order))
 
 
-def _section(config: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+def section(config: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    """A part of a nested configuration; empty where there is none."""
     for key in path:
         config = config.get(key) or {}
     return config
