@@ -55,7 +55,7 @@ _USERINFO = re.compile(r"(?<=://)[^\s/:@'\"]*:[^\s/@'\"]+(?=@)")
 #: NAME=VALUE, "name": "value", --name value: a name, what divides, the value in its quotes.
 _ASSIGNED = re.compile(
     r"(?P<flag>--)?(?<![A-Za-z0-9_.])(?P<name>[A-Za-z][A-Za-z0-9_.\-]{2,80})(?P<between>['\"]?\s*[=:]\s*|\s+)"
-    r"(?P<value>'[^'\n]*'|\"[^\"\n]*\"|[^\s,;'\"}\])]+)"
+    r"(?P<value>\[redacted\]|'[^'\n]*'|\"[^\"\n]*\"|[^\s,;'\"}\])]+)"
 )
 #: Values that say where the secret comes from, or that there is none.
 _REFERENCE = re.compile(

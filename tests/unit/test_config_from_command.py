@@ -272,6 +272,7 @@ def test_slimes_asynchronous_training_is_refused(site: Path, capsys: Any) -> Non
         (["--", "python", "-m", "verl.trainer.main_ppo", "--multirun", "a=1"], "--multirun"),
         (["--", "echo"], "no training"),
         (["absent.sh"], "absent.sh"),
+        (["absent.slurm"], "absent.slurm: no such file"),
         ([], "no command given"),
     ],
 )
@@ -291,6 +292,55 @@ def test_a_script_that_asks_for_something_says_so(site: Path, capsys: Any) -> No
     assert main(["config", "from-command", "--framework-version", "0.9.1", str(script)]) == 2
     said = capsys.readouterr().err
     assert "ended with status 3, and wrote last: BASE_FOLDER is not set" in said
+
+
+def test_a_script_of_any_name_in_any_wrapping_is_read(
+    site: Path, made: Callable[..., tuple[Path, dict[str, Any]]]
+) -> None:
+    script = _script(site).rename(site / "grpo.slurm")
+    for words in (
+        ["grpo.slurm"],
+        ["--", "sbatch", "-N2", "grpo.slurm"],
+        ["bash", "-x", "grpo.slurm"],
+    ):
+        file, said = made(*words)
+        assert said["alignment"]["name"] == "grpo"
+        assert said["alignment"]["target"]["world_size"] == 16
+        file.unlink()
+    assert script.exists()
+
+
+def test_an_option_that_is_given_again_counts_as_it_is_given_last(
+    site: Path, made: Callable[..., tuple[Path, dict[str, Any]]]
+) -> None:
+    """What a user adds to a script comes after the script's own."""
+    _, said = made(
+        str(_script(site)), "trainer.nnodes=1", "data.seed=8", "data.train_batch_size=32",
+        "trainer.save_freq=5", "data.train_batch_size=32",
+    )  # fmt: skip
+    raw = said["alignment"]
+    assert (raw["seed"], raw["target"]["world_size"]) == (8, 8)
+    assert [word for word in raw["overrides"] if "train_batch_size" in word] == [
+        "data.train_batch_size=32"
+    ]
+    for word in ("trainer.nnodes=2", "data.seed=7", "data.train_batch_size=64"):
+        assert said["left_out"][word] == "given again, with another value"
+        assert word not in said["moved"]
+
+
+def test_secrets_among_the_options_are_left_out(
+    site: Path, made: Callable[..., tuple[Path, dict[str, Any]]]
+) -> None:
+    file, said = made(
+        str(_script(site)), "+trainer.wandb_api_key=abcdef0123456789abcdef",
+        "+ray_kwargs.ray_init.runtime_env.env_vars.HF_TOKEN=hf_abcdefghijklmnopqrstuvwxyz012345",
+    )  # fmt: skip
+    text = file.read_text() + json.dumps(said)
+    assert "abcdef0123456789abcdef" not in text
+    assert "hf_abc" not in text
+    assert "#   +trainer.wandb_api_key=[redacted] (looks like a secret" in text
+    # what is told about secrets is itself no secret
+    assert "#   WANDB_API_KEY (looks like a secret; set it where rlprobe is started)" in text
 
 
 def test_a_model_on_a_hub_is_pointed_out(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 
@@ -153,6 +154,73 @@ def test_shells_inside_are_read_too(tmp_path: Path) -> None:
     assert (("python3", "other.py", "1"), "/usr") in argv
 
 
+@pytest.mark.parametrize(
+    ("command", "world"),
+    [
+        ("./{script} last", "8"),
+        ("bash -x {script} last", "8"),
+        ("sh {script} last", "8"),
+        ("nohup ./{script} last", "8"),
+        ("N=4 bash {script} last", "4"),
+        ("env N=4 bash {script} last", "4"),
+        ("sbatch --nodes=2 --export=ALL,N=4 {script} last", "4"),
+        ("sbatch -p npu --wrap './{script} last'", "8"),
+        ("srun --nodes=2 ./{script} last", "8"),
+        ("docker exec -e N=2 box bash -lc './{script} last'", "2"),
+    ],
+)
+def test_a_command_that_starts_a_script_is_read_as_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, world: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.slurm"
+    script.write_text('#!/bin/bash\npython3 train.py n=${N:-8} "$1"\ntouch made\n')
+    words = shlex.split(command.format(script=script.name))
+    wanted = ("python3", "train.py", f"n={world}", "last")
+    assert wanted in [found.argv for found in trace.of_command(words).commands]
+    # and inside another script
+    outer = _traced(tmp_path, command.format(script=script.name) + "\n")
+    assert wanted in [found.argv for found in outer]
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["chmod +x ./train.slurm", "cp ./train.slurm other", "vi ./train.slurm"]
+)
+def test_a_command_that_only_names_a_script_does_not_start_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.slurm").write_text("#!/bin/bash\npython3 train.py\n")
+    found = trace.of_command(shlex.split(command)).commands
+    assert [one.argv[0] for one in found] == [command.split()[0]]
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        'while ! ray status | grep -q "16.0 NPU"; do touch made; sleep 5; done',
+        "until [ -f ready ]; do sleep 3; done",
+        "for i in $(seq 1 500); do if ray status | grep -q NPU; then break; fi; sleep 1; done",
+        "while true; do for n in 1 2; do nc -z $n 80 | grep -q ok && break 2; sleep 5; done; done",
+        "until false; do /usr/bin/touch made; done",
+        "while /usr/bin/touch made | grep -q ''; do /usr/bin/touch made; sleep 5; done | tee log",
+        "up() { until curl head | grep -q ok; do echo waiting; done; touch made; }; up",
+    ],
+)
+def test_a_loop_that_waits_for_what_is_not_run_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loop: str
+) -> None:
+    """As multi-node scripts wait for their Ray."""
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "run.sh"
+    script.write_text(f"{loop}\npython3 train.py\n")
+    read = trace.read([str(script)], timeout_s=30)
+    assert read.status == 0
+    assert read.commands[-1].argv == ("python3", "train.py")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.sh"]
+
+
 def test_a_loop_that_never_ends_is_left(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("python3 train.py\nwhile true; do :; done\n")
@@ -175,8 +243,6 @@ def test_what_is_no_shell_script_is_refused(tmp_path: Path, text: str | None, sa
 
 
 def _found(*commands: str, **environment: str) -> Training:
-    import shlex
-
     return training.find(
         [trace.Command(tuple(shlex.split(command)), "/srv", environment) for command in commands]
     )

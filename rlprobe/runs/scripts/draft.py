@@ -80,6 +80,7 @@ def draft(
         )
     framework = frameworks.get(training.framework)
     found = framework.adopt(training)
+    _leave_secrets(found)
     raw = _raw(found, training, name, version, _devices(found.device, benchmark, target))
     alignment = parse(raw, name)
     runs = plan(alignment, {}, located=False)
@@ -132,6 +133,16 @@ def _raw(
     return raw
 
 
+def _leave_secrets(found: Adopted) -> None:
+    """Options that are secrets are no part of a file that others are to read."""
+    kept = found.keys.get("overrides", [])
+    for word in kept:
+        (shown,) = redaction.command([word])
+        if shown != word:
+            found.dropped[shown] = "looks like a secret; runs report to nobody, and need none of it"
+    found.keys["overrides"] = [word for word in kept if redaction.command([word]) == [word]]
+
+
 def _belongs(variable: str, kind: str) -> bool:
     return not any(
         variable.startswith(prefixes) for other, prefixes in _OF_DEVICE.items() if other != kind
@@ -145,7 +156,7 @@ def _kept(training: Training, found: Adopted) -> dict[str, str]:
     kept = {}
     for variable, value in sorted(training.environment.items()):
         if redaction.is_secret(variable, value):
-            found.dropped[variable] = "looks like a secret: set it where rlprobe is started"
+            found.dropped[variable] = "looks like a secret; set it where rlprobe is started"
         elif variable in ours or _OF_THE_PLACE.match(variable):
             found.dropped[variable] = "set anew for every job, or by its site"
         elif variable in tables:

@@ -3,19 +3,28 @@
     python -I -S note.py python -m verl.trainer.main_ppo …
 
 Stands in the command's place, so that it sees what the command would have seen. A shell in it, as
-in ``docker exec NAME bash -c "…"``, is traced in its turn. Standard library only.
+in ``docker exec NAME bash -c "…"`` or ``sbatch run.sh``, is traced in its turn. Standard library
+only.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 #: Variables of the tracing itself.
 OWN = "RLPROBE_TRACE_"
 _DEEPEST = 4
+
+
+#: Programs that start the script which follows their own options.
+_STARTERS = {
+    "apptainer", "chrt", "docker", "env", "ionice", "nice", "nohup", "numactl", "podman", "salloc",
+    "sbatch", "setsid", "singularity", "srun", "stdbuf", "sudo", "taskset", "time", "timeout",
+}  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
@@ -29,25 +38,65 @@ def main(argv: list[str]) -> int:
     with open(os.environ[f"{OWN}OUT"], "a", encoding="utf-8") as file:  # noqa: PTH123
         file.write(line + "\n")
     depth = int(os.environ.get(f"{OWN}DEPTH", "0"))
-    inner = shell_in(argv)
-    if inner is not None and depth < _DEEPEST:
-        environment = {**os.environ, f"{OWN}DEPTH": str(depth + 1)}
+    found = shell_in(argv)
+    if found is not None and depth < _DEEPEST:
+        at, inner = found
+        environment = {**os.environ, **assigned(argv[:at]), f"{OWN}DEPTH": str(depth + 1)}
         subprocess.run([os.environ[f"{OWN}BASH"], *inner], env=environment, check=False)
     return 0
 
 
-def shell_in(argv: list[str]) -> list[str] | None:
-    """The arguments of a shell that a command starts with a script or a text; None: no shell."""
+def shell_in(argv: list[str]) -> tuple[int, list[str]] | None:
+    """A shell that a command starts: where it stands, and its arguments (a script, or ``-c``)."""
+    started = os.path.basename(argv[0])  # noqa: PTH119
     for index, word in enumerate(argv):
-        if os.path.basename(word) not in ("bash", "sh"):  # noqa: PTH119
-            continue
-        rest = argv[index + 1 :]
-        while rest and rest[0].startswith("-"):
-            option = rest.pop(0)
-            if not option.startswith("--") and "c" in option:
-                return ["-c", *rest] if rest else None
-        return rest or None
+        if os.path.basename(word) in ("bash", "sh"):  # noqa: PTH119
+            arguments = _of_the_shell(argv[index + 1 :])
+            return None if arguments is None else (index, arguments)
+        if (index == 0 or started in _STARTERS) and is_script(word, started == "sbatch"):
+            return index, argv[index:]
+        if started == "sbatch" and word.startswith("--wrap"):
+            _, equals, text = word.partition("=")
+            return index, ["-c", *([text] if equals else argv[index + 1 : index + 2])]
     return None
+
+
+def _of_the_shell(rest: list[str]) -> list[str] | None:
+    while rest and rest[0].startswith("-"):
+        option, *rest = rest
+        if not option.startswith("--") and "c" in option:
+            return ["-c", *rest] if rest else None
+        if option in ("-o", "--rcfile", "--init-file"):
+            rest = rest[1:]
+    return rest or None
+
+
+def is_script(word: str, anywhere: bool = False) -> bool:
+    """Whether a word is the path of a shell script of this machine.
+
+    A name alone is looked up on PATH, and no file of the working directory, unless ``anywhere``.
+    """
+    if os.sep not in word and not anywhere:
+        return False
+    try:
+        with open(word, "rb") as file:  # noqa: PTH123
+            first = file.readline(200)
+    except OSError:
+        return False
+    return first.startswith(b"#!") and any(name in first for name in (b"bash", b"/sh", b" sh"))
+
+
+def assigned(before: list[str]) -> dict[str, str]:
+    """Variables that a command's own options give: ``env A=1 …``, ``docker exec -e A=1 …``,
+    ``sbatch --export=ALL,A=1 …``."""
+    found = {}
+    for word in before:
+        several = word.startswith("--export=")
+        for piece in word.removeprefix("--export=").split(",") if several else [word]:
+            match = re.fullmatch(r"(?:--env=|-e)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", piece, re.DOTALL)
+            if match:
+                found[match[1]] = match[2]
+    return found
 
 
 if __name__ == "__main__":

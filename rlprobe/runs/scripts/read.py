@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from rlprobe.runs.scripts import trace, training
+from rlprobe.errors import UsageError
+from rlprobe.runs.scripts import note, trace, training
 from rlprobe.runs.scripts.draft import Draft, draft
 from rlprobe.runs.scripts.trace import Command, Script
 
@@ -28,13 +30,19 @@ def draft_of(
         ConfigError: what it says makes no alignment.
     """
     script = _script(words)
-    if script is None:
-        found = training.find([Command(tuple(words), str(Path.cwd()), {})])
-    else:
+    source = script[0] if script is not None else None
+    if script is not None:
         traced = trace.read(script)
         found = training.find(traced.commands, _ended(traced))
+    elif (shell := note.shell_in(list(words))) is not None:
+        source = shell[1][0] if shell[1][0] != "-c" else None
+        traced = trace.of_command(words)
+        found = training.find(traced.commands, _ended(traced))
+    else:
+        _require_command(words[0])
+        found = training.find([Command(tuple(words), str(Path.cwd()), {})])
     if name is None:
-        source = script[0] if script is not None else found.entry[-1].rpartition(".")[2]
+        source = source or found.entry[-1].rpartition(".")[2]
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem).strip("-._") or "alignment"
     if version is None:
         version = _installed(found.framework)
@@ -58,15 +66,23 @@ def _script(words: Sequence[str]) -> list[str] | None:
     rest = list(words)
     if Path(rest[0]).name in ("bash", "sh") and len(rest) > 1 and not rest[1].startswith("-"):
         return rest[1:]
-    path = Path(rest[0])
-    if path.suffix in (".sh", ".bash"):
+    named = Path(rest[0]).suffix in (".sh", ".bash")
+    # a file of this directory that is no program's name: what else can be meant?
+    if named or note.is_script(rest[0], anywhere=shutil.which(rest[0]) is None):
         return rest
-    if path.is_file() and os.sep in rest[0]:
-        with path.open("rb") as file:
-            first = file.readline(200)
-        if first.startswith(b"#!") and (b"bash" in first or b"/sh" in first):
-            return rest
     return None
+
+
+def _require_command(word: str) -> None:
+    """Refuse a first word that leads nowhere.
+
+    Raises:
+        UsageError: it is neither a file nor a program, nor a variable before one.
+    """
+    known = "=" in word or Path(word).exists() or shutil.which(word) is not None
+    # what trains elsewhere need not be here: an interpreter of an image, a cluster's srun
+    if not known and os.sep not in word and Path(word).suffix:
+        raise UsageError(f"{word}: no such file; give a shell script, or -- CMD…")
 
 
 def _installed(framework: str) -> str | None:

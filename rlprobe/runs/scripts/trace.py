@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -58,6 +59,18 @@ def commands(script: Sequence[str], **options: Any) -> list[Command]:
     return read(script, **options).commands
 
 
+def of_command(words: Sequence[str], **options: Any) -> Script:
+    """What a command would run that starts a shell, as ``nohup bash run.sh`` does.
+
+    Raises:
+        UsageError: there is no bash.
+    """
+    with tempfile.TemporaryDirectory(prefix="rlprobe-script-") as temporary:
+        file = Path(temporary, "command.sh")
+        file.write_text(f"{shlex.join(words)}\n", encoding="utf-8")
+        return read([str(file)], **options)
+
+
 def read(
     script: Sequence[str],
     environ: Mapping[str, str] = os.environ,
@@ -85,6 +98,8 @@ def read(
             found = shutil.which(name)
             if found is not None:
                 (programs / name).symlink_to(found)
+        # noted and left out like any other; run once where a loop that waits is left
+        (programs / "sleep").symlink_to("/bin/true")
         out, said = Path(temporary, "commands.jsonl"), Path(temporary, "said")
         out.touch()
         ours = {
@@ -125,7 +140,7 @@ def _require_shell(script: Path) -> None:
             first = file.readline(200)
     except OSError as error:
         raise UsageError(f"{script}: {error.strerror}; give a shell script, or -- CMD…") from error
-    if first.startswith(b"#!") and not any(name in first for name in (b"bash", b"/sh", b" sh")):
+    if first.startswith(b"#!") and not note.is_script(str(script), anywhere=True):
         raise UsageError(
             f"{script} begins with {first.decode(errors='replace').strip()}; accepted: a script "
             "for bash or sh"

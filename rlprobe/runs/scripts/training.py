@@ -12,6 +12,7 @@ from rlprobe.documents import jsonfile, yamlfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import UsageError
 from rlprobe.frameworks.adopted import Training
+from rlprobe.runs.scripts import note
 from rlprobe.runs.scripts.trace import Command
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?$")
@@ -68,7 +69,7 @@ def _of(command: Command) -> Iterator[Training]:
         framework = _framework(entry, arguments)
         if framework is None:
             continue
-        environment |= _assigned(before)
+        environment |= note.assigned(before)
         submitted, directory = _submitted(before, cwd)
         environment |= submitted
         yield Training(framework, entry, arguments, directory, environment)
@@ -85,16 +86,6 @@ def _framework(entry: tuple[str, ...], arguments: tuple[str, ...]) -> str | None
     ):
         return "slime"
     return None
-
-
-def _assigned(before: Sequence[str]) -> dict[str, str]:
-    """``env A=1 …`` and ``docker exec -e A=1 …``."""
-    found = {}
-    for word in before:
-        match = re.fullmatch(r"(?:--env=|-e)?([A-Za-z_][A-Za-z0-9_]*)=(.*)", word, re.DOTALL)
-        if match:
-            found[match[1]] = match[2]
-    return found
 
 
 def _submitted(before: Sequence[str], cwd: Path) -> tuple[dict[str, str], Path]:

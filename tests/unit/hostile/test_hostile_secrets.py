@@ -59,6 +59,18 @@ def test_a_secret_is_known_by_its_form_under_any_name(secret: str) -> None:
         assert "hunter22" not in shown
 
 
+@pytest.mark.parametrize(
+    "told",
+    ["+a.api_key=zq9zq9", "--wandb-key zq9zq9", "HF_TOKEN: 'zq9zq9'", '{"password": "zq9zq9"}',
+     "https://me:zq9zq9@host/", "Authorization: Bearer zq9zq9zq9zq9zq9"],
+)  # fmt: skip
+def test_what_is_redacted_stays_as_it_is(told: str) -> None:
+    """Words of a command are looked at again where they are shown."""
+    once = redaction.text(told)
+    assert "zq9" not in once
+    assert redaction.text(once) == once
+
+
 def test_where_a_secret_comes_from_may_be_said() -> None:
     for word in ("trainer.api_key=${oc.env:WANDB_API_KEY}", "token=null", "password: none"):
         assert redaction.text(word) == word

@@ -55,7 +55,7 @@ def adopt(training: Training) -> Adopted:
         UsageError: a word is no override, or no value where one is needed.
     """
     found = Adopted()
-    overrides = _entry(training, found)
+    overrides = _last(_entry(training, found), found)
     values = {_key(word): word.partition("=")[2] for word in overrides}
     found.device = values.get("trainer.device", "cuda").strip("'\"")
     found.precision = _precision(values, found)
@@ -119,6 +119,18 @@ def _entry(training: Training, found: Adopted) -> list[str]:
     if entry:
         found.keys["entry_point"] = entry
     return overrides
+
+
+def _last(overrides: list[str], found: Adopted) -> list[str]:
+    """An option that is given several times counts as it is given last, as for Hydra."""
+    places = {_key(word): index for index, word in enumerate(overrides)}
+    kept = []
+    for index, word in enumerate(overrides):
+        if places[_key(word)] == index:
+            kept.append(word)
+        elif word not in overrides[index + 1 :]:
+            found.dropped[word] = "given again, with another value"
+    return kept
 
 
 def _configuration(value: str, entry: dict[str, str], found: Adopted) -> str | None:
