@@ -41,6 +41,7 @@ def collecting(site: Site, config: str) -> Iterator[subprocess.Popen[bytes]]:
             process.wait()
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_one_run_with_all_it_started_and_its_neighbour_commits(
     site_in: Callable[[str], Site],
 ) -> None:

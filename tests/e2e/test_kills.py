@@ -65,6 +65,7 @@ def workflow() -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]:
         process.wait()
 
 
+@pytest.mark.long
 def test_a_training_job_killed_in_the_middle_is_run_again(
     aligned: Aligned,
     configure: Callable[..., Path],

@@ -370,11 +370,14 @@ def test_key_data_that_no_manifest_lists_is_refused(committed):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "every", [5, pytest.param(1, marks=pytest.mark.long)], ids=["every fifth call", "every call"]
+)
 @pytest.mark.parametrize("swaps", [True, False], ids=["swap", "two renames"])
 def test_a_replacement_killed_anywhere_keeps_the_old_run_or_has_the_new(
-    committed, store, scratch, tmp_path, monkeypatch, swaps
+    committed, store, scratch, tmp_path, monkeypatch, swaps, every
 ):
-    """A child dies at every call that changes the file system, one after the other."""
+    """A child dies at calls that change the file system, one after the other."""
     old = committed(**SMALL)
     before = (old.path / "manifest.json").read_bytes()
     other = tmp_path / "other"
@@ -384,7 +387,7 @@ def test_a_replacement_killed_anywhere_keeps_the_old_run_or_has_the_new(
     if not swaps:
         monkeypatch.setattr(publish, "swap", lambda *_: False)
     seen = set()
-    for at in range(1, 200):
+    for at in range(1, 200, every):
         place = tmp_path / f"store-{at}"
         shutil.copytree(store, place, copy_function=os.link)
         pid = os.fork()
