@@ -57,9 +57,9 @@ class Answer:
     would_be_false: str
 
 
-def answers() -> dict[str, Answer]:
-    """The answers, by name of the case."""
-    read = yaml.safe_load(ANSWERS.read_text(encoding="utf-8"))["lawless"]
+def answers(file: Path = ANSWERS) -> dict[str, Answer]:
+    """The answers of a file, by name of the case."""
+    read = yaml.safe_load(file.read_text(encoding="utf-8"))["lawless"]
     return {
         name: Answer(
             found["stage"],
@@ -71,20 +71,30 @@ def answers() -> dict[str, Answer]:
     }
 
 
+Register = Callable[[Callable[[np.random.Generator], Harm]], Make]
+
+
+def registering(cases: dict[str, Case]) -> Callable[..., Register]:
+    """A decorator that puts what it is given into ``cases``."""
+
+    def case(stage: str, *words: str) -> Register:
+        """Register what ``harm(generator)`` gives under its name, as all of ``words``."""
+
+        def register(harm: Callable[[np.random.Generator], Harm]) -> Make:
+            def make(drawn: np.random.Generator) -> dict[str, Harm]:
+                return {word: harm(drawn) for word in words}
+
+            cases[harm.__name__] = Case(stage, make)
+            return make
+
+        return register
+
+    return case
+
+
 CASES: dict[str, Case] = {}
 
-
-def case(stage: str, *words: str) -> Callable[[Callable[[np.random.Generator], Harm]], Make]:
-    """Register what ``harm(generator)`` gives under its name, as all of ``words``."""
-
-    def register(harm: Callable[[np.random.Generator], Harm]) -> Make:
-        def make(drawn: np.random.Generator) -> dict[str, Harm]:
-            return {word: harm(drawn) for word in words}
-
-        CASES[harm.__name__] = Case(stage, make)
-        return make
-
-    return register
+case = registering(CASES)
 
 
 def _to_e4m3(y: Any) -> Any:

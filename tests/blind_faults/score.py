@@ -3,6 +3,8 @@
     rlprobe selftest --no-ray --faults tests/blind_faults/on_verl --pass refined --json found.json
     python -m tests.blind_faults.score found.json -o scores.json
 
+``--answers`` takes those of another set (``tests/blind_faults/second/answers.yaml``).
+
 Each of stage, module and class is ``right`` or ``wrong``; a class may also be ``also true`` (no
 false statement, and no success) or ``unknown``. ``before`` is the class of the first pass, which
 statistics alone named.
@@ -31,16 +33,17 @@ def of_class(cause: str | None, answer: dict[str, Any]) -> str:
     return UNKNOWN if cause in (None, "unknown") else WRONG
 
 
-def scored(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def scored(rows: list[dict[str, Any]], file: Path = ANSWERS) -> dict[str, dict[str, Any]]:
     """By fault: what was found and what it is worth.
 
     Args:
         rows: of ``rlprobe selftest --json``.
+        file: the answers.
 
     Raises:
         KeyError: a row is of no fault that has an answer.
     """
-    answers = yaml.safe_load(ANSWERS.read_text(encoding="utf-8"))["verl"]
+    answers = yaml.safe_load(file.read_text(encoding="utf-8"))["verl"]
     found = {}
     for row in sorted(rows, key=lambda row: row["name"]):
         answer = answers[row["name"]]
@@ -81,10 +84,11 @@ def summed(scores: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("found", nargs="+", type=Path, help="files of rlprobe selftest --json")
+    parser.add_argument("--answers", type=Path, default=ANSWERS, help="of the set that was run")
     parser.add_argument("-o", "--output", type=Path, required=True)
     given = parser.parse_args()
     rows = [row for path in given.found for row in json.loads(path.read_text(encoding="utf-8"))]
-    scores = scored(rows)
+    scores = scored(rows, given.answers)
     document = {"summary": summed(scores), "faults": scores}
     given.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(document["summary"], indent=1))

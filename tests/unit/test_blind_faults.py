@@ -14,16 +14,19 @@ import yaml
 
 from rlprobe.causes import CAUSES
 from rlprobe.stages import STAGES
-from tests.blind_faults import lawless
+from tests.blind_faults import lawless, score
+from tests.blind_faults.second import lawless as second
 
-HERE = Path(lawless.__file__).parent
-ON_VERL = sorted((HERE / "on_verl").glob("*.py"))
+FIRST, SECOND = (Path(module.__file__ or "").parent for module in (lawless, second))
+BOTH = pytest.mark.parametrize("directory", [FIRST, SECOND], ids=["first", "second"])
+CASES = lawless.CASES | second.CASES
+ANSWERS = lawless.answers() | second.answers()
 
 
-def declared() -> dict[str, dict[str, Any]]:
+def declared(directory: Path) -> dict[str, dict[str, Any]]:
     """The arguments of every ``@fault``, read and not run: importing verl takes long."""
-    found = {}
-    for file in ON_VERL:
+    found: dict[str, dict[str, Any]] = {}
+    for file in sorted((directory / "on_verl").glob("*.py")):
         for node in ast.parse(file.read_text()).body:
             if not isinstance(node, ast.FunctionDef):
                 continue
@@ -36,8 +39,15 @@ def declared() -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_each_fault_is_declared_as_its_answer_says():
-    faults, told = declared(), yaml.safe_load(lawless.ANSWERS.read_text())["verl"]
+def answered(directory: Path) -> dict[str, dict[str, Any]]:
+    found = yaml.safe_load((directory / "answers.yaml").read_text())["verl"]
+    assert isinstance(found, dict)
+    return found
+
+
+@BOTH
+def test_each_fault_is_declared_as_its_answer_says(directory):
+    faults, told = declared(directory), answered(directory)
     assert len(faults) == 40
     assert faults.keys() == told.keys()
     for name, fault in faults.items():
@@ -48,12 +58,38 @@ def test_each_fault_is_declared_as_its_answer_says():
         assert fault.get("verdict", "diverged") == answer.get("verdict", "diverged"), name
         assert answer["cause"] not in answer.get("also_true", []), name
         assert {answer["cause"], *answer.get("also_true", [])} <= set(CAUSES), name
+        assert answer["why"], name
+        assert answer["words"], name
 
 
-def test_they_are_spread_as_they_should_be():
-    needs = [fault.get("needs") for fault in declared().values()]
+@BOTH
+def test_they_are_spread_as_they_should_be(directory):
+    needs = [fault.get("needs") for fault in declared(directory).values()]
     assert sum(need is None for need in needs) >= 24
     assert sum(need is not None for need in needs) >= 12
+
+
+def test_no_fault_is_in_both_sets():
+    assert not declared(FIRST).keys() & declared(SECOND).keys()
+    assert not lawless.CASES.keys() & second.CASES.keys()
+
+
+def test_results_are_held_against_the_answers_of_their_set():
+    told = answered(SECOND)
+    name, answer = next(iter(told.items()))
+    found = {"verdict": "diverged", "stage": answer["stage"], "module": answer["modules"][0]}
+    row = {
+        "name": name,
+        "found": {**found, "cause": "unknown", "known": "unknown"},
+        "refined": {"found": {**found, "cause": answer["cause"], "known": "observed"}},
+        "seconds": 1.0,
+    }
+    (scores,) = score.scored([row], SECOND / "answers.yaml").values()
+    assert [scores[key] for key in ("stage", "module", "class", "before")] == [
+        "right", "right", "right", "unknown"
+    ]  # fmt: skip
+    with pytest.raises(KeyError):
+        score.scored([row])
 
 
 def names_of(file: Path) -> dict[str, ast.FunctionDef]:
@@ -76,6 +112,12 @@ def names_of(file: Path) -> dict[str, ast.FunctionDef]:
         ("verl", "workers/utils/padding.py", "no_padding_2_padding", ["tensor", "data"]),
         ("transformers", "models/qwen2/modeling_qwen2.py", "eager_attention_forward",
          ["query", "key", "value", "attention_mask", "scaling"]),
+        ("transformers", "models/llama/modeling_llama.py", "apply_rotary_pos_emb",
+         ["q", "k", "cos", "sin"]),
+        ("transformers", "models/qwen2/modeling_qwen2.py", "repeat_kv",
+         ["hidden_states", "n_rep"]),
+        ("verl", "workers/engine/utils.py", "postprocess_batch_func", ["output_lst", "data"]),
+        ("verl", "utils/fsdp_utils.py", "fsdp2_clip_grad_norm_", ["parameters", "max_norm"]),
     ],
 )  # fmt: skip
 def test_what_is_replaced_is_there(package, file, name, arguments):
@@ -87,25 +129,24 @@ def test_what_is_replaced_is_there(package, file, name, arguments):
     assert set(arguments) <= taken
 
 
-def test_thirty_cases_have_answers():
-    told = lawless.answers()
-    assert len(lawless.CASES) == 30
-    assert lawless.CASES.keys() == told.keys()
-    for name, answer in told.items():
+def test_forty_cases_have_answers():
+    assert (len(lawless.CASES), len(second.CASES)) == (30, 10)
+    assert CASES.keys() == ANSWERS.keys()
+    for name, answer in ANSWERS.items():
         assert "unknown" in answer.may_say, name
         assert answer.may_say <= set(CAUSES), name
-        assert answer.stage == lawless.CASES[name].stage, name
+        assert answer.stage == CASES[name].stage, name
         assert answer.stage in STAGES, name
         assert answer.would_be_false, name
 
 
-@pytest.mark.parametrize("name", lawless.CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_a_case_disturbs_well_above_round_off(name):
     """On numbers like a projection's; the second call, as one case gives the first one's values."""
     drawn = np.random.default_rng(0)
-    faults = lawless.CASES[name].device().faults
+    faults = CASES[name].device().faults
     modules = {re.sub(r"^.* ", "", word).removesuffix(".weight") for word in faults}
-    assert modules & {str(m) for m in lawless.answers()[name].modules} or modules == {"answers"}
+    assert modules & {str(m) for m in ANSWERS[name].modules} or modules == {"answers"}
     for harm in faults.values():
         first, y = drawn.standard_normal((2, 2, 14, 32)).astype(np.float32)
         harm(first)
