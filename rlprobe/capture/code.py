@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import itertools
 import os
 import re
 import sys
@@ -35,7 +36,7 @@ def digest(place: Path) -> str | None:
     Returns:
         64 hexadecimal digits; None where there is no code, or more files than any package has.
     """
-    files = list(_files(place))
+    files = list(itertools.islice(_files(place), MOST_FILES + 1))
     if not files or len(files) > MOST_FILES:
         return None
     # a file that was not touched since is not read again in this process
@@ -63,7 +64,13 @@ def _files(place: Path) -> Iterator[Path]:
     if place.is_file():
         yield place
         return
-    for directory, inside, names in os.walk(place):
+    walked: set[str] = set()
+    for directory, inside, names in os.walk(place, followlinks=True):
+        real = os.path.realpath(directory)
+        if real in walked:
+            inside.clear()  # a link that leads back
+            continue
+        walked.add(real)
         inside[:] = sorted(
             name
             for name in inside
@@ -71,10 +78,16 @@ def _files(place: Path) -> Iterator[Path]:
             and not name.startswith(".")
             and not name.endswith(".dist-info")
             and not (name == _OURS and Path(directory) == place)
+            and (_of_a_package(directory, name) or not Path(directory, name).is_symlink())
         )
         for name in sorted(names):
             if name.endswith(_SUFFIXES) and Path(directory, name).is_file():
                 yield Path(directory, name)
+
+
+def _of_a_package(directory: str, name: str) -> bool:
+    """Whether a folder is imported from: one that is linked into a checkout may be its data."""
+    return Path(directory, "__init__.py").exists() or Path(directory, name, "__init__.py").exists()
 
 
 def untouched(distribution: metadata.Distribution) -> bool:

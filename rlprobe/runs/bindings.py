@@ -28,6 +28,11 @@ _OF_THE_IMAGE = tuple(
 )  # fmt: skip
 
 
+#: Of these, what every run has anew: a host's file in them is none of the image's.
+_OF_THE_RUN = (Path("/tmp"), Path("/var/tmp"))
+_AT_HOME = re.compile(r"(?<![\w.$}:/~-])~/[\w./+@=-]*[\w+@=-]")
+
+
 def paths(spec: RunSpec) -> Iterator[str]:
     """What the run reads beside the store and the working directory."""
     given = [*spec.model.paths().values(), *spec.data.train_files, *(spec.data.val_files or ())]
@@ -53,11 +58,12 @@ def _named(spec: RunSpec) -> Iterator[str]:
     texts = [*spec.overrides, *(f"{k}={v}" for k, v in spec.environment.items())]
     for text in texts:
         name, _, value = text.partition("=")
-        for found in in_text(value if value else name):
+        value = value if value else name
+        if spec.container.runtime != "none":
+            _warn(name, value)
+        for found in in_text(value):
             path = Path(found)
-            if path == Path("/") or any(
-                path == place or place in path.parents for place in _OF_THE_IMAGE
-            ):
+            if path == Path("/") or _within(path, _OF_THE_IMAGE):
                 continue
             if path.exists():
                 yield found
@@ -70,6 +76,27 @@ def _named(spec: RunSpec) -> Iterator[str]:
                 _log.info(
                     "%s names %s, which this host does not have: the image must have it", name, path
                 )
+
+
+def _warn(name: str, value: str) -> None:
+    """Paths that lead elsewhere in a container than they do here."""
+    for found in in_text(value):
+        if _within(Path(found), _OF_THE_RUN) and Path(found).exists():
+            _log.warning(
+                "%s names %s: a run in a container has a /tmp of its own, without it; put it on "
+                "storage that the run's nodes see",
+                name, found,
+            )  # fmt: skip
+    for found in _AT_HOME.findall(value):
+        _log.warning(
+            "%s names %s: a run in a container has another home; give the whole path, which is "
+            "then bound",
+            name, found,
+        )  # fmt: skip
+
+
+def _within(path: Path, places: tuple[Path, ...]) -> bool:
+    return any(path == place or place in path.parents for place in places)
 
 
 def in_text(value: str) -> list[str]:

@@ -80,3 +80,34 @@ def test_an_entry_point_of_ones_own_is_bound(root: Path) -> None:
 def test_what_an_image_has_itself_is_left_to_it() -> None:
     spec = _spec(Path("/"), overrides=["+a.b=/usr/bin", "+c.d=/", "+e.f=/etc/hosts"])
     assert list(bindings.paths(spec)) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("{tmp}", "a /tmp of its own"),
+        ("[/usr/lib,{tmp}/more.json]", "a /tmp of its own"),
+        ("~/ckpt", "another home"),
+        ("[~/ckpt/iter_1,/usr/lib]", "another home"),
+        ("/usr/lib", None),
+        ("/tmp/no-such-file-yet", None),
+        ("a~/b", None),
+        ("http://host/~/x", None),
+    ],
+)
+def test_a_path_that_leads_elsewhere_in_a_container_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: str, said: str | None
+) -> None:
+    if not tmp_path.is_relative_to("/tmp"):
+        pytest.skip(f"pytest's own directories are in {tmp_path}, not in /tmp")
+    (tmp_path / "more.json").touch()
+    option = f"+x.y={value.format(tmp=tmp_path)}"
+    for runtime, told in (("docker", said), ("none", None)):
+        container = {"runtime": runtime, **({"image": "a:b"} if runtime == "docker" else {})}
+        caplog.clear()
+        list(bindings.paths(_spec(tmp_path, overrides=[option], target={"container": container})))
+        warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+        assert len(warned) == (told is not None), warned
+        if told is not None:
+            assert told in warned[0]
+            assert "+x.y names" in warned[0]

@@ -46,6 +46,37 @@ def test_every_change_of_code_is_another_digest(tmp_path: Path, change: Any) -> 
     assert code.digest(package) not in (None, before)
 
 
+@pytest.mark.parametrize("linked", ["package", "folder", "file"])
+def test_code_that_is_linked_in_counts(tmp_path: Path, linked: str) -> None:
+    """A checkout on PYTHONPATH may be put together of links."""
+    inner = _package(tmp_path / "fork", "trainer")
+    place = tmp_path / "path" / "verl"
+    place.mkdir(parents=True)
+    (place / "__init__.py").write_text("")
+    if linked == "package":
+        (place / "trainer").symlink_to(inner)
+    elif linked == "folder":
+        # a package's folder of configuration has no __init__.py
+        (inner / "__init__.py").rename(inner / "default.yaml")
+        (place / "config").symlink_to(inner)
+    else:
+        (place / "more.yaml").symlink_to(inner / "config.yaml")
+    before = code.digest(tmp_path / "path")
+    (inner / "config.yaml").write_text("a: 2\n")
+    assert code.digest(tmp_path / "path") not in (None, before)
+
+
+def test_links_that_lead_back_or_to_data_are_not_followed(tmp_path: Path) -> None:
+    package = _package(tmp_path)
+    before = code.digest(tmp_path)
+    (package / "again").symlink_to(tmp_path)
+    data = tmp_path.parent / f"{tmp_path.name}-data"
+    data.mkdir()
+    (data / "prompts.json").write_text("{}")
+    (tmp_path / "data").symlink_to(data)
+    assert code.digest(tmp_path) == before
+
+
 @pytest.mark.parametrize("name", ["__pycache__/a.py", ".git/hook.py", "weights.bin", "README.md"])
 def test_what_is_no_code_changes_nothing(tmp_path: Path, name: str) -> None:
     package = _package(tmp_path)
