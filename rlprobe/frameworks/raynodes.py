@@ -1,6 +1,10 @@
-"""Wait until a Ray cluster has all its nodes. Runs in the framework's image, beside the head.
+"""What a Ray cluster says of its nodes. Runs in the framework's image, beside the head.
 
-RAY_ADDRESS=10.0.0.1:6380 python -m rlprobe.frameworks.raynodes 2 --timeout 300
+    RAY_ADDRESS=10.0.0.1:6380 python -m rlprobe.frameworks.raynodes 2 --timeout 300
+    RAY_ADDRESS=10.0.0.1:6380 python -m rlprobe.frameworks.raynodes --lost
+
+The first waits until all have joined; the second prints the addresses of those that are gone, one a
+line after :data:`LOST`.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ import sys
 import time
 
 _INTERVAL_S = 0.5
+#: Begins the line of a node that is gone.
+LOST = "lost "
 
 
 def wait(count: int, timeout_s: float) -> list[str]:
@@ -31,11 +37,30 @@ def wait(count: int, timeout_s: float) -> list[str]:
         ray.shutdown()
 
 
+def lost() -> list[str]:
+    """Addresses of nodes that had joined the cluster that RAY_ADDRESS names, and are gone."""
+    import ray
+
+    ray.init(log_to_driver=False, logging_level="warning")
+    try:
+        nodes = ray.nodes()
+    finally:
+        ray.shutdown()
+    alive = {node["NodeManagerAddress"] for node in nodes if node["Alive"]}
+    return sorted({node["NodeManagerAddress"] for node in nodes} - alive)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m rlprobe.frameworks.raynodes")
-    parser.add_argument("count", type=int)
-    parser.add_argument("--timeout", type=float, required=True)
+    parser.add_argument("count", type=int, nargs="?")
+    parser.add_argument("--timeout", type=float)
+    parser.add_argument("--lost", action="store_true")
     given = parser.parse_args()
+    if given.lost:
+        print("".join(f"{LOST}{address}\n" for address in lost()), end="")
+        return 0
+    if given.count is None or given.timeout is None:
+        parser.error("give COUNT and --timeout, or --lost")
     joined = wait(given.count, given.timeout)
     print(f"{len(joined)} of {given.count} Ray nodes joined: {', '.join(joined)}")
     return 0 if len(joined) >= given.count else 1

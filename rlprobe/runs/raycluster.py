@@ -23,6 +23,7 @@ from pathlib import Path
 
 from rlprobe.config import ContainerSection
 from rlprobe.errors import RunError
+from rlprobe.frameworks.raynodes import LOST
 from rlprobe.runs import containers, devices, nodelocal, slurm
 from rlprobe.runs.follow import SILENCE_S
 from rlprobe.runs.process import end_with_parent
@@ -32,6 +33,8 @@ _GRACE_S = 15.0
 _TAIL_LINES = 15
 #: ``ray start --block`` looks after its processes every second; Slurm tells of a step's end then.
 _LATE_S = 10.0
+#: Longest time for Ray to say which nodes it has: it attaches to the cluster first.
+_ANSWER_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -134,24 +137,52 @@ class Cluster:
                 )
 
     def blame(self, within_s: float = _LATE_S) -> None:
-        """:meth:`check` for a while, once the framework has failed.
+        """:meth:`check` for a while, once the framework has failed, and ask Ray as well.
 
-        It hears of a lost node from Ray at once, and the node's own step ends a little later.
+        It hears of a lost node at once, and the node's own step ends a little later; where the
+        whole machine is gone, Slurm waits for it for minutes.
 
         Raises:
             RunError: a node is gone, which is why it failed.
         """
         deadline = time.monotonic() + within_s
-        while True:
+        self.check()
+        gone = self._lost()
+        while time.monotonic() < deadline:
             self.check()
-            if time.monotonic() > deadline:
-                return
             time.sleep(0.2)
+        self.check()
+        if gone:
+            node, log = gone[0], self._log(gone[0])
+            raise RunError(
+                f"node {node.name} ({node.address}) was lost: Ray hears nothing of it any more; "
+                f"its log is {log} and ends with\n{_tail(log)}"
+            )
+
+    def _lost(self) -> list[Node]:
+        """Nodes that Ray knows to be gone; none where it does not answer."""
+        log = self._plan.scratch / "logs" / "ray-lost.log"
+        process = self._python(
+            ["-m", "rlprobe.frameworks.raynodes", "--lost"], self.environment(), log
+        )
+        try:
+            process.wait(_ANSWER_S)
+        except subprocess.TimeoutExpired:
+            _log.warning("Ray did not say within %g s which nodes it has", _ANSWER_S)
+        finally:
+            process.kill()
+            process.wait()
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        gone = {line.removeprefix(LOST).strip() for line in lines if line.startswith(LOST)}
+        return [node for node in self.nodes if node.address in gone]
+
+    def _log(self, node: Node) -> Path:
+        return self._plan.scratch / "logs" / f"ray-{node.name}.log"
 
     def start(self, node: Node) -> None:
         """Start Ray on one node; returns at once."""
         head = not self._steps
-        log = self._plan.scratch / "logs" / f"ray-{node.name}.log"
+        log = self._log(node)
         log.parent.mkdir(parents=True, exist_ok=True)
         environment = self.environment(node)
         environment.pop("RAY_ADDRESS")  # "ray start" would take it for where to join

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,39 @@ def test_a_node_that_ends_after_the_framework_failed_is_named(
     found.blame(0.1)
     with pytest.raises(RunError, match=r"Ray on node b ended with exit status 1(?s:.*)raylet died"):
         found.blame(30)
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [
+        ("print('lost 10.0.0.2')", "b"),
+        ("print('Connecting to Ray'); print('lost 10.0.0.1')", "a"),
+        ("print('lost 10.9.9.9')", None),
+        ("", None),
+        ("import sys; sys.exit('no GCS')", None),
+    ],
+)
+def test_a_node_that_ray_alone_knows_to_be_gone_is_named(
+    cluster: Cluster, started: Started, answer: str, named: str | None
+) -> None:
+    """Slurm waits for minutes for a machine without power: its step has not ended."""
+    started.instead[JOINED] = answer
+    if named is None:
+        cluster.blame(0.1)
+    else:
+        with pytest.raises(RunError, match=rf"node {named} \(10\.0\.0\.\d\) was lost"):
+            cluster.blame(0.1)
+    assert started.commands[-1] == [JOINED, "--lost"]
+
+
+def test_a_ray_that_does_not_answer_is_not_waited_for(
+    cluster: Cluster, started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlprobe.runs.raycluster._ANSWER_S", 0.5)
+    started.instead[JOINED] = "import time; time.sleep(60)"
+    began = time.monotonic()
+    cluster.blame(0.1)
+    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize("gone", [{"b"}, {"a", "b"}])
