@@ -45,7 +45,7 @@ def sifs() -> dict[str, Path]:
     reason = images.why_not()
     if reason is not None:
         pytest.skip(f"no images on this machine: {reason}")
-    return {name: images.build(name) for name in images.BUILT}
+    return {name: images.build(name) for name in ("verl-cpu", "compare")}
 
 
 @dataclasses.dataclass
@@ -183,6 +183,12 @@ def site_in(tmp_path: Path, cluster: slurm.Slurm) -> Callable[[str], Site]:
 @pytest.fixture
 def site(site_in: Callable[[str], Site]) -> Site:
     return site_in("site")
+
+
+@pytest.fixture(scope="module")
+def site_without(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Site]:
+    """Makes working directories without a cluster, for more than one test."""
+    return lambda name: Site(tmp_path_factory.mktemp(name), None)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ IMAGES = (
     "verl-vllm-cpu",
     "verl-cuda",
     "verl-ascend",
+    "slime-cpu",
     "slime-cuda",
     "slime-ascend",
     "compare",

@@ -64,10 +64,10 @@ def _makefile(root: Path) -> str:
 def test_workflows_call_what_is_there(root: Path, name: str) -> None:
     text = (root / ".github/workflows" / name).read_text(encoding="utf-8")
     assert set(yaml.safe_load(text)["jobs"]) == {
-        "lint", "fast", "oldest-python", "full", "contract", "wheel"
+        "lint", "fast", "oldest-python", "full", "slime-image", "contract", "wheel"
     }  # fmt: skip
     targets = set(re.findall(r"run: make ([\w-]+)", text))
-    assert targets == {"lint", "test-fast", "test", "contract-core"}
+    assert targets == {"lint", "test-fast", "test", "cluster", "contract-core"}
     for target in targets:
         assert re.search(rf"^{target}:", _makefile(root), re.MULTILINE)
     for pattern in re.findall(r"\btests/unit/[\w*./]+", text):

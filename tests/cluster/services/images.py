@@ -24,9 +24,16 @@ from services import apptainer
 ROOT = Path(__file__).resolve().parents[3]
 CACHE = Path(os.environ.get("RLPROBE_TEST_CACHE", "/var/tmp/rlprobe-test"))
 #: Images that are really built and run here; the others need a vendor's base.
-BUILT = ("verl-cpu", "compare")
+BUILT = ("verl-cpu", "compare", "slime-cpu")
 _BASE_PACKAGES = ("python3", "python3-venv", "procps", "libgomp1")
-_LOCKS = {"verl-cpu": "requirements/lock.txt", "compare": "containers/requirements/compare.txt"}
+#: What goes into an image besides install scripts and rlprobe.
+_CONTENT = {
+    "verl-cpu": ("requirements/lock.txt",),
+    "compare": ("containers/requirements/compare.txt",),
+    "slime-cpu": ("requirements/lock.txt", "tests/slime/standin"),
+}
+#: The set of wheels of an image that has none of its own.
+_WHEELS = {"slime-cpu": "verl-cpu"}
 #: Quick to write; an image for keeps is built with the default.
 _SQUASH = "-comp zstd -Xcompression-level 1"
 
@@ -51,7 +58,7 @@ def build(name: str) -> Path:
     for stale in CACHE.glob(f"{name}-*.sif"):
         stale.unlink()
     environment = {**os.environ, "PYTHON": sys.executable}
-    _run(["containers/wheelhouse.sh", os.uname().machine, name], env=environment)
+    _run(["containers/wheelhouse.sh", os.uname().machine, _WHEELS.get(name, name)], env=environment)
     base = _base()
     with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
         unfinished = Path(temporary) / "image.sif"
@@ -73,13 +80,18 @@ def _digest(name: str) -> str:
     """Of everything that goes into an image but rlprobe, which the host's own stands in for."""
     files = [
         ROOT / f"containers/{name}.def",
-        ROOT / _LOCKS[name],
+        *(found for part in _CONTENT[name] for found in _files(ROOT / part)),
         *sorted((ROOT / "containers/install").iterdir()),
     ]
     digest = hashlib.sha256()
     for path in files:
         digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _files(path: Path) -> list[Path]:
+    below = (p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    return sorted(below) if path.is_dir() else [path]
 
 
 def _base() -> Path:
