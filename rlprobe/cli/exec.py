@@ -54,11 +54,17 @@ def run(args: argparse.Namespace) -> int:
     if not command:
         raise UsageError("no command given; write: rlprobe exec -- CMD…")
     if shutil.which(command[0]) is None:
-        raise UsageError(f"{command[0]} is not an executable on PATH")
+        script = Path(command[0]).is_file()
+        raise UsageError(
+            f"{command[0]} is a file that may not be executed; write: rlprobe exec -- bash "
+            f"{command[0]}, or whatever reads it"
+            if script
+            else f"{command[0]} is not an executable on PATH"
+        )
     if args.collector is not None:
         if args.output is not None:
             raise UsageError("--output: the file of --collector says where its dump goes")
-        found = switch.read(args.collector)
+        found = switch.read(args.collector, "--collector")
         _check(found)
         os.execvpe(command[0], command, _environment(found.path, found.frameworks))
     return _recorded(args, command)
@@ -66,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _recorded(args: argparse.Namespace, command: list[str]) -> int:
     """Run the command to its end, and say what was recorded."""
+    from rlprobe.capture.session import ENV
     from rlprobe.errors import RunError, UsageError
     from rlprobe.frameworks import plain
     from rlprobe.runs import process
@@ -79,18 +86,29 @@ def _recorded(args: argparse.Namespace, command: list[str]) -> int:
     file = plain.write(output)
     status = process.attached(command, _environment(file, ("verl", "slime")))
     found = plain.recorded(output)
+    # "nohup … &", or a Ray that the script started and left
+    living = process.holding(ENV, str(file.absolute()))
+    if not found and not living:
+        plain.discard(output)
     if args.json:
         write_json(args.json, {"status": status, "directory": str(output), "stages": found})
     for stage, dumps in found.items():
         _log.info("recorded %s: %s", stage, counted(dumps, "dump"))
     if found:
         _log.info("the recording is in %s; compare two with `rlprobe compare A B -o OUT`", output)
-    elif status == 0:
+    if living:
+        _log.warning(
+            "the command has ended and left %s with the hooks on (%s): what they train goes to %s",
+            counted(len(living), "process", "processes"),
+            ", ".join(map(str, living[:5])) + (", …" if len(living) > 5 else ""),
+            output,
+        )
+    elif not found and status == 0:
         raise RunError(
-            f"the command ended well, and nothing was recorded into {output}: no trainer of verl "
-            "or slime was built in a process that has rlprobe. Is rlprobe installed in the "
-            "environment that trains (`python -c 'import rlprobe'` there, or inside the container "
-            "that the script starts), and does the script keep RLPROBE_CONFIG?"
+            "the command ended well, and nothing was recorded: no trainer of verl or slime was "
+            "built in a process that has rlprobe. Is rlprobe installed in the environment that "
+            "trains (`python -c 'import rlprobe'` there, or inside the container that the script "
+            "starts), and does the script keep RLPROBE_CONFIG?"
         )
     return status
 

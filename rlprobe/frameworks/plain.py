@@ -32,6 +32,14 @@ def write(directory: Path) -> Path:
     return path
 
 
+def discard(directory: Path) -> None:
+    """Take away what :func:`write` made where nothing came of it: the next attempt goes there."""
+    left = list(directory.iterdir())
+    if [path.name for path in left] == [FILE]:
+        left[0].unlink()
+        directory.rmdir()
+
+
 def session(
     directory: str,
     framework: str,

@@ -32,8 +32,8 @@ class Switch:
     directory: str | None = None
 
 
-def read(path: str | Path) -> Switch:
-    """Tell what the file at ``path`` is.
+def read(path: str | Path, named_by: str = ENV) -> Switch:
+    """Tell what the file at ``path`` is; ``named_by`` is what led to it, for messages.
 
     Raises:
         ConfigError: the file is missing, too large, or none of these.
@@ -42,25 +42,25 @@ def read(path: str | Path) -> Switch:
     try:
         text = decoded(read_bytes(path, _LIMIT))
     except DocumentError as error:
-        raise ConfigError(f"{ENV} names {path}: {error}") from error
+        raise ConfigError(f"{named_by} names {path}: {error}") from error
     if text.lstrip().startswith("{"):
-        return _json(path, text)
+        return _json(path, text, named_by)
     from rlprobe.documents import yamlfile
 
     try:
         raw = yamlfile.parse(text)
     except DocumentError as error:
-        raise ConfigError(f"{ENV} names {path}: {error}") from error
+        raise ConfigError(f"{named_by} names {path}: {error}") from error
     if isinstance(raw, dict) and "precision_collector" in raw:
         return Switch(path, "collector", ("verl",))
-    raise _unknown(path)
+    raise _unknown(path, named_by)
 
 
-def _json(path: Path, text: str) -> Switch:
+def _json(path: Path, text: str, named_by: str) -> Switch:
     try:
         raw = jsonfile.parse(text)
     except DocumentError as error:
-        raise ConfigError(f"{ENV} names {path}: {error}") from error
+        raise ConfigError(f"{named_by} names {path}: {error}") from error
     if "role" in raw and "dump" in raw:
         session = Session.from_json(text, str(path))
         return Switch(path, "session", (session.framework,), session)
@@ -71,11 +71,11 @@ def _json(path: Path, text: str) -> Switch:
     directory = raw.get(plain.KEY)
     if isinstance(directory, str) and set(raw) == {plain.KEY} and Path(directory).is_absolute():
         return Switch(path, "plain", ("verl", "slime"), directory=directory)
-    raise _unknown(path)
+    raise _unknown(path, named_by)
 
 
-def _unknown(path: Path) -> ConfigError:
+def _unknown(path: Path, named_by: str) -> ConfigError:
     return ConfigError(
-        f"{ENV} names {path}, which is neither a session that rlprobe wrote, nor a YAML file with "
-        f"the key precision_collector, nor msprobe's config.json (with dump_path)"
+        f"{named_by} names {path}, which is neither a session that rlprobe wrote, nor a YAML file "
+        "with the key precision_collector, nor msprobe's config.json (with dump_path)"
     )

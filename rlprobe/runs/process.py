@@ -124,7 +124,12 @@ def end_marked(run_id: str) -> None:
 
 
 def _marked(run_id: str) -> list[int]:
-    wanted = f"{MARK}={run_id}".encode()
+    return holding(MARK, run_id)
+
+
+def holding(variable: str, value: str) -> list[int]:
+    """Living processes of this machine whose environment has a variable with this value."""
+    wanted = f"{variable}={value}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():

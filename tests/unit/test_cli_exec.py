@@ -55,6 +55,30 @@ def test_a_command_in_which_nothing_was_recorded_fails_and_says_why(tmp_path: Pa
     assert "rlprobe installed" in done.stderr
 
 
+@pytest.mark.parametrize("status", [0, 7])
+def test_an_attempt_that_recorded_nothing_is_not_in_the_way_of_the_next(
+    tmp_path: Path, status: int
+) -> None:
+    _exec(tmp_path, "--", "bash", "-c", f"exit {status}")
+    assert not (tmp_path / "rlprobe_dump").exists()
+    (tmp_path / "trainer.py").write_text(_RECORDS)
+    assert _exec(tmp_path, "--", sys.executable, f"{tmp_path}/trainer.py").returncode == 0
+
+
+def test_what_a_script_leaves_in_the_background_is_recorded_all_the_same(tmp_path: Path) -> None:
+    """``nohup python … &``: the script ends, and the training has only begun."""
+    (tmp_path / "trainer.py").write_text(f"import time; time.sleep(3)\n{_RECORDS}")
+    script = tmp_path / "run.sh"
+    script.write_text(f"nohup {sys.executable} {tmp_path}/trainer.py > log 2>&1 &\n")
+    done = _exec(tmp_path, "--", "bash", str(script))
+    assert done.returncode == 0, done.stderr
+    assert "left 1 process with the hooks on (" in done.stderr
+    deadline = time.monotonic() + 60
+    while not plain.recorded(tmp_path / "rlprobe_dump"):
+        assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+        time.sleep(0.2)
+
+
 def test_the_commands_own_status_stays(tmp_path: Path) -> None:
     assert _exec(tmp_path, "--output", "a", "--", "bash", "-c", "exit 7").returncode == 7
     assert _exec(tmp_path, "--output", "b", "--", "bash", "-c", "kill -9 $$").returncode == 137
@@ -87,6 +111,17 @@ def test_a_sigterm_reaches_the_command(tmp_path: Path) -> None:
         time.sleep(0.05)
     child.send_signal(signal.SIGTERM)
     assert child.wait(10) == 128 + signal.SIGTERM
+
+
+def test_a_script_that_may_not_be_executed_is_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text("echo\n")
+    assert main(["exec", "--", "./run.sh"]) == 2
+    assert "rlprobe exec -- bash ./run.sh" in capsys.readouterr().err
+    assert main(["exec", "--collector", "absent.yaml", "--", "true"]) == 2
+    assert "--collector names absent.yaml" in capsys.readouterr().err
 
 
 def test_a_command_that_does_not_exist_is_said(
