@@ -254,6 +254,10 @@ def test_a_slime_script_becomes_an_alignment(
     assert alignment.target.environment["PYTHONPATH"] == "/root/Megatron-LM"
     assert "--num-layers 2" in alignment.overrides
     assert said["left_out"]["--num-rollout 3000"] == "steps.total ends a run"
+    # each option has one place
+    assert not {option.removeprefix("--") for option in said["overruled"]} & {
+        word.split()[0].removeprefix("--") for word in (*said["left_out"], *said["moved"])
+    }
     assert main(["config", "check", str(file)]) == 0
 
 

@@ -19,10 +19,7 @@ def words(overrides: Iterable[str]) -> list[str]:
     """
     found: list[str] = []
     for override in overrides:
-        try:
-            parts = shlex.split(override)
-        except ValueError as error:
-            raise ConfigError(f"override {override!r}: {error}") from error
+        parts = split(override)
         if not parts or not parts[0].startswith("--"):
             raise ConfigError(
                 f"override {override!r} is not one of slime's command-line flags; accepted: "
@@ -30,6 +27,20 @@ def words(overrides: Iterable[str]) -> list[str]:
             )
         found += parts
     return found
+
+
+def split(override: str) -> list[str]:
+    """A flag and its values, or one word that is a value.
+
+    Raises:
+        ConfigError: it has an open quote.
+    """
+    if not override.strip().startswith("--"):
+        return [override]
+    try:
+        return shlex.split(override)
+    except ValueError as error:
+        raise ConfigError(f"override {override!r}: {error}") from error
 
 
 def parse(command_line: Iterable[str]) -> Flags:

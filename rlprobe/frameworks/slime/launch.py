@@ -156,8 +156,10 @@ class SlimeFramework:
         return adopt.adopt(training)
 
     def options(self, words: Sequence[str]) -> dict[str, str]:
-        """Flags by name; several values of one in one text."""
-        given = command.parse(word for word in words if word)
+        """Flags by name; several values of one in one text. A word may hold a flag and its values,
+        as overrides do."""
+        parts = [part for word in words for part in command.split(word)]
+        given = command.parse(part for part in parts if part)
         return {f"--{name}": " ".join(values) for name, values in given.items()}
 
     def prepare(self, spec: RunSpec, directories: RunDirectories) -> list[list[str]]:
