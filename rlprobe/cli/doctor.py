@@ -30,6 +30,12 @@ def add_parser(subparsers: Any) -> None:
         "here, and imports its packages, makes a tensor, a product and a collective",
     )
     parser.add_argument(
+        "--side",
+        choices=("benchmark", "target"),
+        help="look at this side alone: the other one's runs, and the comparisons, are made at "
+        "another site",
+    )
+    parser.add_argument(
         "--wait",
         type=int,
         default=600,
@@ -43,7 +49,11 @@ def run(args: argparse.Namespace) -> int:
 
     items = []
     for item in examine(
-        args.config, on_cluster=args.on_cluster, wait_s=args.wait, tried=not args.quick
+        args.config,
+        on_cluster=args.on_cluster,
+        wait_s=args.wait,
+        tried=not args.quick,
+        side=args.side,
     ):
         items.append(item)
         if not args.quiet or item.state in ("warn", "fail"):

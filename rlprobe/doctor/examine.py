@@ -18,7 +18,12 @@ from rlprobe.runs.jobs import Jobs
 
 
 def examine(
-    config: Path, *, on_cluster: bool = False, wait_s: int = 600, tried: bool = False
+    config: Path,
+    *,
+    on_cluster: bool = False,
+    wait_s: int = 600,
+    tried: bool = False,
+    side: str | None = None,
 ) -> Iterator[Item]:
     """Look at an alignment's configuration, storage, scheduler and software.
 
@@ -27,6 +32,7 @@ def examine(
         on_cluster: also start a short job on each side's partition and look from there.
         wait_s: how long such a job may wait in the queue.
         tried: also start the environment or image of each side that runs on this machine.
+        side: ``benchmark`` or ``target``, where the rest of the alignment is another site's.
 
     Raises:
         ConfigError: the file itself is wrong; nothing else can be looked at then.
@@ -40,9 +46,9 @@ def examine(
         roles = ", ".join(f"{role} {spec.key[:12]}" for role, spec in jobs.runs.items())
         yield ok("configuration", f"{config}: {roles}")
     yield from storage.look(alignment)
-    sections = _sections(alignment)
+    sections = _sections(alignment, side)
     yield from cluster.look(sections)
-    yield from software.look(alignment)
+    yield from software.look(alignment, sections)
     if tried:
         for key in ("benchmark", "target"):
             section = sections.get(key)
@@ -52,14 +58,16 @@ def examine(
         yield from _from_the_nodes(config, alignment, sections, wait_s)
 
 
-def _sections(alignment: Alignment) -> dict[str, ResourcesSection]:
+def _sections(alignment: Alignment, side: str | None) -> dict[str, ResourcesSection]:
+    """What each part of the alignment that is made at this site asks for."""
     sections = {
+        "benchmark": alignment.benchmark.resources,
         "target": alignment.target.resources,
         "analysis": alignment.analysis.resources,
     }
-    if alignment.benchmark.run is None:
-        sections = {"benchmark": alignment.benchmark.resources, **sections}
-    return sections
+    if alignment.benchmark.run is not None:
+        del sections["benchmark"]
+    return sections if side is None else {k: v for k, v in sections.items() if k == side}
 
 
 def _from_the_nodes(
@@ -72,7 +80,9 @@ def _from_the_nodes(
     try:
         for key in ("benchmark", "target"):
             section = sections.get(key)
-            if section is None or section.partition is None:
+            if section is None:
+                continue  # another site's
+            if section.partition is None:
                 yield skip(f"{key} nodes", "no partition is named")
                 continue
             yield from _one_job(config, key, section, token, wait_s)

@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from rlprobe import frameworks
@@ -20,13 +20,16 @@ _LABEL = "org.rlprobe."
 _TIMEOUT_S = 120
 
 
-def look(alignment: Alignment) -> Iterator[Item]:
-    """Items about both sides' software and the images of the analysis jobs."""
-    sides: dict[str, DeviceSection] = {"target": alignment.target}
-    if alignment.benchmark.run is None:
-        sides = {"benchmark": alignment.benchmark, **sides}
+def look(alignment: Alignment, parts: Collection[str]) -> Iterator[Item]:
+    """Items about the software of the parts that are made here: benchmark, target, analysis."""
+    sides: dict[str, DeviceSection] = {
+        "benchmark": alignment.benchmark, "target": alignment.target
+    }  # fmt: skip
     for key, side in sides.items():
-        yield from _side(alignment, key, side)
+        if key in parts:
+            yield from _side(alignment, key, side)
+    if "analysis" not in parts:
+        return
     for key in ("image", "torch_image"):
         image = getattr(alignment.analysis, key)
         if image is not None and ("://" not in image or alignment.analysis.runtime != "apptainer"):
@@ -106,7 +109,9 @@ def _exists(name: str, container: ContainerSection) -> _Seen:
 
 def _apptainer(name: str, image: str) -> _Seen:
     if not Path(image).expanduser().exists():
-        action = f"apptainer build {image} containers/NAME.def (docs/cluster.md)"
+        recipe = Path("containers", f"{Path(image).stem}.def")
+        named = recipe if recipe.is_file() else "containers/NAME.def"
+        action = f"apptainer build {image} {named} (docs/cluster.md)"
         return fail(name, f"{image} does not exist", action), None
     if not shutil.which("apptainer"):
         return skip(name, f"{image} exists; apptainer is not on this machine's PATH"), None

@@ -67,6 +67,27 @@ def test_a_side_on_this_machine_is_entered_and_tried(config: Callable[..., Path]
     assert found["target imports, product and collective"].state == "skip"
 
 
+@pytest.mark.parametrize("side", ["benchmark", "target"])
+def test_a_site_that_makes_one_side_alone_is_asked_for_that_alone(
+    config: Callable[..., Path], side: str
+) -> None:
+    """The other side has to be described, and is no business of this machine's."""
+    other = {"benchmark": "target", "target": "benchmark"}[side]
+    elsewhere = {
+        "device": "npu",
+        "precision": "bf16",
+        "resources": {"partition": "no-such", "exclusive": True},
+    }
+    changes = {other: elsewhere, "ray": True, "capture": {"engine": "light"}}
+    path = config(**changes, analysis={"image": "images/none.sif"})
+    found = list(examine(path, side=side, tried=False))
+    assert not [item for item in found if item.state == "fail"], found
+    assert any(item.name.startswith(f"{side} ") for item in found)
+    everything = list(examine(path))
+    assert {item.name.split(" ")[0] for item in everything} >= {"benchmark", "target"}
+    assert [item for item in everything if item.state == "fail"]
+
+
 def test_what_an_environment_lacks_is_an_answer() -> None:
     from rlprobe.capture import probe
 
@@ -127,7 +148,9 @@ def test_slimes_checkout_is_held_against_its_sides_version(
         framework="slime", framework_version="0.3.1", overrides=[], target=side, ray=True,
         model={"path": str(tmp_path)}, data={"train_files": str(tmp_path)},
     )  # fmt: skip
-    found = [item for item in software.look(load(path)) if item.name == "target environment"]
+    found = [
+        item for item in software.look(load(path), ("target",)) if item.name == "target environment"
+    ]
     assert (found[0].state, found[0].found) == (state, said)
     assert state == "ok" or found[0].action
 
