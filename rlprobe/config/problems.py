@@ -78,9 +78,11 @@ def _section(model: type[BaseModel] | None, key: str) -> type[BaseModel] | None:
     pending: list[Any] = [field.annotation]
     while pending:
         kind = pending.pop()
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        origin = typing.get_origin(kind)
+        # Python 3.10 takes list[str] for a type
+        if origin is None and isinstance(kind, type) and issubclass(kind, BaseModel):
             return kind
-        if typing.get_origin(kind) in (typing.Union, types.UnionType, typing.Annotated):
+        if origin in (typing.Union, types.UnionType, typing.Annotated):
             pending.extend(typing.get_args(kind))
     return None
 

@@ -19,6 +19,15 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 PARAMETER_SLOTS = ("grad", "grad_reduced", "grad_clipped", "change")
 _DIRECTIONS = (FORWARD, BACKWARD)
 _PARAMETERS_GRAD = "parameters_grad"
+#: What a name is taken apart into.
+_PARSED: dict[str, pl.DataType | type[pl.DataType]] = {
+    "module": pl.String,
+    "op": pl.String,
+    "call": pl.Int32,
+    "direction": pl.String,
+    "debug_slot": pl.String,
+    "debug_index": pl.String,
+}
 
 
 def parse(names: pl.Series) -> pl.DataFrame:
@@ -27,6 +36,10 @@ def parse(names: pl.Series) -> pl.DataFrame:
     ``module`` is null for functional calls and saved values, ``""`` for the root module;
     ``debug_slot`` and ``debug_index`` are null outside debug.json.
     """
+    if (
+        names.is_empty()
+    ):  # before 2.1 polars takes a part of a list in no rows for a list of nothing
+        return pl.DataFrame(schema=_PARSED)
     parts = pl.col("parts")
     last, second = parts.list.get(-1, null_on_oob=True), parts.list.get(-2, null_on_oob=True)
     third = parts.list.get(-3, null_on_oob=True)
@@ -95,9 +108,7 @@ def parse(names: pl.Series) -> pl.DataFrame:
         debug_index=pl.when(is_loss).then(head.list.slice(1).list.join(".")),
         parameter=is_parameter,
     )
-    return _normalised(frame).select(
-        "module", "op", "call", "direction", "debug_slot", "debug_index"
-    )
+    return _normalised(frame).select(*_PARSED)
 
 
 def _normalised(frame: pl.DataFrame) -> pl.DataFrame:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -96,3 +97,18 @@ def test_the_oldest_python_is_one_that_static_checks_know(
     assert ruff["target-version"] == "py" + oldest.replace(".", "")
     workflow = (root / ".github/workflows/tests.yml").read_text(encoding="utf-8")
     assert f'"{oldest}"' in workflow
+
+
+def test_the_lowest_versions_that_are_tried_are_those_that_are_accepted(
+    root: Path, project: dict[str, Any]
+) -> None:
+    """``.github/workflows`` installs them beside the oldest Python."""
+    lines = (root / "requirements/lowest.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    lowest = {}
+    for requirement in asked(project, ["report"]):
+        name, _, bound = requirement.partition(">=")
+        lowest[normalised(name)] = Version(bound)
+    assert {normalised(name): Version(found) for name, found in pinned.items()} == lowest
+    workflow = (root / ".github/workflows/tests.yml").read_text(encoding="utf-8")
+    assert "-c requirements/lowest.txt" in workflow

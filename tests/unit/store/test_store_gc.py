@@ -133,15 +133,15 @@ def test_a_run_whose_copy_cannot_be_removed_stays(committed, store, monkeypatch,
     """Left behind by a run that went, it would be missed as one that was lost."""
     run = committed()
     record_alignment(store, "other", [])
-    real = os.unlink
+    real = Path.unlink
 
     def refused(path, **more):
-        if "manifests" in Path(path).parts:
+        if "manifests" in path.parts:
             raise OSError(number, os.strerror(number), str(path))
         real(path, **more)
 
     with monkeypatch.context() as broken:
-        broken.setattr(os, "unlink", refused)
+        broken.setattr(Path, "unlink", refused)
         with pytest.raises(OSError, match=os.strerror(number)):
             collect(store) if how == "gc" else remove(store, run.key, force=how != "rm")
     assert keys(store) == [run.key]
@@ -187,13 +187,13 @@ import json, os, sys
 from pathlib import Path
 from rlprobe.store.commit import commit
 job = json.loads(sys.argv[1])
-real = os.rename
-def wait_before_publishing(source, destination, **kwargs):
+real = Path.rename
+def wait_before_publishing(source, destination):
     if Path(destination).name == job["key"]:
         print("paused", flush=True)
         sys.stdin.readline()
-    real(source, destination, **kwargs)
-os.rename = wait_before_publishing
+    return real(source, destination)
+Path.rename = wait_before_publishing
 commit(Path(job["scratch"]), Path(job["store"]), job["key"], job["declared"])
 """
 
