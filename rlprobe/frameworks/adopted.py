@@ -24,6 +24,19 @@ class Training:
     #: Variables that the script sets for it.
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    def places(self) -> dict[str, str]:
+        """``PYTHONPATH`` of a run that finds the modules which the command finds.
+
+        ``python -m`` looks into the directory it is called in first of all, which is how a checkout
+        is used that nobody installed. Empty where that has none of the entry point's.
+        """
+        given = [self.absolute(p) for p in self.environment.get("PYTHONPATH", "").split(":") if p]
+        if self.entry[0] == "-m":
+            top = self.cwd / self.entry[1].partition(".")[0]
+            if top.is_dir() or top.with_suffix(".py").is_file():
+                given.insert(0, str(self.cwd.absolute()))
+        return {"PYTHONPATH": ":".join(dict.fromkeys(given))} if given else {}
+
     def absolute(self, path: str) -> str:
         """A path as it is found from anywhere; one that is none (an URL, a model's name on a hub)
         stays."""

@@ -298,6 +298,37 @@ def test_a_script_that_asks_for_something_says_so(site: Path, capsys: Any) -> No
     assert "ended with status 3, and wrote last: BASE_FOLDER is not set" in said
 
 
+@pytest.mark.parametrize("package", ["verl", "recipe", None])
+def test_a_checkout_that_nobody_installed_is_found_by_the_runs(
+    site: Path, made: Callable[..., tuple[Path, dict[str, Any]]], package: str | None
+) -> None:
+    """``cd verl && python -m verl.trainer.main_ppo`` trains with the files of that directory."""
+    checkout = site / "checkout"
+    checkout.mkdir()
+    if package is not None:
+        (checkout / package / "dapo/config").mkdir(parents=True)
+        (checkout / "recipe/dapo").mkdir(parents=True, exist_ok=True)
+    entry = "recipe.dapo.main" if package == "recipe" else "verl.trainer.main_ppo"
+    if package == "recipe":
+        (checkout / "recipe/dapo/main.py").write_text(
+            '@hydra.main(config_path="config", config_name="dapo")\ndef main(c): ...\n'
+        )
+        (checkout / "recipe/dapo/config/dapo.yaml").write_text("algorithm: {adv_estimator: grpo}\n")
+    script = site / "run.sh"
+    script.write_text(
+        f"cd {checkout}\nexport PYTHONPATH=lib:$PYTHONPATH\nmkdir -p lib\n"
+        f"python3 -m {entry} actor_rollout_ref.model.path={site}/models/qwen "
+        f"data.train_files={site}/a.parquet trainer.n_gpus_per_node=8\n"
+    )
+    _, said = made(str(script))
+    found = said["alignment"]["target"]["environment"]["PYTHONPATH"].split(":")
+    assert (found[0] == str(checkout)) is (package is not None)
+    noted = any("where it is called" in note for note in said["notes"])
+    assert noted is (package is not None)
+    # the recipe's own configuration says which algorithm it is
+    assert any("critic" in note for note in said["notes"]) is (package != "recipe")
+
+
 def test_a_script_of_any_name_in_any_wrapping_is_read(
     site: Path, made: Callable[..., tuple[Path, dict[str, Any]]]
 ) -> None:

@@ -163,12 +163,16 @@ def _kept(training: Training, found: Adopted) -> dict[str, str]:
             found.dropped[f"{variable}={value}"] = (
                 f"deterministic: true sets it ({tables[variable]})"
             )
-        elif variable == "PYTHONPATH":
-            paths = [training.absolute(path) for path in value.split(":") if path]
-            kept[variable] = ":".join(dict.fromkeys(paths))
-        else:
+        elif variable != "PYTHONPATH":
             kept[variable] = value
-    return kept
+    places = training.places()
+    if places and places.get("PYTHONPATH", "").split(":")[0] == str(training.cwd.absolute()):
+        package = training.entry[-1].partition(".")[0]
+        found.notes.append(
+            f"PYTHONPATH: the command takes {package} from {training.cwd}, where it is called; "
+            "runs find it there by its name"
+        )
+    return kept | places
 
 
 def _compared(

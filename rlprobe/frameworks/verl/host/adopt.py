@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from rlprobe.config import EntryPointSection
 from rlprobe.errors import UsageError
 from rlprobe.frameworks.adopted import Adopted, Training, whole
 from rlprobe.frameworks.verl.host import entrypoint, plan
@@ -73,7 +74,7 @@ def adopt(training: Training) -> Adopted:
     _reward(values, training, found)
     if "model" not in found.keys:
         raise UsageError("the command has no actor_rollout_ref.model.path, so no model to align")
-    _without_a_critic(values, found)
+    _without_a_critic(_configured(training, found) | values, found)
     if kept:
         found.keys["overrides"] = kept
     return found
@@ -100,7 +101,7 @@ def _entry(training: Training, found: Adopted) -> list[str]:
             if options[option] == "config_name":
                 value = value.removesuffix(".yaml")
             else:
-                place = _configuration(value, entry, found)
+                place = _configuration(value, entry, training, found)
                 if place is None:
                     continue
                 value = place
@@ -133,7 +134,9 @@ def _last(overrides: list[str], found: Adopted) -> list[str]:
     return kept
 
 
-def _configuration(value: str, entry: dict[str, str], found: Adopted) -> str | None:
+def _configuration(
+    value: str, entry: dict[str, str], training: Training, found: Adopted
+) -> str | None:
     """Where Hydra looks for a ``--config-path``: relative to the file that is run.
 
     Returns:
@@ -143,7 +146,7 @@ def _configuration(value: str, entry: dict[str, str], found: Adopted) -> str | N
     if Path(value).is_absolute():
         return value
     module = entry.get("module", entrypoint.MODULE)
-    source = Path(entry["script"]) if "script" in entry else entrypoint.source(module)
+    source = Path(entry["script"]) if "script" in entry else _source(module, training)
     own = os.path.normpath(value) == "config"
     if module == entrypoint.MODULE and "script" not in entry and own:
         return None
@@ -219,6 +222,19 @@ def _reward(values: dict[str, str], training: Training, found: Adopted) -> None:
             found.keys.setdefault("data", {})["reward_function"] = (
                 f"{training.absolute(path)}:{name}"
             )
+
+
+def _source(module: str, training: Training) -> Path | None:
+    return entrypoint.source(module, training.places())
+
+
+def _configured(training: Training, found: Adopted) -> dict[str, str]:
+    """What the entry point's own configuration says."""
+    if "entry_point" not in found.keys:
+        return {}
+    entry = EntryPointSection(**found.keys["entry_point"])
+    words = entrypoint.configured(entry, training.places())
+    return {_key(word): word.partition("=")[2] for word in words}
 
 
 def _without_a_critic(values: dict[str, str], found: Adopted) -> None:

@@ -18,6 +18,7 @@ from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rlprobe.config import EntryPointSection
     from rlprobe.spec import RunSpec
 
 MODULE = "verl.trainer.main_ppo"
@@ -56,9 +57,12 @@ def overrides(spec: RunSpec) -> list[str]:
     Raises:
         ConfigError: the file is there and is no YAML.
     """
-    if spec.entry_point is None:
-        return []
-    found = _hydra(spec)
+    return [] if spec.entry_point is None else configured(spec.entry_point, spec.environment)
+
+
+def configured(entry: EntryPointSection, environment: Mapping[str, str]) -> list[str]:
+    """:func:`overrides` of an entry point that is started with these variables."""
+    found = _hydra(entry, environment)
     named = (found.name or "").removesuffix(".yaml")
     chosen = ["model_engine=megatron"] if named == _MEGATRON else []
     if found.directory is None or not named:
@@ -91,10 +95,8 @@ def _flat(section: Mapping[str, Any], above: str = "") -> Iterator[str]:
                 yield f"{above}{key}={text}"
 
 
-def _hydra(spec: RunSpec) -> _Hydra:
-    entry = spec.entry_point
-    assert entry is not None
-    file = Path(entry.script).expanduser() if entry.script else source(entry.module)
+def _hydra(entry: EntryPointSection, environment: Mapping[str, str]) -> _Hydra:
+    file = Path(entry.script).expanduser() if entry.script else source(entry.module, environment)
     declared = _declared(file) if file is not None else _Hydra(None, None)
     directory = declared.directory
     if entry.config_path is not None:
@@ -102,12 +104,14 @@ def _hydra(spec: RunSpec) -> _Hydra:
     return _Hydra(directory, entry.config_name or declared.name)
 
 
-def source(module: str | None) -> Path | None:
-    """A module's file, looked for without importing anything."""
+def source(module: str | None, environment: Mapping[str, str]) -> Path | None:
+    """A module's file, looked for without importing anything: as ``python -m`` would with these
+    variables."""
     if module is None:
         return None
     parts = module.split(".")
-    for place in [str(Path.cwd()), *sys.path]:
+    named = [place for place in environment.get("PYTHONPATH", "").split(":") if place]
+    for place in [str(Path.cwd()), *named, *sys.path]:
         file = Path(place, *parts[:-1], f"{parts[-1]}.py")
         if file.is_file():
             return file
