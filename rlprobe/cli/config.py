@@ -168,15 +168,16 @@ def _check(path: Path, output: Path | None) -> int:
     )
     print(f"results: {jobs.results}")
     for role, spec in jobs.runs.items():
-        print(
-            f"{role:<15} {spec.key[:12]}  {spec.device} {spec.precision}  {', '.join(spec.stages)}"
-        )
+        recorded = ", ".join(spec.stages) or "the trainer's metrics alone"
+        print(f"{role:<15} {spec.key[:12]}  {spec.device} {spec.precision}  {recorded}")
     benchmark = jobs.runs[BENCHMARK]
     store = Path(jobs.alignment.store)
     if benchmark.imported is not None and Path(jobs.manifest(BENCHMARK)).is_file():
         states.require(jobs.runs[TARGET], store, whole=False)
         for sentence in _imported(benchmark, store):
             print(f"note: {sentence}")
+    for sentence in jobs.missing_imports():
+        print(f"note: {sentence}; {jobs.how_to_import}")
     if benchmark.imported is None:
         unrecorded = frameworks.get(jobs.alignment.framework).inference_not_recorded(benchmark)
         if unrecorded is not None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
 import polars as pl
 
 from rlprobe.compare import measures
+from rlprobe.terminal import spelled
 
 #: Reasons of records both sides have; what stands in ``reason`` is used where it is one for many.
 SHAPES, DTYPES, TYPES = "shapes differ", "dtypes differ", "types of scalars differ"
@@ -98,10 +100,32 @@ def short(name: str, room: int = NAME) -> str:
 
 
 def said(found: Iterable[tuple[str, Lacking]]) -> list[str]:
-    """A line for each reason, the commonest first."""
+    """A line for each reason, the commonest first; one that holds for many steps is one line."""
     lines = []
-    for reason, lacking in sorted(found, key=lambda item: -item[1].records):
+    for reason, lacking in sorted(_of_steps(found), key=lambda item: -item[1].records):
         many = f"{lacking.records} records" if lacking.records > 1 else "1 record"
         detail = f" ({short(lacking.detail, 2 * NAME)})" if lacking.detail else ""
         lines.append(f"{many}: {reason}; first: {short(lacking.first)}{detail}")
     return lines
+
+
+_STEP = re.compile(r"\bstep (\d+)\b")
+
+
+def _of_steps(found: Iterable[tuple[str, Lacking]]) -> list[tuple[str, Lacking]]:
+    """Reasons with those put together that differ by the number of a step alone."""
+    alike: dict[tuple[str, ...], list[tuple[str, Lacking]]] = {}
+    for reason, lacking in found:
+        parts = _STEP.split(reason)
+        # one number is the step's: of two it is not known which
+        key: tuple[str, ...] = (parts[0], parts[2]) if len(parts) == 3 else (reason,)
+        alike.setdefault(key, []).append((reason, lacking))
+    put = []
+    for key, several in alike.items():
+        if len(several) == 1:
+            put += several
+            continue
+        numbers = sorted({int(_STEP.split(reason)[1]) for reason, _ in several})
+        records = sum(lacking.records for _, lacking in several)
+        put.append((spelled(numbers).join(key), several[0][1]._replace(records=records)))
+    return put

@@ -45,6 +45,8 @@ def examine(
     else:
         roles = ", ".join(f"{role} {spec.key[:12]}" for role, spec in jobs.runs.items())
         yield ok("configuration", f"{config}: {roles}")
+        for missing in jobs.missing_imports():
+            yield fail("imported run", missing, jobs.how_to_import)
     yield from storage.look(alignment)
     sections = _sections(alignment, side)
     yield from cluster.look(sections)

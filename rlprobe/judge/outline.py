@@ -323,7 +323,8 @@ def _not_compared(step: Step, summaries: Iterable[Summary]) -> Iterator[str]:
     later = sorted({n for s in summaries for n in s.steps if n > step.number})
     if later and step.findings:
         found.append(f"steps after {step.number} were compared and not judged: they inherit what "
-                     "updates differ by")  # fmt: skip
+                     "updates differ by; one that began from equal weights is judged by itself "
+                     "when its directories (STAGE/stepN) are given")  # fmt: skip
     if found:
         yield ""
         yield "Not compared or not judged, and why:"

@@ -12,6 +12,7 @@ from rlprobe.diagnose.diagnosis import NOT_COMPARABLE, Diagnosis, First
 from rlprobe.dumps import records
 from rlprobe.errors import ReplayError
 from rlprobe.judge.analysis import Finding, Step
+from rlprobe.judge.extent import TRAINER
 from rlprobe.report import words
 from rlprobe.rollouts import hdf5
 from rlprobe.store.read import Run
@@ -56,7 +57,8 @@ class Card:
     known: str
     evidence: list[Markup]
     values: list[tuple[Markup, str, str]]
-    inputs: list[Input]
+    #: None of what takes no inputs: a number that the trainer reports.
+    inputs: list[Input] | None
     sample: SampleText | None
     #: Side and call stack.
     stacks: list[tuple[str, str]]
@@ -91,7 +93,7 @@ def build(
         if cause is None
         else [words.sentence(line, found.messages) for line in cause.evidence],
         values=_values(first),
-        inputs=[] if finding is None else _inputs(finding),
+        inputs=None if first.stage == TRAINER else [] if finding is None else _inputs(finding),
         sample=_sample(first, benchmark, step.number, texts=texts),
         stacks=[] if finding is None else _stacks(finding, first, benchmark, target),
     )
@@ -118,8 +120,11 @@ def _inputs(finding: Finding) -> list[Input]:
 def _pairs(first: First, found: Diagnosis, target: Run) -> list[tuple[Markup, str, Markup]]:
     begin = target.manifest.first_step
     own = words.both("trainers_step", step=begin + first.step) if begin is not None else _NOTHING
-    pairs = [("step", str(first.step), own), ("rank", str(first.rank), _NOTHING)]
-    for label, value in (("module", first.module), ("operator", first.operator)):
+    pairs = [("step", str(first.step), own)]
+    named = [("rank", str(first.rank)), ("module", first.module), ("operator", first.operator)]
+    if first.stage == TRAINER:  # a number of the run as a whole
+        named = [("metric", first.operator)]
+    for label, value in named:
         if value:
             pairs.append((label, value, _NOTHING))
     if first.call is not None:

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from rlprobe.diagnose.diagnosis import ALIGNED, DIVERGED, SHUT, Diagnosis
+from rlprobe.diagnose.diagnosis import ALIGNED, DIVERGED, NOT_COMPARABLE, SHUT, Diagnosis
 from rlprobe.documents import jsonfile
 from rlprobe.dumps import results as tables
+from rlprobe.judge.extent import TRAINER
 from rlprobe.judge.inputs import Results
 from rlprobe.report.words import pair, sentence
 from rlprobe.store.read import Run
@@ -33,12 +34,8 @@ def program() -> str:
 
 
 def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) -> list[Command]:
-    """One or two commands for who has just read the verdict."""
+    """One or two commands for who has just read the verdict; none where no command helps."""
     directory = shlex.quote(str(results.directory.resolve()))
-    again = Command(
-        pair("Read the verdict in a script:", "在脚本中读取结论："),
-        f"{program()} verdict {directory}/diagnosis.json",
-    )
     if results.of_dumps:
         said = tables.sides(results.directory)
         sides = [said.benchmark, said.target] if said is not None else ["BENCHMARK", "TARGET"]
@@ -47,8 +44,7 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) 
                 Command(
                     pair("Compare the two dumps again:", "重新比较两份 dump："),
                     f"{program()} compare {shlex.join(sides)} -o comparison",
-                ),
-                again,
+                )
             ]
         return [
             Command(
@@ -57,15 +53,16 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) 
                     "显示两侧有差异的调用各自的调用栈：",
                 ),
                 f"{program()} compare {shlex.join(sides)} -o comparison --stacks",
-            ),
-            again,
+            )
         ]
     waits = _waits(results) if found.verdict == DIVERGED else []
     if waits:
-        return [*waits, again]
+        return waits
+    if found.verdict == DIVERGED and found.first is not None and found.first.stage == TRAINER:
+        return []  # a metric has no calls: the step has to be captured first
     if found.verdict == DIVERGED and not (results.directory / "refine/refined.json").is_file():
         # nothing was refined: there is nothing yet that a reproducer could be made of
-        return [_with_stacks(found, benchmark, target), again]
+        return [_with_stacks(found, benchmark, target)]
     if found.verdict == DIVERGED:
         return [
             Command(
@@ -74,8 +71,7 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) 
                     "为算子团队生成一个无需 rlprobe 即可复现差异的目录：",
                 ),
                 f"{program()} reproduce {directory} -o reproducer",
-            ),
-            again,
+            )
         ]
     if found.verdict == ALIGNED:
         store = shlex.quote(str(benchmark.path.resolve().parent.parent))
@@ -86,10 +82,22 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) 
                     "保留基准运行，以便与其他设备或版本对齐：",
                 ),
                 f"{program()} store export {benchmark.key} --store {store} -o benchmark.tar",
-            ),
-            again,
+            )
         ]
     return [Command(_to_mend(found), _again(directory))]
+
+
+def in_a_script(results: Results, found: Diagnosis) -> list[Command]:
+    """How a script reads the verdict; none where there is none."""
+    if found.verdict == NOT_COMPARABLE:
+        return []
+    directory = shlex.quote(str(results.directory.resolve()))
+    return [
+        Command(
+            pair("Read the verdict in a script:", "在脚本中读取结论："),
+            f"{program()} verdict {directory}/diagnosis.json",
+        )
+    ]
 
 
 def _to_mend(found: Diagnosis) -> Markup:
@@ -151,7 +159,8 @@ def _with_stacks(found: Diagnosis, benchmark: Run, target: Run) -> Command:
 
 def every(results: Results, benchmark: Run, target: Run, found: Diagnosis) -> list[Command]:
     """How what is on the page was made."""
-    stage = f" --stage {found.first.stage}" if found.first is not None else ""
+    first = found.first
+    stage = f" --stage {first.stage}" if first is not None and first.stage != TRAINER else ""
     directory = shlex.quote(str(results.directory.resolve()))
     both = " ".join(shlex.quote(str(run.path.resolve())) for run in (benchmark, target))
     commands = [

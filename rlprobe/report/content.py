@@ -21,6 +21,7 @@ from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.routed import Routed
 from rlprobe.report import (
+    advice,
     card,
     chart,
     commands,
@@ -101,6 +102,11 @@ class Page:
     meaning: str
     #: The cause in words; None where none is known.
     headline: Markup | None
+    #: What its class means, and where to look first.
+    kind: Markup | None
+    advice: Markup | None
+    #: How the cause is known, by the name of its text.
+    known: str | None
     sentence: Markup
     #: The sentence in English, for whoever reads the page's head.
     plain_sentence: str
@@ -111,8 +117,9 @@ class Page:
     states: dict[str, int]
     step: int
     trainer_step: int | None
-    #: All that were judged.
+    #: All whose stages were judged, and the captured ones of which none was.
     judged_steps: list[int]
+    other_steps: list[int]
     #: Whether each step of the target began from the benchmark's state.
     joined: bool
     strip: list[Cell]
@@ -195,21 +202,32 @@ def gather(
     records = payload.records(judged, stages)
     marked = (found.noise.get("first") or {}).get("record")
     first = found.first
+    headline = card.headline(found)
+    captured, judged_steps = _steps(found)
     said_of_curves = sentence.of_curves(found.curves, len(perturbed(results)))
     return Page(
         name=results.plan.name,
         verdict=found.verdict,
-        meaning=_meaning(results, found.verdict),
-        headline=card.headline(found),
-        sentence=words.sentence(found.sentence, found.messages),
+        meaning=_meaning(results, found),
+        headline=headline,
+        kind=advice.kind(found),
+        advice=advice.to_mend(results, found),
+        known=None if found.cause is None else found.cause.known,
+        sentence=words.sentence(
+            found.sentence if headline is None else advice.without_cause(found), found.messages
+        ),
         plain_sentence=found.sentence,
         facts=_facts(results, found, benchmark, target),
-        next=commands.next_steps(results, found, benchmark, target),
+        next=[
+            *commands.next_steps(results, found, benchmark, target),
+            *commands.in_a_script(results, found),
+        ],
         gate=[_item(item, found) for item in sorted(found.gate, key=_by_state)],
         states={"open": 0, "caveat": 0, "shut": 0} | Counter(item.state for item in found.gate),
         step=step.number,
         trainer_step=None if first_step is None else first_step + step.number,
-        judged_steps=_judged_steps(found),
+        judged_steps=judged_steps,
+        other_steps=[at for at in captured if at not in judged_steps],
         joined=target.is_joined,
         strip=[_cell(result, found, step.number) for result in found.stages],
         grid=scope.grid(judged, stages),
@@ -270,10 +288,13 @@ def _by_state(item: GateItem) -> int:
     return (SHUT, CAVEAT).index(item.state) if item.state in (SHUT, CAVEAT) else 2
 
 
-def _meaning(results: Results, verdict: str) -> str:
+def _meaning(results: Results, found: Diagnosis) -> str:
     """Of dumps it is not known that both sides were given the same rollouts."""
-    of_dumps = results.of_dumps and verdict != diagnosis.NOT_COMPARABLE
-    return f"{verdict}_dumps_means" if of_dumps else f"{verdict}_means"
+    if results.of_dumps and found.verdict != diagnosis.NOT_COMPARABLE:
+        return f"{found.verdict}_dumps_means"
+    if found.verdict == diagnosis.DIVERGED and advice.of_trainer(found):
+        return "diverged_metric_means"
+    return f"{found.verdict}_means"
 
 
 def _facts(
@@ -300,17 +321,19 @@ def _facts(
         given.append(("planted_fault", str(fault).rpartition(":")[2]))
     shares = found.coverage
     both = f"{shares.get('benchmark', 0.0):.1%} / {shares.get('target', 0.0):.1%}"
-    given.append(("coverage", both))
+    given.append(("fact_coverage", both))
     judged = extent.total(found.extent)
     if judged.recorded:
-        given.append(("judged", f"{judged.judged:,} / {judged.recorded:,}"))
+        given.append(("fact_judged", f"{judged.judged:,} / {judged.recorded:,}"))
     return [(words.both(key), value) for key, value in given]
 
 
-def _judged_steps(found: Diagnosis) -> list[int]:
-    return sorted(
-        {step for steps in found.extent.values() for step, one in steps.items() if one.judged}
-    )
+def _steps(found: Diagnosis) -> tuple[list[int], list[int]]:
+    """Captured steps, and those that were judged: a trainer's metrics alone make none."""
+    every = [steps for stage, steps in found.extent.items() if stage != extent.TRAINER]
+    captured = {step for steps in every for step in steps}
+    judged = {step for steps in every for step, one in steps.items() if one.judged}
+    return sorted(captured), sorted(judged)
 
 
 def _cell(result: StageResult, found: Diagnosis, step: int) -> Cell:

@@ -10,7 +10,7 @@ from rlprobe.diagnose.diagnosis import CAVEAT, SHUT, Diagnosis
 from rlprobe.files import replace_text
 from rlprobe.judge import extent
 from rlprobe.judge.curves import LEFT, ratio
-from rlprobe.report import words
+from rlprobe.report import advice, words
 from rlprobe.report.page import number
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#])")
@@ -53,6 +53,9 @@ def markdown(found: Diagnosis) -> str:
         lines += [f"**Cause** ({cause.known}): {_plain(cause.statement)} (`{cause.class_}`)", ""]
         lines += [f"- {_plain(line)}" for line in cause.evidence]
         lines.append("")
+    todo = advice.plain(found)
+    if todo is not None:
+        lines += [f"**To do**: {_plain(todo)}", ""]
     lines += ["| stage | | records judged | beyond the floor |", "|---|---|---:|---:|"]
     lines += [
         f"| {stage.stage} | {_STATES[stage.state]} | {stage.records:,} | {stage.beyond:,} |"

@@ -55,6 +55,10 @@ class PartsRow:
     begins: list[Markup]
 
 
+#: Its numbers.
+_PARTS = ("method", "training", "prefill", "decode", "near_ties")
+
+
 @dataclass(frozen=True)
 class PhaseRow:
     """Both sides' engines on the same responses."""
@@ -96,6 +100,16 @@ class Gap:
     repeats: list[Markup] = field(default_factory=list)
     phases: list[PhaseRow] = field(default_factory=list)
     partings: list[PartingRow] = field(default_factory=list)
+
+    @property
+    def known(self) -> list[str]:
+        """Parts of the gap that any step knows: the others would be columns of nothing."""
+        return [name for name in _PARTS if any(getattr(r, name) is not None for r in self.parts)]
+
+    @property
+    def routed_known(self) -> bool:
+        """Whether anything is known of routers."""
+        return any(text is not None for row in self.parts for text in row.routed)
 
 
 def gap(benchmark: Run, target: Run, step: Step) -> Gap | None:

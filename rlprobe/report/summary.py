@@ -9,7 +9,7 @@ from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.diagnosis import CAVEAT, SHUT, Diagnosis
 from rlprobe.errors import RlprobeError
 from rlprobe.judge.inputs import Results, require
-from rlprobe.report import commands, words
+from rlprobe.report import advice, commands, words
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.terminal import Paint
 
@@ -39,6 +39,9 @@ def lines(directory: Path, found: Diagnosis, paint: Paint) -> list[str]:
     ]
     if len(caveats) > _SHOWN_CAVEATS:
         pairs.append(("", f"and {len(caveats) - _SHOWN_CAVEATS} more caveats, on the page"))
+    lookup = advice.plain(found)
+    if lookup is not None:
+        pairs.append(("to do", lookup))
     pairs += [("to do", item.action) for item in found.gate if item.state == SHUT and item.action]
     lines += [f"  {paint.dim(f'{name:<7}')} {_plain(text)}" for name, text in pairs]
     lines += [f"  {paint.dim('next   ')} {_plain(text)}" for text in _next(directory, found)]
@@ -48,7 +51,9 @@ def lines(directory: Path, found: Diagnosis, paint: Paint) -> list[str]:
 def _first(found: Diagnosis) -> str:
     first = found.first
     assert first is not None
-    where = f"{first.stage}, step {first.step}, rank {first.rank}"
+    where = f"{first.stage}, step {first.step}"
+    if not advice.of_trainer(found):
+        where += f", rank {first.rank}"
     what = first.module or first.operator or "unknown"
     return f"{where}: {what}" + (f" ({first.operator})" if first.module and first.operator else "")
 

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 from markupsafe import Markup, escape
 
+from rlprobe import causes
 from rlprobe.judge import reasons
 from rlprobe.report.printable import printable
 from rlprobe.said import Message, Said, render
@@ -120,6 +121,22 @@ def reason(name: str) -> Markup:
     known = {**reasons.EXCUSES, **reasons.UNJUDGED}
     english = known.get(name, "")
     return pair(english, _texts("reasons").get(name, {}).get("zh", english))
+
+
+def cause(class_: str) -> Markup:
+    """What a class of causes means, in both languages."""
+    return pair(causes.MEANINGS[class_], _texts("causes")[class_]["zh"])
+
+
+def advice(class_: str) -> Markup:
+    """Where to look first for a cause of this class, in both languages."""
+    found = _texts("advice")[class_]
+    return pair(found["en"], found["zh"])
+
+
+def plain_advice(class_: str) -> str:
+    """The same in English alone."""
+    return _texts("advice")[class_]["en"]
 
 
 def item(name: str) -> Markup:

@@ -192,7 +192,8 @@ class Lines:
         job = self._running.pop(int(facts.get("jobid") or -1), None)
         what = name if job is None else job.what
         logs = [str(log).split(" (", 1)[0] for log in facts.get("log") or []]
-        where = f" (log: {', '.join(logs)})" if logs else ""
+        unsaid = [log for log in logs if log not in what]
+        where = f" (log: {', '.join(unsaid)})" if unsaid else ""
         lines = [self._paint.bad("failed: ") + terminal.safe(f"{what}{where}")]
         if not name.startswith(_TALKING):
             reason = tuple(f"    {line}" for log in logs for line in tail(Path(log)))

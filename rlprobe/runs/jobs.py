@@ -24,6 +24,9 @@ from rlprobe.store.keys import canonical_json
 FORMAT = 1
 _REFINE = "`rlprobe refine --part suspects` writes it again"
 
+#: What names an imported run in an alignment file, by role.
+_IMPORTED = {BENCHMARK: "benchmark.run"}
+
 
 @dataclass(frozen=True)
 class Jobs:
@@ -77,6 +80,33 @@ class Jobs:
     def made_here(self) -> list[str]:
         """Roles whose runs are started by this workflow; imported ones are not."""
         return [role for role, spec in self.runs.items() if spec.imported is None]
+
+    def missing_imports(self) -> list[str]:
+        """What is said of each run that another site made and this store has not."""
+        absent = [
+            (_IMPORTED.get(role, f"controls.{role.rstrip('0123456789')}"), spec.key)
+            for role, spec in self.runs.items()
+            if spec.imported is not None and not Path(self.manifest(role)).is_file()
+        ]
+        return [f"{a}: run {key} is not in the store {self.alignment.store}" for a, key in absent]
+
+    @property
+    def how_to_import(self) -> str:
+        """What is to be done about them."""
+        return (
+            f"bring them from their site: rlprobe store import BUNDLE --store "
+            f"{self.alignment.store}, which prints the keys to name here"
+        )
+
+    def require_imports(self) -> None:
+        """Refuse an alignment whose imported runs are not here.
+
+        Raises:
+            RunError: names all of them.
+        """
+        missing = self.missing_imports()
+        if missing:
+            raise RunError("\n".join([*missing, self.how_to_import]))
 
     def require_devices(self, roles: Collection[str]) -> None:
         """Refuse runs that are to start on this machine and whose devices it lacks.

@@ -12,6 +12,8 @@ import pytest
 from openpyxl import load_workbook  # type: ignore[import-untyped]
 
 from rlprobe.cli import main
+from rlprobe.compare import lacking
+from rlprobe.compare.lacking import Lacking
 from rlprobe.judge import outline
 from tests.msprobe import dumps
 from tests.msprobe.dumps import call, tensor
@@ -211,3 +213,31 @@ def test_no_line_is_longer_than_somebody_would_read(
     assert main(run(tmp_path, benchmark, target)) == 0
     said = capsys.readouterr().out
     assert "…" in said and max(map(len, said.splitlines())) < 300
+
+
+@pytest.mark.parametrize(
+    ("reasons", "expected"),
+    [
+        (
+            ["the target has no step 4", "the target has no step 5", "the target has no step 6"],
+            ["6 records: the target has no steps 4 to 6; first: a"],
+        ),
+        (
+            ["rank 0 of step 1 is gone", "rank 1 of step 1 is gone", "rank 1 of step 3 is gone"],
+            [
+                "4 records: rank 1 of steps 1 and 3 is gone; first: a",
+                "2 records: rank 0 of step 1 is gone; first: a",
+            ],
+        ),
+        (
+            ["step 1 instead of step 2", "step 3 instead of step 4"],
+            [
+                "2 records: step 1 instead of step 2; first: a",
+                "2 records: step 3 instead of step 4; first: a",
+            ],
+        ),
+        (["shapes differ"], ["2 records: shapes differ; first: a"]),
+    ],
+)
+def test_a_reason_of_many_steps_is_one_line(reasons: list[str], expected: list[str]) -> None:
+    assert lacking.said([(reason, Lacking(2, "a", None)) for reason in reasons]) == expected

@@ -53,10 +53,13 @@ def test_an_imported_benchmark_is_not_run(project: Project) -> None:
 
 
 def test_an_imported_benchmark_that_is_not_there_is_named(project: Project) -> None:
-    project.write(benchmark={"run": "ab" * 32})
+    project.write(benchmark={"run": "ab" * 32}, controls={"repeat": "cd" * 32})
     done = project.snakemake("--dry-run")
     assert done.returncode == 1
-    assert f"store/runs/{'ab' * 32}/manifest.json" in done.stdout
+    assert f"benchmark.run: run {'ab' * 32} is not in the store store" in done.stdout
+    assert f"controls.repeat: run {'cd' * 32} is not in the store store" in done.stdout
+    assert "rlprobe store import BUNDLE --store store" in done.stdout
+    assert "MissingInput" not in done.stdout and "Traceback" not in done.stdout
 
 
 @pytest.mark.parametrize(

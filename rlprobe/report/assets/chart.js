@@ -3,7 +3,9 @@
 const FLOATS = /float|bfloat/;
 
 function chartRows() {
-  const stage = view.stage || data.first?.stage || data.stages[0];
+  // what parts first may be no stage: a number that the trainer reports
+  const first = data.stages.includes(data.first?.stage) ? data.first.stage : data.stages[0];
+  const stage = view.stage || first;
   const step = view.step !== "" ? Number(view.step) : data.step;
   const own = records.rows.filter((row) => row.stage === stage && row.step === step &&
     row.distance !== null && row.slot !== "parameters" && row.slot !== "key_data" &&

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -12,12 +13,18 @@ from typing import Any
 
 import polars as pl
 import pytest
+from markupsafe import Markup
 
 from rlprobe.cli import main
+from rlprobe.diagnose import diagnosis
 from rlprobe.dumps.results import describe
-from rlprobe.judge.inputs import Results
-from rlprobe.report import gradient_norms, payload
+from rlprobe.judge import tables
+from rlprobe.judge.inputs import Results, require
+from rlprobe.report import gradient_norms, payload, scope
+from rlprobe.report.content import gather
 from rlprobe.report.narrowed import Narrowed
+from rlprobe.report.page import render
+from rlprobe.report.side_by_side import MetricRow
 from tests.resealed import edited
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -191,7 +198,7 @@ def test_what_was_found_is_said_in_chinese(show: Open, results: Path) -> None:
             # prompts, paths, commands and names of things are as they are
             own = [line for line in lines if not re.search(r"[/`]|^What is|answer", line)]
             assert own == [], place
-    assert "噪声下限" in view.inner_text("#verdict .verdict p")
+    assert "噪声下限" in view.inner_text("#verdict .sentence")
     assert "不一致" in view.inner_text("#first ul")
 
 
@@ -333,6 +340,56 @@ def test_gradient_norms_stand_by_parameter_group(show: Open, results: Path) -> N
     assert "actor_update/grad_norm/attention" in show(results / "report.html").view.inner_text(
         "#curves"
     )
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_curves_stand_side_by_side(
+    show: Open, results: Path, tmp_path: Path, size: dict[str, int], count: int
+) -> None:
+    """However many there are, each has its own place, and its values are named."""
+    opened, found = Results.open(results), diagnosis.answer(results)
+    sides: list[Any] = [require(opened, role) for role in ("benchmark", "target")]
+    page = gather(opened, found, tables.read(opened), *sides)
+    band = {"verdict": "within", "low": [0.9, None, 2.9, 3.9], "high": [1.1, None, 3.1, 4.1]}
+    curves = [
+        {"name": f"actor/m{n}", "steps": [1, 2, 3, 4], "benchmark": [1.0, 2.0, 3.0, 4.0],
+         "target": [1.0, 2.0, None, 4.0], **(band if n % 2 else {})}
+        for n in range(count)
+    ]  # fmt: skip
+    row = MetricRow("actor/m0", 1, 1.0, 1.0, Markup("0"))
+    live = {**page.live, "curves": curves}
+    page = dataclasses.replace(page, metrics=[row], many_steps=True, live=live)
+    path = tmp_path / "report.html"
+    path.write_text(render(page), encoding="utf-8")
+    shown = show(path, viewport=size)
+    view = shown.view
+    places = [one.bounding_box() for one in view.locator("#curve-plots .uplot").all()]
+    assert len(places) == count
+    for at, one in enumerate(places):
+        assert one["x"] + one["width"] <= size["width"] + 1
+        for other in places[at + 1 :]:
+            apart = one["x"] + one["width"] <= other["x"] + 1 or other["x"] > one["x"] + 1
+            assert apart or other["y"] >= one["y"] + one["height"]
+    view.locator("#curve-plots .u-over").last.hover()
+    assert "benchmark" in view.locator("#curve-plots .values").last.inner_text()
+    assert view.locator("#curve-plots .u-legend").count() == 0
+    assert shown.errors == []
+
+
+def test_steps_of_a_grid_are_all_seen_on_a_phone(show: Open, results: Path, tmp_path: Path) -> None:
+    opened, found = Results.open(results), diagnosis.answer(results)
+    sides: list[Any] = [require(opened, role) for role in ("benchmark", "target")]
+    page = gather(opened, found, tables.read(opened), *sides)
+    cells = [scope.Cell(step, 10.0**step, step % 5) for step in range(12)]
+    grid = scope.Grid(list(range(12)), [scope.Row("actor_update", 0, cells)], "key_data_row")
+    path = tmp_path / "report.html"
+    path.write_text(render(dataclasses.replace(page, grid=grid)), encoding="utf-8")
+    view = show(path, viewport=PHONE).view
+    for cell in view.locator("table.cells button").all():
+        place = cell.bounding_box()
+        assert place is not None and place["x"] + place["width"] <= PHONE["width"]
+    assert view.locator("table.cells td").last.get_attribute("data-label") == "step 11"
 
 
 def test_long_names_break_on_a_phone(show: Open, results: Path) -> None:
