@@ -12,7 +12,8 @@ by its position alone.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -22,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rlprobe import stages
-from rlprobe.documents import jsonfile, npyfile
-from rlprobe.documents.limits import DocumentError
+from rlprobe.documents import npyfile
+from rlprobe.dumps import beside
 from rlprobe.dumps.proof import Entry
 from rlprobe.errors import DumpError, ReplayError
 from rlprobe.rollouts import singlesave
@@ -80,6 +81,8 @@ _ONE_SCHEDULE = "loss_mask"
 _NOT_OF_SAMPLES = "_grad_norm"
 #: Larger arrays of one micro-batch are refused.
 MAX_BYTES = 4 << 30
+#: What reading a file of somebody else's ends in.
+_DAMAGED = (OSError, ValueError, TypeError, AttributeError, EOFError, RecursionError)
 #: Of which rank and micro-step a micro-batch is.
 BatchKey = tuple[int, int]
 
@@ -104,6 +107,8 @@ class Row:
     index: int = 0
     #: Where the response's part begins; None where that is unknown.
     response_at: int | None = None
+    #: Format of the tensor where its file has a wider one; empty: that of the values.
+    format: str = ""
 
 
 @dataclass(frozen=True)
@@ -159,6 +164,8 @@ class KeyData:
         self.proof = list(proof)
         self._batches: dict[int, dict[BatchKey, MicroBatch]] = {}
         self._files: dict[tuple[str, int], dict[BatchKey, Saved]] = {}
+        self._contradicted: dict[int, dict[str, str]] = {}
+        self._held: dict[tuple[str, int], frozenset[str | None]] = {}
 
     def keys(self) -> list[str]:
         """Names of what was recorded of samples (gradient norms are of parameter groups)."""
@@ -211,21 +218,37 @@ class KeyData:
         for (rank, micro), values in sorted(self.arrays(key, step).items()):
             batch = batches.get((rank, micro), MicroBatch())
             named = own and len(batch.samples) == len(values)
+            kept = self._format(key, step, (rank, micro))
             samples = [] if named else self._samples(key, step, rank, micro)
             for index, value in enumerate(values):
                 if len(samples) == len(values):
-                    row = Row(None, value, rank, micro, index)
+                    row = Row(None, value, rank, micro, index, format=kept)
                     found.append(self._of_sample(row, samples[index], key, known))
                     continue
                 if not named:
-                    found.append(Row(None, value, rank, micro, index))
+                    found.append(Row(None, value, rank, micro, index, format=kept))
                     continue
                 part = batch.trimmed(value, index, key)
                 begin = batch.response_at(len(part), index)
-                found.append(Row(batch.samples[index], part, rank, micro, index, begin))
+                found.append(Row(batch.samples[index], part, rank, micro, index, begin, kept))
         if any(row.sample is None for row in found):
-            return self._named_by_proof(found, key, step)
+            found = self._named_by_proof(found, key, step)
+        self._held[key, step] = frozenset(row.sample for row in found)
         return found
+
+    def samples(self, key: str, step: int) -> frozenset[str | None]:
+        """The samples that a key has rows of; None among them where a row's is not known.
+
+        Raises:
+            DumpError: a file is damaged.
+        """
+        if (key, step) not in self._held:
+            self.rows(key, step)
+        return self._held[key, step]
+
+    def micro_steps(self, key: str, step: int) -> dict[int, int]:
+        """By rank, in how many micro-batches a key was saved."""
+        return dict(Counter(rank for rank, _ in self._saved(key, step)))
 
     def order(self, stage: str, step: int) -> dict[int, list[str]]:
         """By rank, the samples that a stage worked on, in the order of its batches."""
@@ -234,6 +257,30 @@ class KeyData:
             if entry["step"] == step and entry["stage"] == stage:
                 found.setdefault(entry["rank"], []).extend(entry["samples"])
         return found
+
+    def _format(self, key: str, step: int, at: BatchKey) -> str:
+        saved = self._saved(key, step)[at]
+        return "" if saved.parts else beside.format_of(beside.described(saved.directory, key))
+
+    def contradicted(self, step: int) -> dict[str, str]:
+        """Keys whose files say statistics that their values have not: which statistic, first of
+        all micro-batches.
+
+        Raises:
+            DumpError: a file is damaged.
+        """
+        if step not in self._contradicted:
+            self._contradicted[step] = dict(self._contradictions(step))
+        return self._contradicted[step]
+
+    def _contradictions(self, step: int) -> Iterator[tuple[str, str]]:
+        for key in self._names:
+            for saved in self._saved(key, step).values():
+                said = {} if saved.parts else beside.described(saved.directory, key)
+                wrong = beside.contradicted(said, _whole(saved.files[0], key)) if said else None
+                if wrong is not None:
+                    yield key, wrong
+                    break
 
     def arrays(self, key: str, step: int) -> dict[BatchKey, list[Array]]:
         """Rows of every micro-batch, untrimmed.
@@ -313,7 +360,7 @@ class KeyData:
         if saved is None or saved.parts:
             return []
         directory = saved.directory
-        samples = _described(directory, key).get("samples", [])
+        samples = beside.described(directory, key).get("samples", [])
         if not isinstance(samples, list) or not all(isinstance(s, str) for s in samples):
             raise DumpError(f"{directory / key}.json: its samples are no list of digests")
         return samples
@@ -340,19 +387,6 @@ def _valid(mask: list[Array] | None, prompts: list[Array], responses: list[Array
     return np.stack([row.astype(bool) for row in mask]) if len(widths) == 1 else None
 
 
-def _described(directory: Path, key: str) -> dict[str, Any]:
-    """What stands in the JSON beside an array; empty where there is none."""
-    path = directory / f"{key}.json"
-    try:
-        whole = jsonfile.load(path, nonfinite=True) if path.is_file() else {}
-        found = jsonfile.mapping(whole).get("data", {})
-    except DocumentError as error:
-        raise DumpError(f"{path} is not key data: {error}") from error
-    if not isinstance(found, dict):
-        raise DumpError(f"{path} is not key data: its data is no object")
-    return found
-
-
 def _rows(saved: Saved, key: str) -> list[Array]:
     """The rows of one micro-batch."""
     found: list[Array] = []
@@ -368,9 +402,17 @@ def _rows(saved: Saved, key: str) -> list[Array]:
                 found += list(array)
             else:
                 found += _cut(array, saved.directory, key)
-        except (OSError, ValueError, TypeError, AttributeError, EOFError, RecursionError) as error:
+        except _DAMAGED as error:
             raise DumpError(f"{path} is not key data of {key}: {error}") from error
     return found
+
+
+def _whole(path: Path, key: str) -> Array:
+    """The array of a file that is one micro-batch."""
+    try:
+        return _loaded(path)
+    except _DAMAGED as error:
+        raise DumpError(f"{path} is not key data of {key}: {error}") from error
 
 
 def _loaded(path: Path) -> Array:
@@ -382,7 +424,7 @@ def _loaded(path: Path) -> Array:
 
 def _cut(array: Array, directory: Path, key: str) -> list[Array]:
     """Rows of different lengths by the offsets beside them, else along the first axis."""
-    offsets = _described(directory, key).get("offsets")
+    offsets = beside.described(directory, key).get("offsets")
     if offsets is None:
         return [np.atleast_1d(row) for row in np.atleast_1d(array)]
     bounds = np.asarray(offsets)

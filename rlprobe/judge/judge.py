@@ -126,7 +126,8 @@ def _kept_finding(
 def key_data(
     results: Results, step: int, before_update: dict[str, int | None]
 ) -> dict[str, Difference]:
-    """Differences by name; of an update's results, what came before weights first changed.
+    """Differences by name; of an update's results what came after weights first changed apart,
+    as ``{name}{keydata.LATER}``.
 
     Args:
         results: where both runs are found.
@@ -148,11 +149,18 @@ def key_data(
             if results.of_dumps:  # compared with a note; among what is absent
                 continue
             raise
-        before = before_update.get(keydata.OUTCOMES.get(name, ""))
-        if before is not None:
-            left, right = ([r for r in rows if r.micro_step < before] for rows in (left, right))
-        if left and right:
-            found[name] = _worst(results, left, right, name, step)
+        before = before_update.get(keydata.result_of(name) or "")
+        if before is None:
+            if left and right:
+                found[name] = _worst(results, left, right, name, step)
+            continue
+        for called, is_late in ((name, False), (name + keydata.LATER, True)):
+            parts = [[r for r in rows if (r.micro_step >= before) == is_late]
+                     for rows in (left, right)]  # fmt: skip
+            if all(parts):
+                found[called] = _worst(results, parts[0], parts[1], called, step)
+            elif any(parts):  # one side has no row of these updates, and rows of others
+                found[called] = keydata.compare(parts[0], parts[1], called, step)
     return found
 
 
@@ -185,18 +193,35 @@ def _of_tokens(row: Row) -> Row:
 
 
 def _finding(stage: Stage, key_data: dict[str, Difference], padded: bool) -> Finding:
-    own = [d for d in key_data.values() if keydata.OUTCOMES.get(d.name) == stage.name]
-    floor = _deepest(stage.rows)
+    own = [d for d in key_data.values() if keydata.result_of(d.name) == stage.name]
+    floors = _floors(stage)
     # What a stage was given is judged by itself only where it is not finite on one side alone.
     odd = [d for d in key_data.values() if d not in own and any(d.lopsided)]
     odd = [d for d in odd if keydata.stage_of(d.name) == stage.name]
-    produced = [outcome for d in own + odd if (outcome := _outcome(d, floor)) is not None]
+    produced = [
+        outcome
+        for d in own + odd
+        if (outcome := _outcome(d, floors[d.name.endswith(keydata.LATER)])) is not None
+    ]
     outcomes = produced + gradients(stage.rows)
     first, rank = _first(stage, produced)
     excuses = padding_only.excuses(stage.rows, first, outcomes, padded)
     if excuses:
         stage, first, rank = stage.excused(excuses), None, None
     return Finding(stage, own, outcomes, produced, first, rank)
+
+
+def _floors(stage: Stage) -> tuple[float | None, float | None]:
+    """Floors of what a stage hands on: before weights first change within it, and after.
+
+    After it nothing bounds what it hands on where nothing that ran then was judged.
+    """
+    if stage.before_update is None:
+        return _deepest(stage.rows), None
+    early = pl.col("before_update")
+    passing = stage.rows.filter(~early & (pl.col("phase") == execution.FORWARD))
+    held = passing.select((pl.col("judged") & pl.col("error").is_not_null()).any()).item()
+    return _deepest(stage.rows.filter(early)), _deepest(passing) if held else None
 
 
 def _outcome(difference: Difference, floor: float | None) -> Outcome | None:
@@ -279,7 +304,9 @@ def _first(stage: Stage, produced: list[Outcome]) -> tuple[Origin | None, int | 
             row = here.row
             began = (row["update"], row["micro_batch"], row["phase"], row["sequence"])
             found.append((began, process.rank, here))
-    wrong = [outcome for outcome in produced if outcome.excess > 1]
+    beyond = [outcome for outcome in produced if outcome.excess > 1]
+    # whatever parts in an update parts before what the next one hands on
+    wrong = [o for o in beyond if not (found and o.name.endswith(keydata.LATER))]
     forward = [item for item in found if item[2].row["phase"] == execution.FORWARD]
     if wrong and not forward:
         worst = max(wrong, key=lambda outcome: outcome.excess)

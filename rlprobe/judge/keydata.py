@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rlprobe.compare.samples.pairing import joined
+from rlprobe.dumps import key_data as files
 from rlprobe.dumps.key_data import (
     ADVANTAGES,
     CHOICES,
@@ -21,7 +22,6 @@ from rlprobe.dumps.key_data import (
     TOKENS,
     Array,
     Row,
-    stage_of,
 )
 from rlprobe.judge import fits
 
@@ -30,8 +30,21 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ADVANTAGES", "CHOICES", "FREE", "GIVEN", "OUTCOMES", "REWARDS", "TOKENS", "Array", "Row",
-    "stage_of",
 ]  # fmt: skip
+
+#: What an update's results after its first change of weights are called, behind their name: other
+#: floors hold there than before it.
+LATER = " (later updates)"
+
+
+def stage_of(name: str) -> str:
+    """The stage whose micro-batches key data are of."""
+    return files.stage_of(name.removesuffix(LATER))
+
+
+def result_of(name: str) -> str | None:
+    """The stage that key data are a result of; None where a stage was given them."""
+    return OUTCOMES.get(name.removesuffix(LATER))
 
 
 def names(run: Run) -> list[str]:
@@ -42,7 +55,7 @@ def names(run: Run) -> list[str]:
 
 def is_given(name: str) -> bool:
     """Whether key data are what a stage was given, and not what it computed."""
-    return name not in OUTCOMES and name not in CHOICES
+    return result_of(name) is None and name not in CHOICES
 
 
 def pads(run: Run, step: int) -> bool:
@@ -183,7 +196,8 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
 
 def _formats(rows: list[Row]) -> str:
     names = {
-        row.values.dtype.name if row.values.dtype.kind == "f" else "whole numbers" for row in rows
+        (row.format or row.values.dtype.name) if row.values.dtype.kind == "f" else "whole numbers"
+        for row in rows
     }
     return ", ".join(sorted(names))
 

@@ -172,10 +172,6 @@ def _key_data_table(step: Step, stage: str, finding: Finding | None) -> pl.DataF
         else:
             row |= {"judged": False, "unjudged_because": _unjudged(difference, stage)}
         rows.append(row)
-        late = finding is not None and finding.stage.before_update is not None
-        if late and keydata.OUTCOMES.get(name) == stage:  # what came after the first update
-            rows.append({"step": step.number, "name": name, "judged": False,
-                         "unjudged_because": reasons.AFTER_UPDATE})  # fmt: skip
     rows += [
         {"step": step.number, "name": name, "judged": False, "unjudged_because": because}
         for name, because in sorted(step.absent.items())
@@ -205,7 +201,9 @@ def _unjudged(difference: Difference, stage: str) -> str:
         return reasons.NOT_JOINED
     if difference.name in keydata.CHOICES:
         return reasons.CHOICE
-    own = keydata.OUTCOMES.get(difference.name) == stage
+    own = keydata.result_of(difference.name) == stage
+    if own and difference.name.endswith(keydata.LATER):
+        return reasons.AFTER_UPDATE
     return reasons.NO_FLOOR if own else reasons.GIVEN
 
 
@@ -409,7 +407,7 @@ def _finding(
         )
     return Finding(
         stage,
-        [d for d in differences.values() if keydata.OUTCOMES.get(d.name) == name],
+        [d for d in differences.values() if keydata.result_of(d.name) == name],
         produced + gradients(rows),
         produced,
         origin,
