@@ -86,7 +86,8 @@ def begin(
         & (pl.col("slot") == "output")
         & pl.lit(one_precision)
     ).fill_null(False)
-    worse = (pl.col("excess") > 1) & (pl.col("R").is_null() | (pl.col("R") > R_LIMIT))
+    further = (pl.col("excess") > 1).fill_null(False)
+    no_worse = further & (pl.col("R") <= R_LIMIT).fill_null(False) & ~LOPSIDED & ~other_format
     return (
         rows.with_columns(
             excess=pl.when(other_format & ~(pl.col("excess") > 1).fill_null(False))
@@ -99,7 +100,10 @@ def begin(
         )
         .with_columns(judged=pl.col("unjudged_because").is_null())
         .with_columns(
-            beyond=(pl.col("judged") & (worse | LOPSIDED | pl.col("other_format"))).fill_null(False)
+            excused_by=pl.when(pl.col("judged") & no_worse).then(pl.lit(reasons.NO_WORSE)),
+            beyond=(
+                pl.col("judged") & ((further & ~no_worse) | LOPSIDED | pl.col("other_format"))
+            ).fill_null(False),
         )
     )
 

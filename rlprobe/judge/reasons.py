@@ -14,7 +14,7 @@ NEAR_TIES, RECOMPOSED, MASKED_VALUE, PADDING_ONLY, INHERITED = (
     "inherited",
 )
 DEVICE, UNWRITTEN, DECISION = "device", "unwritten", "decision"
-FEW_NUMBERS = "few_numbers"
+FEW_NUMBERS, NO_WORSE = "few_numbers", "no_worse"
 #: Reason -> what it means, in words for messages and the page.
 EXCUSES: dict[str, str] = {
     NEAR_TIES: "behind a choice of experts that fell the other way within round-off",
@@ -25,6 +25,7 @@ EXCUSES: dict[str, str] = {
     UNWRITTEN: "memory that nothing has written yet: empty, or about to be filled by a collective",
     DECISION: "decides or divides between numbers that are apart by round-off, which may tip it",
     FEW_NUMBERS: "a few numbers that came out smaller than in its other calls: the same round-off",
+    NO_WORSE: "differs, and is no further from the high-precision control than the benchmark is",
     DEVICE: "names the device or its communication library, which differ by intent",
 }
 

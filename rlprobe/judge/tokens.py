@@ -121,6 +121,20 @@ def first_block(
     return str(name), float(error)
 
 
+def errors(results: Results, stage: str, step: int) -> pl.DataFrame | None:
+    """The largest error of any token of each record; None where no tokens were sketched.
+
+    Columns ``name``, ``rank`` (the target's) and ``error``, relative to the token's own norm.
+
+    Raises:
+        DumpError: the table is damaged.
+    """
+    tokens = _tokens(results, stage, step, None)
+    if tokens is None:
+        return None
+    return tokens.group_by("name", rank="rank_target").agg(pl.col("error").max())
+
+
 @dataclass(frozen=True)
 class Profile:
     """How a block's error lies along its sequences, over all samples of the micro-batches.

@@ -13,6 +13,8 @@ from rlprobe.diagnose.gate import (
     extent,
     held,
     judged,
+    lacking,
+    precise,
     recorded,
     rejoined,
     routers,
@@ -63,6 +65,8 @@ def check(evidence: Evidence) -> Gate:
     hidden = unused.check(evidence.step)
     unlike = recorded.check(evidence)
     shaped = shapes.check(evidence.step)
+    excused = precise.check(evidence.step)
+    lost = lacking.check(evidence)
     unsized = differing.check(evidence.step)
     return Gate(
         items=[
@@ -80,8 +84,10 @@ def check(evidence: Evidence) -> Gate:
             *enough,
             *([kept] if kept is not None else []),
             *([hidden] if hidden is not None else []),
+            *([lost] if lost is not None else []),
             *([unlike] if unlike is not None else []),
             *([shaped] if shaped is not None else []),
+            *([excused] if excused is not None else []),
             *([unsized] if unsized is not None else []),
         ],
         shut=no_tokens or no_weights or stale or other or no_batch or no_settings,

@@ -69,7 +69,7 @@ def check(evidence: Evidence) -> tuple[GateItem | None, Shut | None]:
     if sides[0] is None or sides[1] is None:
         return None, None
     both = _pairs(sides[0]).join(
-        _pairs(sides[1]), on=["step", *_PART, "stage", "next"], suffix="_target"
+        _pairs(sides[1]), on=["step", *_PART, "stage", "reading", "next"], suffix="_target"
     )
     held = both.filter(pl.col("same"))
     if held.is_empty():
@@ -102,7 +102,10 @@ def check(evidence: Evidence) -> tuple[GateItem | None, Shut | None]:
 
 
 def _entered(run: Run) -> pl.DataFrame | None:
-    """Each stage's first reading of every parameter, in the order of steps and stages."""
+    """Every reading of every parameter, in the order of steps, stages and their entries.
+
+    A stage may be entered twice: with adapters that are on and off, or an update of two steps.
+    """
     table = run.weights()
     if table is None:
         return None
@@ -111,9 +114,8 @@ def _entered(run: Run) -> pl.DataFrame | None:
     )
     return (
         table.filter(pl.col("digest").is_not_null())
-        .unique(["step", "stage", *_PART], keep="first", maintain_order=True)
-        .with_columns(place=place)
-        .sort("step", "place", maintain_order=True)
+        .with_columns(place=place, reading=pl.int_range(pl.len()).over(["step", "stage", *_PART]))
+        .sort("step", "place", "reading", maintain_order=True)
     )
 
 
@@ -131,6 +133,7 @@ def _pairs(entered: pl.DataFrame) -> pl.DataFrame:
         .select(
             *key,
             "stage",
+            "reading",
             "place",
             "digest",
             "next_digest",

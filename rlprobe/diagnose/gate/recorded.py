@@ -6,14 +6,15 @@ a module, so it is a caveat and names the first.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from rlprobe import sketch_floors
 from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.gate import contradictions, impossible
 from rlprobe.diagnose.gate.evidence import Evidence, caveat
 from rlprobe.documents import npyfile
 from rlprobe.errors import DumpError
@@ -23,21 +24,16 @@ from rlprobe.judge.excuse import LOPSIDED
 from rlprobe.judge.extent import is_computed
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.reasons import NO_NUMBERS, NO_PARTNER, UNREADABLE
-from rlprobe.judge.roundoff import UNIT, unit
+from rlprobe.judge.roundoff import UNIT
 from rlprobe.said import SEMICOLON, Said, joined, listed, say
 from rlprobe.store.read import Run
 
 ITEM = "recorded alike"
-#: Statistics of one tensor, computed by two devices, differ by their summing: by a few roundings of
-#: fp32, however long the sums.
-_SUMMED = 1e-6
-#: Two numbers that are equal before they are rounded to a format differ by no more roundings.
-_ROUNDED = 2.0
 _MAX_BYTES = 1 << 20
-#: A sketch estimates the length of a difference to 9 %: five times that is never reached.
-_ESTIMATED = 1.5
+#: What ranks that were given one number have of it.
+_SAME = 1e-6
+_RANK = re.compile(r" rank\d+")
 _SIDES = ("benchmark", "target")
-_STATISTICS = ("max", "min", "mean", "norm")
 _GRAD_NORM = "*_grad_norm"
 _TOTAL = "_total_grad_norm"
 
@@ -46,13 +42,13 @@ def check(evidence: Evidence) -> GateItem | None:
     """Item ``recorded alike``; None where nothing contradicts itself."""
     said = [
         *_formats(evidence),
-        *_contradictions(evidence),
+        *contradictions.check(evidence),
         *_parameters(evidence),
         *_proofs(evidence),
         *_weights(evidence),
         *_unpaired(evidence),
         *_numbers(evidence),
-        *_constant(evidence.step),
+        *impossible.check(evidence.step),
         *_metrics(evidence),
         *_gradient_norms(evidence),
     ]
@@ -99,48 +95,6 @@ def _formats(evidence: Evidence) -> list[Said]:
     return found
 
 
-def _contradictions(evidence: Evidence) -> list[Said]:
-    """Records whose statistics differ by more than their elements are said to.
-
-    Of two tensors no largest or smallest element, mean or norm differs by more than the length of
-    their difference; so digests that agree with other statistics, or a sketch that saw less,
-    contradict them.
-    """
-    found = []
-    for name, finding in evidence.step.findings.items():
-        size = pl.max_horizontal(
-            *(pl.col(f"{one}_{side}").abs() for one in ("max", "min") for side in _SIDES)
-        )
-        norm = pl.max_horizontal(*(pl.col(f"norm_{side}").abs() for side in _SIDES))
-        seen = pl.col("error") > sketch_floors.DEVICES
-        apart = pl.when(seen).then(_ESTIMATED * pl.col("error") * norm).otherwise(0.0)
-        # Means and norms are recorded in the tensor's own format: rounded once on either side.
-        units = [unit(f"dtype_{side}").fill_null(0.0) for side in _SIDES]
-        rounded = _SUMMED + _ROUNDED * pl.max_horizontal(*units)
-        more = pl.any_horizontal(
-            *(
-                (
-                    pl.col(f"{one}_diff").abs()
-                    > rounded * (norm if one == "norm" else size) + apart
-                ).fill_null(False)
-                for one in _STATISTICS
-            )
-        )
-        known = pl.col("error_kind").is_in(["digest", "sketch", "tensor"])
-        odd = finding.stage.rows.filter(known & more)
-        if odd.height:
-            found.append(
-                say(
-                    "{name}: {count:,} records have other statistics than their digests or "
-                    "sketches allow, first {first}",
-                    name=name,
-                    count=odd.height,
-                    first=odd.item(0, "name"),
-                )
-            )
-    return found
-
-
 def _numbers(evidence: Evidence) -> list[Said]:
     """Records of which one side alone has numbers; texts and whole numbers have none."""
     found = []
@@ -163,39 +117,6 @@ def _numbers(evidence: Evidence) -> list[Said]:
     return found
 
 
-def _constant(step: Step) -> list[Said]:
-    """What is one number throughout on both sides: no result is, and its agreement proves nothing.
-
-    A single record may be zero (an adapter that begins there, an expert without tokens); all that a
-    stage computes may not.
-    """
-    found = []
-    for name, finding in step.findings.items():
-        outputs = finding.stage.rows.filter(
-            (pl.col("slot") == "output")
-            & (pl.col("direction") == "forward")
-            & pl.col("dtype_benchmark").is_in(list(UNIT))
-        )
-        zero = pl.all_horizontal(pl.col(f"norm_{side}") == 0 for side in _SIDES)
-        if outputs.height > 1 and outputs.select(zero.fill_null(False).all()).item():
-            found.append(say("{name}: every output is 0 on both sides", name=name))
-    alike = [
-        name
-        for name, difference in sorted(step.key_data.items())
-        if name in keydata.OUTCOMES and _is_constant(difference)
-    ]
-    if alike:
-        found.append(say("key data are one number throughout: {names}", names=listed(alike, 4)))
-    return found
-
-
-def _is_constant(difference: Difference) -> bool:
-    """Whether all values of both sides are one and the same number."""
-    values = [side for _, *sides in difference.pairs for side in sides]
-    whole = np.concatenate(values) if values else np.empty(0)
-    return whole.size > len(_SIDES) and bool(np.all(whole == whole[0]))
-
-
 def _metrics(evidence: Evidence) -> list[Said]:
     """What the trainer reports of the step on one side only, and what is 0 and cannot be."""
     sides = [
@@ -204,7 +125,8 @@ def _metrics(evidence: Evidence) -> list[Said]:
             for line in run.metrics()
             if line.get("step") == evidence.step.number
             for name, value in (line.get("metrics") or {}).items()
-            if is_computed(name)
+            # a text is no number that a side has
+            if is_computed(name) and isinstance(value, int | float)
         }
         for run in (evidence.benchmark, evidence.target)
     ]
@@ -299,7 +221,9 @@ def _unpaired(evidence: Evidence) -> list[Said]:
     number = evidence.step.number
     empty = {
         name
-        for name in (sides[0] & sides[1]) - evidence.step.key_data.keys() - keydata.FREE.keys()
+        for name in (sides[0] & sides[1])
+        - {known.removesuffix(keydata.LATER) for known in evidence.step.key_data}
+        - keydata.FREE.keys()
         if bool(keydata.load(runs[0], name, number)) != bool(keydata.load(runs[1], name, number))
     }
     lone = sorted((sides[0] ^ sides[1]) | empty)
@@ -349,7 +273,7 @@ def _has_no_floor(step: Step, name: str) -> bool:
     finding = step.findings.get(stage)
     if finding is None:
         return True
-    own = keydata.OUTCOMES.get(name) == stage
+    own = keydata.result_of(name) == stage
     return own and name not in {outcome.name for outcome in finding.produced}
 
 
@@ -376,8 +300,10 @@ def _gradient_norms(evidence: Evidence) -> list[Said]:
         left, right = (
             {key: norm for key, norm in side.items() if _TOTAL in key} for side in (left, right)
         )
-    if not left or not right or ranks[0] != ranks[1]:
-        return []  # on other ranks, norms are of other shards
+    if ranks[0] != ranks[1]:  # norms of shards have no partner; those of the whole have
+        left, right = (_of_all(side, own) for side, own in zip((left, right), ranks, strict=True))
+    if not left or not right:
+        return []
     allowed = outcomes.norm_floor(found.stage.rows for found in evidence.step.findings.values())
     found = []
     for key in sorted(left.keys() | right.keys()):
@@ -395,6 +321,18 @@ def _gradient_norms(evidence: Evidence) -> list[Said]:
         elif b.dtype != t.dtype and evidence.results.plan.one_precision:
             found.append(say("{key} is {b} against {t}", key=key, b=b.dtype.name, t=t.dtype.name))
     return [say("gradient norms: {found}", found=listed(found, 4))] if found else []
+
+
+def _of_all(norms: dict[str, np.floating[Any]], ranks: set[int]) -> dict[str, np.floating[Any]]:
+    """Norms of which every rank has the same: those of the whole gradient, which all clip by."""
+    found: dict[str, list[np.floating[Any]]] = {}
+    for key, norm in norms.items():
+        found.setdefault(_RANK.sub("", key), []).append(norm)
+    return {
+        key: own[0]
+        for key, own in found.items()
+        if len(own) == len(ranks) and np.ptp(own) <= _SAME * abs(own[0])
+    }
 
 
 def _norms(run: Run, step: int) -> dict[str, np.floating[Any]]:

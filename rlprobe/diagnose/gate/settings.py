@@ -15,7 +15,7 @@ from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate import configuration
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
 from rlprobe.errors import ReplayError
-from rlprobe.judge.roundoff import UNIT
+from rlprobe.judge.roundoff import FP32, UNIT, unit
 from rlprobe.roles import (
     BENCHMARK,
     HIGH_PRECISION,
@@ -159,6 +159,27 @@ def _precision(evidence: Evidence) -> GateItem:
             say("both {declared}, and yet {formats}", declared=declared[0], formats=formats),
             say("see the first divergence: what computes in another format than was asked for"),
         )
+    coarse = _coarser(evidence, declared[0])
+    if coarse:
+        return caveat(
+            PRECISION,
+            say("both {declared}, and yet {formats}", declared=declared[0], formats=coarse),
+            say(
+                "find what makes both sides compute so (autocast, a loaded dtype): floors are of "
+                "the coarser format, and what fp32 would show is within them"
+            ),
+        )
+    unsaid = [side for side, own in zip(("benchmark", "target"), switches, strict=True) if not own]
+    if len(unsaid) == 1:
+        return caveat(
+            PRECISION,
+            say(
+                "both {declared}; the {side} did not record its switches",
+                declared=declared[0],
+                side=of_side(unsaid[0]),
+            ),
+            say("run it again: what rounds factors first (TF32, HF32) is known from them alone"),
+        )
     if found:
         return caveat(
             PRECISION,
@@ -184,6 +205,23 @@ def _other_formats(evidence: Evidence) -> Said | None:
         if count:
             said.append(say("{count:,} outputs of {name}", count=count, name=name))
     return say("{what} are of another format", what=listed(said, 6)) if said else None
+
+
+def _coarser(evidence: Evidence, declared: str) -> Said | None:
+    """How many modules' outputs both sides have in fewer bits than fp32, which was asked for."""
+    if declared != "fp32":
+        return None
+    said = []
+    for name, finding in evidence.step.findings.items():
+        rows = finding.stage.rows
+        short = [unit(f"dtype_{side}") > FP32 for side in ("benchmark", "target")]
+        made = (pl.col("slot") == "output") & (pl.col("direction") == "forward")
+        count = rows.filter((made & pl.all_horizontal(*short)).fill_null(False)).height
+        if count:
+            said.append(say("{count:,} outputs of {name}", count=count, name=name))
+    return (
+        say("{what} are of a coarser format on both sides", what=listed(said, 6)) if said else None
+    )
 
 
 def _shared_switches(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import polars as pl
 import pytest
 
 from rlprobe.diagnose.diagnosis import Diagnosis
+from rlprobe.diagnose.gate import held
 from rlprobe.stages import ACTOR_UPDATE, LOG_PROB
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.transformer import Device
@@ -57,3 +62,37 @@ def test_what_the_benchmark_does_as_well_is_its_way(align: Align) -> None:
     found = aligned(align, benchmark=read, target=read)
     assert found.verdict == "aligned", found.sentence
     assert state(found) == "open"
+
+
+def read(*digests: str, stage: str = LOG_PROB) -> Any:
+    """A run whose stage was entered several times, each with one parameter of these bytes."""
+    rows = [
+        {"step": 0, "stage": stage, "role": "actor", "rank": 0, "name": WEIGHT, "dtype": "f",
+         "local_shape": [2], "offset": None, "digest": digest}
+        for digest in digests
+    ]  # fmt: skip
+    table = pl.DataFrame(rows, schema_overrides={"offset": pl.String})
+    return SimpleNamespace(weights=lambda: table)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "target", "state"),
+    [
+        (("a", "a"), ("a", "a"), "open"),
+        (("a", "a"), ("a", "b"), "shut"),
+        # an update came between: what it makes of weights is judged as changes
+        (("a", "b"), ("a", "c"), None),
+        (("a",), ("a",), None),
+    ],
+)
+@pytest.mark.parametrize("stage", [LOG_PROB, ACTOR_UPDATE])
+def test_a_stage_that_is_entered_twice_is_held_to_both_readings(
+    benchmark: tuple[str, ...], target: tuple[str, ...], state: str | None, stage: str
+) -> None:
+    """Adapters on and off: only the first reading was compared with the other side's."""
+    evidence: Any = SimpleNamespace(
+        benchmark=read(*benchmark, stage=stage), target=read(*target, stage=stage)
+    )
+    item, shut = held.check(evidence)
+    assert (None if item is None else item.state) == state
+    assert (shut is not None) == (state == "shut")

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from rlprobe import coordinates
+from rlprobe.diagnose.gate import contradictions
 from rlprobe.dumps.logical import SCHEMA
 from rlprobe.judge import compared, reasons, replicas
 from rlprobe.judge.inputs import Results
@@ -309,3 +310,35 @@ def test_one_replica_of_each_data_parallel_rank_counts() -> None:
     # one rank of a model alone writes what its last stage computes
     assert replicas.first([(1, "x"), (3, "x")], lambda item: item[0], of) == [(1, "x"), (3, "x")]
     assert replicas.alternatives([], lambda item: item, of) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (Side({}).add(0), False),
+        (Side({}).add(0, change=lambda x: x * (1 + 1e-7)), False),
+        (Side({}).add(0, change=lambda x: 1.01 * x), True),
+        (Side({}).add(0, change=lambda x: x + 0.01), True),
+        (Side({}).add(0, change=lambda x: np.full_like(x, np.nan)), True),
+    ],
+)
+@pytest.mark.parametrize("beyond", [False, True])
+def test_where_calls_are_judged_these_must_not_say_otherwise(
+    target: Side, said: bool, beyond: bool
+) -> None:
+    """Laid out alike, nothing else looks at them."""
+    calls = pl.DataFrame(
+        {"module": ["model.norm"], "direction": ["forward"], "slot": ["output"], "floor": [1e-6],
+         "judged": [True], "beyond": [beyond]}
+    )  # fmt: skip
+    stage = SimpleNamespace(rows=calls, laid_out=None, misplaced=None)
+    evidence: Any = SimpleNamespace(
+        results=results(ONE, target),
+        benchmark=ONE,
+        target=target,
+        step=SimpleNamespace(number=0, findings={STAGE: SimpleNamespace(stage=stage)}),
+    )
+    text = contradictions._coordinates(evidence)
+    assert bool(text) == (said and not beyond)
+    stage.laid_out = "models are divided otherwise"
+    assert contradictions._coordinates(evidence) == [], "there they are what is judged"

@@ -10,68 +10,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from rlprobe.diagnose.gate import recorded, shapes
-from rlprobe.dumps.key_data import KeyData, Row
+from rlprobe.diagnose.gate import shapes
+from rlprobe.dumps.key_data import Row
 from rlprobe.judge import keydata, reasons
-
-STATISTICS = ("max", "min", "mean", "norm")
-
-
-def rows(**changes: Any) -> pl.DataFrame:
-    """One record of two fp32 tensors that agree, and what a test changes of it."""
-    row: dict[str, Any] = {
-        "name": "Module.m.Linear.forward.0.output.0", "slot": "output", "status": "matched",
-        "reason": None, "error": 0.0, "error_kind": "digest", "excess": 0.0, "floor": 1e-6,
-        "direction": "forward", "unjudged_because": None,
-    }  # fmt: skip
-    for side in ("benchmark", "target"):
-        row |= {f"dtype_{side}": "torch.float32", f"max_{side}": 2.0, f"min_{side}": -2.0,
-                f"mean_{side}": 0.1, f"norm_{side}": 10.0}  # fmt: skip
-    row |= changes
-    for name in STATISTICS:
-        b, t = row[f"{name}_benchmark"], row[f"{name}_target"]
-        row.setdefault(f"{name}_diff", None if None in (b, t) else t - b)
-    numbers = {name: pl.Float64 for name in row if name.startswith((*STATISTICS, "excess"))}
-    return pl.DataFrame(
-        [row], schema_overrides={"reason": pl.String, "unjudged_because": pl.String, **numbers}
-    )
-
-
-def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any = (),
-        stages: Any = None, metrics: Any = None) -> Any:  # fmt: skip
-    layout = [SimpleNamespace(rank=rank, role="actor") for rank in range(ranks)]
-    table = pl.DataFrame(list(weights), schema={"name": pl.String, "stage": pl.String,
-                         "step": pl.Int32, "rank": pl.Int32}, orient="row")  # fmt: skip
-    return SimpleNamespace(
-        dump=data or Path("/nowhere"),
-        key_data=lambda: data,
-        recorded=None if data is None else KeyData(data, proof),
-        mock_proof=lambda: list(proof),
-        weights=lambda: table,
-        metrics=lambda: [] if metrics is None else [{"step": 0, "metrics": metrics}],
-        manifest=SimpleNamespace(
-            layout=layout,
-            stages={"actor_update": SimpleNamespace(state="captured"), **(stages or {})},
-        ),
-    )
-
-
-def found(table: pl.DataFrame | None = None, left: Any = None, right: Any = None,
-          one_precision: bool = True, key_data: Any = None) -> str:  # fmt: skip
-    """What the item says; empty where it says nothing."""
-    stage = SimpleNamespace(rows=rows() if table is None else table, laid_out=None, misplaced=None)
-    evidence: Any = SimpleNamespace(
-        results=SimpleNamespace(plan=SimpleNamespace(one_precision=one_precision)),
-        step=SimpleNamespace(
-            number=0,
-            findings={"actor_update": SimpleNamespace(stage=stage)},
-            key_data=key_data or {},
-        ),
-        benchmark=left or run(),
-        target=right or run(),
-    )
-    item = recorded.check(evidence)
-    return "" if item is None else item.evidence
+from tests.unit.diagnose.stand_ins import STATISTICS, found, rows, run
 
 
 def test_two_alike_say_nothing() -> None:
@@ -179,6 +121,20 @@ def test_norms_of_other_shards_are_not_compared(tmp_path: Path) -> None:
     assert found(None, left, right) == ""
 
 
+@pytest.mark.parametrize(
+    ("ranks", "said"), [((2.0, 2.0), ""), ((3.0, 3.0), "2 against 3"), ((1.0, 3.0), "")]
+)
+def test_the_norm_of_the_whole_gradient_is_compared_whatever_the_ranks(
+    tmp_path: Path, ranks: tuple[float, float], said: str
+) -> None:
+    """What every rank has the same of does not depend on how many there are."""
+    left = run(norms(tmp_path / "b", 2.0))
+    for rank, value in enumerate(ranks):
+        norms(tmp_path / "t", value, rank)
+    text = found(None, left, run(tmp_path / "t", ranks=2))
+    assert said in text and bool(text) == bool(said)
+
+
 def test_key_data_without_partners_are_said() -> None:
     difference = SimpleNamespace(pairs=[], benchmark_only=1, target_only=0, formats=("a", "a"))
     assert "1 rows on the benchmark only" in found(key_data={"values": difference})
@@ -239,6 +195,41 @@ def test_results_that_are_one_number_throughout_prove_nothing(value: float) -> N
     assert found(key_data=given) == "", "no result: all rewards may be equal"
     other = [Row("s", np.arange(5.0), 0, 0)]
     assert found(key_data={"entropys": keydata.compare(other, other, "entropys", 0)}) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "said"),
+    [
+        ("old_log_probs", [-3.0, -1.0, -2.0], ""),
+        ("old_log_probs", [-3.0, 0.01, -2.0], ""),  # rounded to 16 bits on the way
+        ("old_log_probs", [-3.0, 1.0, -2.0], "old_log_probs are not what they can be"),
+        ("ref_log_prob", [3.0, 1.0, 2.0], "ref_log_prob are not"),
+        ("update_log_probs (later updates)", [3.0, 1.0, 2.0], "(later updates) are not"),
+        ("entropys", [3.0, 1.0, 2.0], ""),
+        ("entropys", [3.0, -1.0, 2.0], "entropys are not"),
+        ("values", [3.0, -1.0, 2.0], ""),
+        ("given_old_log_probs", [3.0, 1.0, 2.0], ""),  # of whatever gave them
+    ],
+)
+def test_logarithms_of_probabilities_are_not_above_zero(
+    name: str, values: list[float], said: str
+) -> None:
+    row = [Row("s", np.array(values), 0, 0), Row("t", np.array([-4.0, -5.0, -6.0]), 0, 0)]
+    if name == "entropys":
+        row[1] = Row("t", np.array([4.0, 5.0, 6.0]), 0, 0)
+    text = found(key_data={name: keydata.compare(row, row, name, 0)})
+    assert said in text and bool(text) == bool(said)
+
+
+def test_one_sample_of_one_number_is_said_and_a_short_one_is_not() -> None:
+    def said(*samples: list[float]) -> str:
+        row = [Row(f"s{n}", np.array(values), 0, 0) for n, values in enumerate(samples)]
+        return found(key_data={"old_log_probs": keydata.compare(row, row, "old_log_probs", 0)})
+
+    plain = [-1.0, -2.0, -3.0]
+    assert said(plain, [-2.0, -2.0]) == ""
+    assert "old_log_probs of 1 samples are one number throughout" in said(plain, [0.0] * 4)
+    assert "first in sample s1" in said(plain, [0.0] * 4)
 
 
 def test_metrics_of_one_side_and_those_that_are_zero_and_cannot_be_are_said() -> None:

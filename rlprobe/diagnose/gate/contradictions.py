@@ -1,0 +1,268 @@
+"""What a run recorded of one thing twice, and does not say the same of.
+
+A digest, a sketch, statistics and a format are of one tensor: where two of them cannot be of the
+same, one was not recorded of what was computed, and the agreement of the other proves nothing.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from rlprobe import sketch_floors
+from rlprobe.diagnose.gate.evidence import Evidence
+from rlprobe.judge import tokens
+from rlprobe.judge.logical import layout, whole
+from rlprobe.judge.reasons import INHERITED
+from rlprobe.judge.roundoff import UNIT, unit
+from rlprobe.said import Said, listed, of_side, say
+from rlprobe.sketch import distance
+from rlprobe.store.read import Run
+
+#: Statistics of one tensor, computed by two devices, differ by their summing: by a few roundings of
+#: fp32, however long the sums.
+_SUMMED = 1e-6
+#: Two numbers that are equal before they are rounded to a format differ by no more roundings.
+_ROUNDED = 2.0
+#: A sketch estimates the length of a difference to 9 %: five times that is never reached.
+_ESTIMATED = 1.5
+#: Floors that a single token is never apart by: the largest of thousands, from a sketch of 17.
+_OF_TOKENS = 20.0
+_SIDES = ("benchmark", "target")
+_STATISTICS = ("max", "min", "mean", "norm")
+#: What says which parameter of which process and stage.
+_PART = ["step", "stage", "role", "rank", "name"]
+#: From here on numbers overflow a sketch, which is then left out.
+_OVERFLOWS = 1e18
+
+
+def check(evidence: Evidence) -> list[Said]:
+    """What contradicts itself, a sentence each."""
+    return [
+        *_records(evidence),
+        *_without_sketches(evidence),
+        *_tokens(evidence),
+        *_coordinates(evidence),
+        *_weights(evidence),
+        *_key_data(evidence),
+    ]
+
+
+def _records(evidence: Evidence) -> list[Said]:
+    """Records whose statistics differ by more than their elements are said to.
+
+    Of two tensors no largest or smallest element, mean or norm differs by more than the length of
+    their difference; so digests that agree with other statistics, or a sketch that saw less,
+    contradict them.
+    """
+    found = []
+    for name, finding in evidence.step.findings.items():
+        size = pl.max_horizontal(
+            *(pl.col(f"{one}_{side}").abs() for one in ("max", "min") for side in _SIDES)
+        )
+        norm = pl.max_horizontal(*(pl.col(f"norm_{side}").abs() for side in _SIDES))
+        seen = pl.col("error") > sketch_floors.DEVICES
+        apart = pl.when(seen).then(_ESTIMATED * pl.col("error") * norm).otherwise(0.0)
+        # Means and norms are recorded in the tensor's own format: rounded once on either side.
+        units = [unit(f"dtype_{side}").fill_null(0.0) for side in _SIDES]
+        rounded = _SUMMED + _ROUNDED * pl.max_horizontal(*units)
+        more = pl.any_horizontal(
+            *(
+                (
+                    pl.col(f"{one}_diff").abs()
+                    > rounded * (norm if one == "norm" else size) + apart
+                ).fill_null(False)
+                for one in _STATISTICS
+            )
+        )
+        known = pl.col("error_kind").is_in(["digest", "sketch", "tensor"])
+        odd = finding.stage.rows.filter(known & more)
+        if odd.height:
+            found.append(
+                say(
+                    "{name}: {count:,} records have other statistics than their digests or "
+                    "sketches allow, first {first}",
+                    name=name,
+                    count=odd.height,
+                    first=odd.item(0, "name"),
+                )
+            )
+    return found
+
+
+def _without_sketches(evidence: Evidence) -> list[Said]:
+    """Records that have statistics alone where both sides were to sketch every tensor.
+
+    Statistics are judged, and see no permutation and little of what cancels.
+    """
+    runs = (evidence.benchmark, evidence.target)
+    if not all((run.manifest.declared.get("capture") or {}).get("sketch") for run in runs):
+        return []
+    floats = [pl.col(f"dtype_{side}").is_in(list(UNIT)) for side in _SIDES]
+    sizes = [pl.col(f"{end}_{side}").abs() for end in ("max", "min") for side in _SIDES]
+    plain = pl.all_horizontal(
+        *floats,
+        pl.col("error_kind") == "statistics",
+        pl.col("shape_benchmark").list.len() > 0,
+        pl.max_horizontal(*sizes) < _OVERFLOWS,
+    ).fill_null(False)
+    found = []
+    for name, finding in evidence.step.findings.items():
+        rows = finding.stage.rows.filter(plain)
+        if rows.height:
+            found.append(
+                say(
+                    "{name}: {count:,} records have no sketch on a side that was to have them, and "
+                    "were judged by statistics alone, first {first}",
+                    name=name,
+                    count=rows.height,
+                    first=rows.item(0, "name"),
+                )
+            )
+    return found
+
+
+def _tokens(evidence: Evidence) -> list[Said]:
+    """Records that agree while one of their tokens, sketched apart, does not.
+
+    Tokens of one record have the round-off of the same operations: what one of them differs by is
+    of the size of the floor, however small a part of the record it is.
+    """
+    found = []
+    for name, finding in evidence.step.findings.items():
+        apart = tokens.errors(evidence.results, name, evidence.step.number)
+        if apart is None:
+            continue
+        agree = finding.stage.rows.filter(
+            pl.col("judged")
+            & ~pl.col("beyond")
+            & (pl.col("excused_by").is_null() | (pl.col("excused_by") == INHERITED))
+        ).select("name", "floor", rank=pl.coalesce("rank_target", "rank"))
+        odd = agree.join(apart, on=["name", "rank"], maintain_order="left").filter(
+            pl.col("error") > _OF_TOKENS * pl.max_horizontal("floor", pl.lit(sketch_floors.DEVICES))
+        )
+        if odd.height:
+            found.append(
+                say(
+                    "{name}: {count:,} records agree while a token of theirs does not, first "
+                    "{first} ({error:.3g}, floor {floor:.2g})",
+                    name=name,
+                    count=odd.height,
+                    first=odd.item(0, "name"),
+                    error=odd.item(0, "error"),
+                    floor=odd.item(0, "floor"),
+                )
+            )
+    return found
+
+
+def _coordinates(evidence: Evidence) -> list[Said]:
+    """Records of whole stages that do not agree, while those of every call do.
+
+    Where both sides are laid out alike calls are judged, and these are recorded besides.
+    """
+    found = []
+    for name, finding in evidence.step.findings.items():
+        number = evidence.step.number
+        if finding.stage.laid_out is not None or finding.stage.misplaced is not None:
+            continue
+        if not layout.available(evidence.results, name, number):
+            continue
+        left, right = (
+            whole.of_run(run, name, number) for run in (evidence.benchmark, evidence.target)
+        )
+        agree = finding.stage.rows.filter(pl.col("judged") & ~pl.col("beyond"))
+        floors = agree.group_by("module", "direction", "slot").agg(pl.col("floor").max())
+        odd = [
+            (module, distance(left[key].sketch.sum(0), right[key].sketch.sum(0)) / left[key].norm)
+            for module, direction, slot, floor in floors.iter_rows()
+            if (key := (module, direction, slot)) in left and key in right and left[key].norm > 0
+            and not _within(left[key], right[key], floor)
+        ]  # fmt: skip
+        if odd:
+            found.append(
+                say(
+                    "{name}: {count:,} records by coordinates differ while those of the calls "
+                    "agree, first {first} ({error:.3g})",
+                    name=name,
+                    count=len(odd),
+                    first=odd[0][0],
+                    error=odd[0][1],
+                )
+            )
+    return found
+
+
+def _within(left: whole.Whole, right: whole.Whole, floor: float | None) -> bool:
+    """Whether two records by coordinates differ by no more than their calls may."""
+    if not (left.finite or right.finite):
+        return True
+    apart = distance(left.sketch.sum(0), right.sketch.sum(0)) / left.norm
+    allowed = _OF_TOKENS * max(floor or 0.0, sketch_floors.DEVICES)
+    return bool(apart <= allowed)  # NaN is not
+
+
+def _weights(evidence: Evidence) -> list[Said]:
+    """Parameters of one digest whose norms differ, and those that are kept in another format."""
+    tables = [_own(run, evidence.step.number) for run in (evidence.benchmark, evidence.target)]
+    if any(table is None for table in tables):
+        return []
+    left, right = (table for table in tables if table is not None)
+    both = left.join(right, on=_PART, suffix="_target", maintain_order="left")
+    apart = (pl.col("norm") - pl.col("norm_target")).abs()
+    same = pl.col("digest") == pl.col("digest_target")
+    odd = both.filter(same & (apart > _SUMMED * pl.col("norm")))
+    other = both.filter(pl.col("dtype") != pl.col("dtype_target"))
+    found = []
+    if odd.height:
+        found.append(
+            say(
+                "{count:,} parameters have other norms than their digests allow, first {first}",
+                count=odd.height,
+                first=_called(odd),
+            )
+        )
+    if other.height and evidence.results.plan.one_precision:
+        found.append(
+            say(
+                "{count:,} parameters are kept in another format, first {first} ({benchmark} "
+                "against {target})",
+                count=other.height,
+                first=_called(other),
+                benchmark=other.item(0, "dtype"),
+                target=other.item(0, "dtype_target"),
+            )
+        )
+    return found
+
+
+def _own(run: Run, step: int) -> pl.DataFrame | None:
+    """A step's weights, each as its process first read it."""
+    table = run.weights()
+    if table is None:
+        return None
+    here = table.filter(pl.col("step") == step)
+    return here.select(*_PART, "dtype", "digest", "norm").unique(
+        _PART, keep="first", maintain_order=True
+    )
+
+
+def _called(table: pl.DataFrame) -> Said:
+    return say("{name} ({stage})", name=table.item(0, "name"), stage=table.item(0, "stage"))
+
+
+def _key_data(evidence: Evidence) -> list[Said]:
+    """Arrays whose values are not those that the statistics beside them are of."""
+    found = []
+    for side, run in (("benchmark", evidence.benchmark), ("target", evidence.target)):
+        data = run.recorded
+        wrong = {} if data is None else data.contradicted(evidence.step.number)
+        if wrong:
+            found.append(
+                say(
+                    "key data of the {side} have other values than the statistics beside them: "
+                    "{names}",
+                    side=of_side(side),
+                    names=listed([f"{name} ({which})" for name, which in wrong.items()], 4),
+                )
+            )
+    return found
