@@ -2,11 +2,12 @@
 # make selftest-quick       a few of them, as continuous integration does
 
 # make stories              three divergences from alignment to a reproducer that exits 3
+# make unjudged            41 changes of finished runs that could go unjudged in silence (two minutes)
 # make curves               twenty real steps of training, a correct device and a late fault
 # make layouts              layouts against layouts, clean and with planted faults: the table (half an hour)
 # make real-shape           a model of 24 layers and 151,936 tokens: benign, and two faults (slow, 15 GiB)
 
-.PHONY: selftest selftest-quick curves layouts stories real-shape
+.PHONY: selftest selftest-quick unjudged curves layouts stories real-shape
 
 selftest: $(STAMP)
 	rlprobe selftest --json results/selftest/scores.json $(ARGS)
@@ -20,6 +21,9 @@ layouts: $(STAMP)
 	  --json results/layouts/experts.json $(ARGS)
 	python tests/e2e/layouts.py --precision bf16 --clean --directory results/layouts/bf16 \
 	  --json results/layouts/bf16.json $(ARGS)
+
+unjudged: $(STAMP)
+	pytest -q -m long tests/e2e/test_unjudged.py $(PYTEST_ARGS)
 
 curves: $(STAMP)
 	pytest -m long tests/e2e/test_curves.py $(PYTEST_ARGS)

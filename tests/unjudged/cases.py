@@ -30,14 +30,18 @@ class Case:
     name: str
     change: Callable[[Copy], Any]
     answer: str
+    #: Files of the target without which there is nothing to change.
+    needs: str | None = None
 
 
 CASES: dict[str, Case] = {}
 
 
-def case(answer: str) -> Callable[[Callable[[Copy], Any]], Callable[[Copy], Any]]:
+def case(
+    answer: str, needs: str | None = None
+) -> Callable[[Callable[[Copy], Any]], Callable[[Copy], Any]]:
     def add(change: Callable[[Copy], Any]) -> Callable[[Copy], Any]:
-        CASES[change.__name__] = Case(change.__name__, change, answer)
+        CASES[change.__name__] = Case(change.__name__, change, answer, needs)
         return change
 
     return add
@@ -255,7 +259,7 @@ def nan_advantage_of_one_token(copy: Copy) -> None:
     copy.array(TARGET, _last(copy, "advantages"), _one(np.nan))
 
 
-@case(NOTICED)
+@case(NOTICED, needs="dump/data/update_entropys/**/*.npy")
 def entropy_of_one_token_in_the_second_update_twice_as_large(copy: Copy) -> None:
     copy.array(TARGET, _last(copy, "update_entropys"), _one(lambda v: 2 * v))
 
@@ -308,7 +312,7 @@ def tokens_whose_sketches_contradict_their_record(copy: Copy) -> None:
     )
 
 
-@case(NOTICED)
+@case(NOTICED, needs="logical/*.parquet")
 def a_record_by_coordinates_that_contradicts_its_calls(copy: Copy) -> None:
     copy.table(
         TARGET,

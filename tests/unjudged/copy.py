@@ -83,6 +83,12 @@ class Copy(Laboratory):
         """Take files away; how many."""
         names = self.files(role, pattern)
         self.changed(role, dict.fromkeys(names))
+        root = self.runs[role]
+        for directory in sorted(
+            {path for name in names for path in (root / name).parents}, reverse=True
+        ):
+            if root in directory.parents and not any(directory.iterdir()):
+                directory.rmdir()  # a run that never had the files has no place for them
         return len(names)
 
     def table(self, role: str, name: str, change: Callable[[pl.DataFrame], pl.DataFrame]) -> None:

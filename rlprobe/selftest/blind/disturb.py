@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from rlprobe.dumps.beside import statistics
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.selftest.blind.quantities import (
     CONTRADICTION,
@@ -24,6 +25,7 @@ from rlprobe.selftest.blind.quantities import (
     RECORD,
     SHAPE,
     SINGLE,
+    TEN_FLOORS,
     ZERO,
     Quantity,
 )
@@ -40,22 +42,22 @@ class UnchangedError(Exception):
     """The disturbance changes nothing: there is no number, or it is zero already."""
 
 
-def content(run: Path, quantity: Quantity, way: str) -> bytes | None:
-    """The file that holds the quantity, with it disturbed; None where the file is to go.
+def contents(run: Path, quantity: Quantity, way: str) -> dict[str, bytes | None]:
+    """The files that hold the quantity, with it disturbed; None for one that is to go.
 
     Raises:
         UnchangedError: it would be as it was.
     """
     data = (run / quantity.file).read_bytes()
     if quantity.kind == RECORD:
-        return _record(data, quantity, way)
+        return {quantity.file: _record(data, quantity, way)}
     if quantity.kind == KEY_DATA:
-        return None if way == MISSING else _array(data, way, quantity.floor or 0.0)
+        return _saved(run, data, quantity, way)
     if quantity.kind == METRIC:
-        return _metric(data, quantity, way)
+        return {quantity.file: _metric(data, quantity, way)}
     if quantity.kind == PROOF:
-        return _proof(data, quantity, way)
-    return _weight(data, quantity, way)
+        return {quantity.file: _proof(data, quantity, way)}
+    return {quantity.file: _weight(data, quantity, way)}
 
 
 def _record(data: bytes, quantity: Quantity, way: str) -> bytes:
@@ -119,12 +121,33 @@ def _size(quantity: Quantity) -> float:
     return TIMES * floor if floor is not None and floor > 0 else MOVED
 
 
-def _array(data: bytes, way: str, floor: float) -> bytes:
+def _saved(run: Path, data: bytes, quantity: Quantity, way: str) -> dict[str, bytes | None]:
+    """An array and the JSON beside it, which says the array's statistics and format."""
+    name = str(Path(quantity.file).with_suffix(".json"))
+    there = (run / name).is_file()
+    if way == MISSING:
+        return dict.fromkeys([quantity.file, *([name] if there else [])])
+    values = _array(data, TEN_FLOORS if way == CONTRADICTION else way, quantity.floor or 0.0)
+    if way == CONTRADICTION and not there:
+        raise UnchangedError
+    out = io.BytesIO()
+    np.save(out, values, allow_pickle=False)
+    found: dict[str, bytes | None] = {quantity.file: out.getvalue()}
+    if there and way != CONTRADICTION:
+        whole = json.loads((run / name).read_bytes())
+        whole["data"] |= statistics(values)
+        if way == DTYPE and "dtype" in whole["data"]:
+            whole["data"]["dtype"] = f"torch.{values.dtype.name}"
+        found[name] = json.dumps(whole).encode()
+    return found
+
+
+def _array(data: bytes, way: str, floor: float) -> npt.NDArray[Any]:
     values = np.load(io.BytesIO(data), allow_pickle=False)
     if not values.size:
         raise UnchangedError
     if way == DTYPE:
-        return _saved(values.astype(_OTHER.get(values.dtype.name, "float64")))
+        return np.asarray(values.astype(_OTHER.get(values.dtype.name, "float64")))
     if way == SINGLE:
         new = values.copy().reshape(-1)
         wide = np.nan_to_num(new.astype(np.float64))
@@ -143,7 +166,7 @@ def _array(data: bytes, way: str, floor: float) -> bytes:
         new = _changed(values, 2.0 * TIMES * floor)
     if np.array_equal(new, values, equal_nan=np.issubdtype(values.dtype, np.floating)):
         raise UnchangedError
-    return _saved(new)
+    return np.asarray(new)
 
 
 #: Another format for each that frameworks record; what is not here becomes float64.
@@ -154,12 +177,6 @@ def _changed(values: npt.NDArray[Any], by: float) -> npt.NDArray[Any]:
     if np.issubdtype(values.dtype, np.floating):
         return np.asarray((values * (1.0 + max(MOVED, by))).astype(values.dtype))
     return np.asarray(values ^ True if values.dtype == bool else values + 1)
-
-
-def _saved(values: npt.NDArray[Any]) -> bytes:
-    out = io.BytesIO()
-    np.save(out, values, allow_pickle=False)
-    return out.getvalue()
 
 
 def _metric(data: bytes, quantity: Quantity, way: str) -> bytes:
@@ -173,8 +190,8 @@ def _metric(data: bytes, quantity: Quantity, way: str) -> bytes:
         del entry["metrics"][quantity.name]
     else:
         by = value * MOVED if quantity.floor is None else TIMES * quantity.floor
-        new = float("nan") if way == NAN else value + by
-        if new == value:
+        new = {NAN: float("nan"), ZERO: 0.0}.get(way, value + by)
+        if new == value or (way == ZERO and abs(value) <= (quantity.floor or 0.0)):
             raise UnchangedError
         entry["metrics"][quantity.name] = new
     lines[first + (quantity.row or 0)] = json.dumps(entry).encode()
@@ -199,13 +216,23 @@ def _weight(data: bytes, quantity: Quantity, way: str) -> bytes:
     if way == MISSING:
         return _parquet(table, pl.concat([table[:at], table[at + 1 :]]))
     row = table.row(at, named=True)
-    row["digest"] = _other(row["digest"])
-    for name in ("norm", "sketch"):
-        value = row.get(name)
-        if isinstance(value, list):
-            row[name] = [number * (1.0 + MOVED) for number in value]
-        elif value is not None:
-            row[name] = value * (1.0 + MOVED)
+    if way != CONTRADICTION:
+        row["digest"] = _other(row["digest"])
+    if way == DTYPE:  # the same numbers, which are other bytes
+        coarse = "torch.bfloat16"
+        row["dtype"] = coarse if row["dtype"] != coarse else "torch.float32"
+    else:
+        factor = {NAN: float("nan"), ZERO: 0.0}.get(way, 1.0 + MOVED)
+        moved = {
+            name: [number * factor for number in value] if isinstance(value, list) else
+            value * factor
+            for name in ("norm", "sketch")
+            if (value := row.get(name)) is not None
+            and (way != CONTRADICTION or name == "norm")
+        }  # fmt: skip
+        if all(moved[name] == row[name] for name in moved):
+            raise UnchangedError
+        row |= moved
     changed = pl.DataFrame([row], schema=table.schema)
     return _parquet(table, pl.concat([table[:at], changed, table[at + 1 :]]))
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +91,10 @@ class Laboratory:
         self._manifest = Manifest.load(self.target)
         self._of_no_run()
         self._opened = Results.open(self.results)
+        for role in self._opened.plan.runs:
+            run = self._opened.run(role)
+            if run is not None:
+                _remember(run)
         self._kept = Kept()
         self.before = self._judgement(examine(self._opened, self._kept))
 
@@ -144,8 +149,8 @@ class Laboratory:
         Raises:
             UnchangedError: the disturbance changes nothing.
         """
-        data = disturb.content(self.target, quantity, way)
-        with self._changed(quantity, way, data):
+        contents = disturb.contents(self.target, quantity, way)
+        with self._changed(quantity, way, contents):
             try:
                 if quantity.stage is not None:
                     self._compare(quantity.stage)
@@ -160,10 +165,12 @@ class Laboratory:
         was = self._opened.run(TARGET)
         assert was is not None
         target = Run(was.store, was.path, Manifest.load(self.target))
-        if quantity.kind in (RECORD, METRIC):  # its key data are what they were
+        if quantity.kind in (RECORD, METRIC):  # its key data and weights are what they were
             vars(target).update(
-                {name: getattr(was, name) for name in ("_checked_data", "recorded")}
+                {name: getattr(was, name) for name in ("_checked_data", "recorded", "weights")}
             )
+        else:
+            _remember(target)
         runs = {role: run for role in self._opened.plan.runs
                 if (run := self._opened.run(role)) is not None}  # fmt: skip
         return dataclasses.replace(self._opened, _opened=runs | {TARGET: target})
@@ -203,36 +210,41 @@ class Laboratory:
         return float(found) if isinstance(found, float) else None
 
     @contextmanager
-    def _changed(self, quantity: Quantity, way: str, data: bytes | None) -> Iterator[None]:
-        path = self.target / quantity.file
-        kept = path.read_bytes()
+    def _changed(
+        self, quantity: Quantity, way: str, contents: Mapping[str, bytes | None]
+    ) -> Iterator[None]:
+        kept = {name: (self.target / name).read_bytes() for name in contents}
         stage = quantity.stage
         compared = self.results / "compare" / TARGET / stage if stage is not None else None
         aside = self.results.parent / "compared"
         if compared is not None:
             shutil.rmtree(aside, ignore_errors=True)
             shutil.copytree(compared, aside, copy_function=_link)
-        self._describe(quantity, way, data)
-        if data is None:
-            path.unlink()
-        else:
-            self._replace(path, data)
+        self._describe(quantity, way, contents)
+        for name, data in contents.items():
+            if data is None:
+                (self.target / name).unlink()
+            else:
+                self._replace(self.target / name, data)
         try:
             yield
         finally:
-            self._replace(path, kept)
+            for name, data in kept.items():
+                self._replace(self.target / name, data)
             self._replace(self.target / MANIFEST, self._manifest.to_bytes())
             if compared is not None:
                 shutil.rmtree(compared, ignore_errors=True)
                 aside.rename(compared)
 
-    def _describe(self, quantity: Quantity, way: str, data: bytes | None) -> None:
+    def _describe(self, quantity: Quantity, way: str, contents: Mapping[str, bytes | None]) -> None:
         """A manifest as the target would have had, had it recorded this."""
-        files = [file for file in self._manifest.files if file.path != quantity.file]
-        if data is not None:
-            digest = hashlib.sha256(data).hexdigest()
-            files.append(File(path=quantity.file, sha256=digest, size=len(data)))
-            files.sort(key=lambda file: file.path)
+        files = [file for file in self._manifest.files if file.path not in contents]
+        files += [
+            File(path=name, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+            for name, data in contents.items()
+            if data is not None
+        ]
+        files.sort(key=lambda file: file.path)
         stages = dict(self._manifest.stages)
         if quantity.kind == RECORD and way == MISSING and quantity.stage is not None:
             one = stages[quantity.stage]
@@ -255,6 +267,13 @@ class Laboratory:
         # another file in the same place: the one that is linked elsewhere stays as it is
         path.unlink(missing_ok=True)
         path.write_bytes(data)
+
+
+def _remember(run: Run) -> None:
+    """Read once what judging asks a run for many times."""
+    vars(run)["weights"] = functools.cache(run.weights)
+    if run.recorded is not None:
+        vars(run.recorded)["rows"] = functools.cache(run.recorded.rows)
 
 
 def _why(found: Examined) -> str:

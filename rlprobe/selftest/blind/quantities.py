@@ -11,10 +11,10 @@ import polars as pl
 
 from rlprobe import stages
 from rlprobe.diagnose.run import Examined
-from rlprobe.dumps.key_data import stage_of
 from rlprobe.judge import extent, tables
 from rlprobe.judge.curves import Curve
 from rlprobe.judge.extent import Extents
+from rlprobe.judge.keydata import LATER, result_of, stage_of
 from rlprobe.judge.reasons import LATER_STEP, MASKED_VALUE
 from rlprobe.store.read import Run
 
@@ -36,9 +36,9 @@ TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION, SINGLE = (
 _NEVER = -1e4
 WAYS: dict[str, tuple[str, ...]] = {
     RECORD: (TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION),
-    KEY_DATA: (TEN_FLOORS, NAN, ZERO, DTYPE, MISSING, SINGLE),
-    METRIC: (TEN_FLOORS, NAN, MISSING),
-    WEIGHT: (TEN_FLOORS, MISSING),
+    KEY_DATA: (TEN_FLOORS, NAN, ZERO, DTYPE, MISSING, SINGLE, CONTRADICTION),
+    METRIC: (TEN_FLOORS, NAN, ZERO, MISSING),
+    WEIGHT: (TEN_FLOORS, NAN, ZERO, DTYPE, MISSING, CONTRADICTION),
     PROOF: (TEN_FLOORS, MISSING),
 }
 
@@ -127,7 +127,6 @@ def _says_never() -> pl.Expr:
 
 def _key_data(found: Examined) -> Iterator[Quantity]:
     declared: dict[tuple[str, int], str | None] = {}
-    held: set[tuple[str, int]] = set()
     floors: dict[tuple[str, int], float | None] = {}
     passes: dict[str, int | None] = {}
     for stage, every in found.tables.items():
@@ -137,7 +136,6 @@ def _key_data(found: Examined) -> Iterator[Quantity]:
         ).iter_rows():
             declared[name, step] = None if judged else why
             if judged:
-                held.add((name, step))
                 floors[name, step] = floor
         finding = found.step.findings.get(stage)
         passes[stage] = None if finding is None else finding.stage.before_update
@@ -150,11 +148,11 @@ def _key_data(found: Examined) -> Iterator[Quantity]:
         stage = stage_of(name)
         micro = next((int(p[10:]) for p in parts if p.startswith("micro_step")), 0)
         early = passes.get(stage)
-        why = declared.get((name, step))
-        if (name, step) in held and early is not None and micro < early:
-            why = None  # judged, though later micro-batches of the name are not
+        late = early is not None and micro >= early and result_of(name) is not None
+        called = name + LATER if late else name
+        why = declared.get((called, step))
         group = (KEY_DATA, stage or "", name, str(micro), str(step), "")
-        floor = floors.get((name, step))
+        floor = floors.get((called, step))
         yield Quantity(KEY_DATA, stage, file.path, None, group, file.path, floor, why)
 
 

@@ -56,7 +56,8 @@ def outcome(
     if changed:
         return NOTICED, ", ".join(f"{item}: {state}" for item, state in changed)
     left, right = (extent.total(one.extent) for one in (before, after))
-    if (left.judged, left.excused, left.unjudged) != (right.judged, right.excused, right.unjudged):
+    # fewer that are judged, and nothing among the unjudged: what is gone is said nowhere
+    if (left.excused, left.unjudged) != (right.excused, right.unjudged):
         return SAID, f"judged {right.judged} of {right.recorded}, before {left.judged}"
     if declared is not None:
         return DECLARED, declared

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import polars as pl
 import pytest
 
+from rlprobe.capture import key_data
 from rlprobe.cli import main
 from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.dumps.key_data import KeyData
 from rlprobe.errors import UsageError
-from rlprobe.selftest.blind import quantities, run, score
+from rlprobe.judge.extent import Extent
+from rlprobe.selftest.blind import disturb, quantities, run, score
 from rlprobe.selftest.blind.laboratory import Judgement, Laboratory
 from tests.unit.diagnose.conftest import Alignment, aligner
 from tests.unit.diagnose.planted import FORWARD
@@ -123,3 +129,57 @@ def test_several_processes_find_what_one_does(aligned: Alignment, tmp_path: Path
         for jobs in (1, 2)
     )
     assert len(one.trials) == 6 and set(one.trials) == set(two.trials)
+
+
+@pytest.mark.parametrize("way", quantities.WAYS[quantities.KEY_DATA])
+def test_key_data_are_disturbed_with_the_statistics_beside_them(tmp_path: Path, way: str) -> None:
+    """Else every disturbance of them would be noticed as a contradiction, and as nothing else."""
+    kept = "dump/data/values/step0/rank0/micro_step0/values"
+    key_data.write(tmp_path / "dump", "values", 0, 0, 0, np.linspace(-1, 1, 12, dtype=np.float32))
+    one = quantities.Quantity(
+        quantities.KEY_DATA, None, f"{kept}.npy", None, ("key_data",), "values", 1e-6, None
+    )
+    made = disturb.contents(tmp_path, one, way)
+    for name, data in made.items():
+        (tmp_path / name).unlink()
+        if data is not None:
+            (tmp_path / name).write_bytes(data)
+    left = {path.name for path in (tmp_path / kept).parent.iterdir()}
+    assert left == (set() if way == quantities.MISSING else {"values.npy", "values.json"})
+    found = KeyData(tmp_path / "dump" / "data").contradicted(0) if left else {}
+    assert bool(found) == (way == quantities.CONTRADICTION)
+
+
+@pytest.mark.parametrize(
+    ("way", "changed"),
+    [
+        (quantities.TEN_FLOORS, {"digest", "norm", "sketch"}),
+        (quantities.NAN, {"digest", "norm", "sketch"}),
+        (quantities.ZERO, {"digest", "norm", "sketch"}),
+        (quantities.DTYPE, {"digest", "dtype"}),
+        (quantities.CONTRADICTION, {"norm"}),
+    ],
+)
+def test_a_weight_is_disturbed_in_all_that_says_it(
+    tmp_path: Path, way: str, changed: set[str]
+) -> None:
+    row = {"name": "w", "dtype": "torch.float32", "digest": "sha256:ab", "norm": 2.0,
+           "sketch": [1.0, -1.0]}  # fmt: skip
+    pl.DataFrame([row]).write_parquet(tmp_path / "weights.parquet")
+    one = quantities.Quantity(
+        quantities.WEIGHT, None, "weights.parquet", 0, ("weight",), "w", None, None
+    )
+    data = disturb.contents(tmp_path, one, way)["weights.parquet"]
+    assert data is not None
+    other = pl.read_parquet(io.BytesIO(data)).row(0, named=True)
+    assert {name for name in row if str(row[name]) != str(other[name])} == changed
+
+
+def test_what_is_only_gone_is_not_said() -> None:
+    """Fewer that are judged, of fewer that were recorded, tells nobody that any is missing."""
+    judgement = [
+        Judgement("aligned", [], {"actor_update": {0: Extent(n, n, {}, unjudged)}})
+        for n, unjudged in ((9, {}), (8, {}), (8, {"no_partner": 1}))
+    ]
+    assert score.outcome(judgement[0], judgement[1], None)[0] == score.SILENT
+    assert score.outcome(judgement[0], judgement[2], None)[0] == score.SAID
