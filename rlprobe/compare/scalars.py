@@ -9,9 +9,15 @@ from fractions import Fraction
 import polars as pl
 
 from rlprobe.compare.bounds import LARGEST, SMALLEST
+from rlprobe.dumps.schema import FLOATS
 
-#: Python types whose values are numbers, as dumps name them; any other scalar is a text.
-NUMBERS = ("int", "float", "bool")
+#: Types whose values are numbers, as dumps name them, Python's and numpy's; any other scalar is a
+#: text.
+NUMBERS = (
+    *("int", "bool", "bool_"),
+    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *FLOATS,
+)
 _LOWEST = {"nan", "inf", "-inf"}
 
 
@@ -22,7 +28,7 @@ def _scalar(side: str) -> pl.Expr:
 def nonfinite(side: str) -> pl.Expr:
     """Whether a side is a float that is not finite."""
     return (
-        (pl.col(f"dtype_{side}") == "float") & pl.col(f"value_{side}").is_in(list(_LOWEST))
+        pl.col(f"dtype_{side}").is_in(FLOATS) & pl.col(f"value_{side}").is_in(list(_LOWEST))
     ).fill_null(False)
 
 
@@ -65,7 +71,7 @@ def _measured(table: pl.DataFrame) -> pl.DataFrame:
     same_text = pl.col("value_benchmark") == pl.col("value_target")
     same_type = pl.col("dtype_benchmark") == pl.col("dtype_target")
     number = pl.col("dtype_benchmark").is_in(NUMBERS) & pl.col("dtype_target").is_in(NUMBERS)
-    nan = (pl.col("dtype_benchmark") == "float") & (pl.col("value_benchmark") == "nan")
+    nan = pl.col("dtype_benchmark").is_in(FLOATS) & (pl.col("value_benchmark") == "nan")
     same = (both & same_text & ~(nan & number)).fill_null(False)
     table = table.with_columns(
         scalar_error=pl.when(same).then(0.0),
@@ -142,7 +148,7 @@ def number(dtype: str, text: str) -> Fraction | float | None:
     if text in ("True", "False"):
         return Fraction(text == "True")
     try:
-        if dtype == "float":
+        if dtype in FLOATS:
             value = float(text)
             return Fraction(value) if math.isfinite(value) else value
         return Fraction(int(text))

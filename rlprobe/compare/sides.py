@@ -197,7 +197,7 @@ def _from_file(path: Path) -> StageSource:
 
 def _from_part(path: Path) -> dict[str, StageSource]:
     """The stage in a rank, proc, step or stage directory; empty for any other directory."""
-    if any((path / name).is_file() for name in (records.DUMP, records.DEBUG)):
+    if records.dumped(path):
         process = Process(_number(_STEP_DIR, path.parent.name), _rank(path.name))
         return {_stage_above(path / "."): DumpStage([process], {process: path})}
     ranks = records.rank_directories(path, _number(_STEP_DIR, path.name))
@@ -261,11 +261,7 @@ def _without_step(path: Path) -> list[records.RankDirectory]:
     """Ranks right in a directory of a stage's name, as the vendor's guide draws them: step 0."""
     if _known(path.name) == UNNAMED:
         return []
-    return [rank for rank in records.rank_directories(path, 0) if _dumped(rank)]
-
-
-def _dumped(rank: records.RankDirectory) -> bool:
-    return any((rank.path / name).is_file() for name in (records.DUMP, records.DEBUG))
+    return [rank for rank in records.rank_directories(path, 0) if records.dumped(rank.path)]
 
 
 def _ranks_of_stage(stage_dir: Path) -> list[records.RankDirectory]:
@@ -279,7 +275,7 @@ def _ranks_of_stage(stage_dir: Path) -> list[records.RankDirectory]:
 def _ranks_below(stage_dir: Path) -> list[records.RankDirectory]:
     steps = records.step_directories(stage_dir)
     ranks = [r for step, path in steps for r in records.rank_directories(path, step)]
-    return [rank for rank in ranks if _dumped(rank)]
+    return [rank for rank in ranks if records.dumped(rank.path)]
 
 
 def _dump_stage(ranks: Sequence[records.RankDirectory], root: Path | None) -> DumpStage:

@@ -9,7 +9,7 @@ and mappings.
 A file may come from anybody: its size, nesting, numbers and names are bounded. What is no such file
 raises :class:`~rlprobe.errors.DumpError`. An entry or leaf that cannot be read, and a key that
 stands twice, is a row of dtype ``unreadable`` whose ``value`` says why; slots that msprobe does not
-know are records like any other.
+know are records like any other, and keys of a leaf that it does not know are counted and said.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections import Counter
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,20 +27,19 @@ import polars as pl
 
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
-from rlprobe.dumps import repeated
+from rlprobe.dumps import anyentry, repeated
+from rlprobe.dumps.anyentry import EXACT_INTEGER, NULL, Unknown
+from rlprobe.dumps.anyentry import MAX_DEPTH as MAX_DEPTH
 from rlprobe.dumps.leafcolumns import (
     DEBUG,
     ENTRY,
     GRAD,
     INPUT,
-    MAX_DIMENSION,
-    NONFINITE,
     OUTPUT,
     PARAMETERS,
     Leaf,
     columns,
     encodable,
-    number,
     with_names,
 )
 from rlprobe.dumps.schema import UNREADABLE_DTYPE
@@ -48,13 +47,9 @@ from rlprobe.errors import DumpError
 
 #: Refused above this: the largest dump.json seen in practice is some hundred MB.
 MAX_BYTES = 8 << 30
-#: msprobe's own recursion limit for nested arguments.
-MAX_DEPTH = 400
 MAX_NAME = 4096
 #: More records than this that cannot be read make a file one of another form.
 MAX_ODD = 1000
-#: Integers from here on do not fit a float64 exactly; their text is kept in ``value``.
-EXACT_INTEGER = 1 << 53
 #: Leaves turned into columns at a time, so that Python objects of a huge file don't pile up.
 _CHUNK = 1 << 17
 
@@ -103,11 +98,11 @@ def read(path: Path) -> pl.DataFrame:
     """
     frames = []
     names: list[str] = []
-    entries, twice = _entries(path)
+    whole, twice = _whole(path)
     odd = _Odd(path)
-    unknown: Counter[str] = Counter()
-    chunk = _Chunk(unknown)
-    for name, raw in entries.items():
+    unknown = Unknown()
+    chunk = _Chunk(unknown, odd)
+    for name, raw in (whole.data or {}).items():
         try:
             chunk.add(name, raw, len(names))
         except (msgspec.MsgspecError, RecursionError, ValueError) as error:
@@ -115,7 +110,7 @@ def read(path: Path) -> pl.DataFrame:
         names.append(encodable(name[:MAX_NAME]))
         if len(chunk.leaves) >= _CHUNK:
             frames.append(_frame(chunk, names, odd))
-            chunk = _Chunk(unknown)
+            chunk = _Chunk(unknown, odd)
     for name, reason in twice:
         chunk.add_odd(len(names), odd.leaf(name, ValueError(reason)))
         names.append(encodable(name[:MAX_NAME]))
@@ -123,14 +118,38 @@ def read(path: Path) -> pl.DataFrame:
     found = pl.concat(frames)
     if odd.count > len(twice) and odd.count >= found.height:
         raise DumpError(f"{path}: {odd.first}")
-    for slot, count in unknown.most_common():
+    for slot, count in unknown.slots.most_common():
         _log.warning(
             "%s: msprobe knows no slot %r (in %d entries); its values are compared like any other",
             path,
             slot[:MAX_NAME],
             count,
         )
+    for key, count in unknown.keys.most_common():
+        _log.warning(
+            "%s: msprobe knows no key %r of a tensor or scalar (of %d); it is not compared",
+            path,
+            key[:MAX_NAME],
+            count,
+        )
+    if whole.framework == _MINDSPORE:
+        found = found.with_columns(pl.col("dtype").replace(_DTYPES))
     return with_names(found, names)
+
+
+#: msprobe's word for a framework, and what PyTorch calls its types of elements.
+_MINDSPORE = "mindspore"
+_DTYPES = {
+    "BFloat16": "torch.bfloat16",
+    "Bool": "torch.bool",
+    **{f"Float{bits}": f"torch.float{bits}" for bits in (16, 32, 64)},
+    **{f"Complex{bits}": f"torch.complex{bits}" for bits in (64, 128)},
+    **{
+        f"{sign}Int{bits}": f"torch.{sign.lower()}int{bits}"
+        for sign in ("", "U")
+        for bits in (8, 16, 32, 64)
+    },
+}
 
 
 class _Odd:
@@ -170,50 +189,69 @@ def _frame(chunk: _Chunk, names: list[str], odd: _Odd) -> pl.DataFrame:
         return columns(chunk.ordinal, chunk.slots, chunk.indices, chunk.leaves)
 
 
-def _entries(path: Path) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """The entries still to be decoded, and in which of them keys stand twice, with what of it."""
+def _whole(path: Path) -> tuple[_File, list[tuple[str, str]]]:
+    """The file, entries still to be decoded, and in which of them keys stand twice, what of it."""
     text = _bytes(path)
     try:
-        entries = _decoded(text)
-        return entries, repeated.keys(text, entries)
+        file = _decoded(text)
+        return file, repeated.keys(text, file.data or {})
     except (msgspec.MsgspecError, RecursionError) as error:
         first = error
     # A bare token inside a string makes the substitution wrong: the standard library's parser is
     # slower but takes the tokens as they are.
     try:
-        whole = jsonfile.parse(bytes(_bytes(path)), nonfinite=True, depth=MAX_DEPTH)
+        whole = jsonfile.parse(bytes(_bytes(path)), nonfinite=True, depth=MAX_DEPTH, any_text=True)
     except DocumentError as error:
-        raise DumpError(
-            f"{path} is not a complete dump file ({error}); the run that wrote it was probably "
-            "interrupted: collect it again"
-        ) from error
+        raise DumpError(f"{path} {_no_json(_bytes(path)) or _INCOMPLETE.format(error)}") from error
     if not isinstance(whole, dict) or not isinstance(whole.get("data"), dict | None):
         raise DumpError(f"{path} is not an msprobe dump file: {first}")
     data = whole.get("data") or {}
-    again: dict[str, Any] = {
-        name: json.dumps(_marked(entry)).encode() for name, entry in data.items()
-    }
-    return again, repeated.searched(_bytes(path))
+    again = {name: msgspec.Raw(json.dumps(_marked(entry)).encode()) for name, entry in data.items()}
+    framework = whole.get("framework")
+    file = _File(again, framework=framework if isinstance(framework, str) else None)
+    return file, repeated.searched(_bytes(path))
 
 
-def _decoded(text: bytearray) -> dict[str, Any]:
-    """The entries, still raw; bare tokens in ``text`` are replaced where there are any."""
+_INCOMPLETE = (
+    "is not a complete dump file ({}); the run that wrote it was probably interrupted: collect it "
+    "again"
+)
+
+
+def _no_json(text: bytearray) -> str | None:
+    """What a file is that holds no JSON at all; None where it begins like some."""
+    if not text.strip():
+        return "is empty: the run that wrote it was probably interrupted, or the disk full"
+    if text.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "is UTF-16, which some editors and shells make of a file; convert it to UTF-8"
+    if text.startswith((b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ")):
+        return "is compressed: unpack it first"
+    return None
+
+
+def _decoded(text: bytearray) -> _File:
+    """The file, entries still raw; bare tokens in ``text`` are replaced where there are any."""
     try:
-        return _FILE.decode(text).data or {}
+        return _FILE.decode(text)
     except msgspec.MsgspecError:  # mostly a bare token, which is not looked for in every file
-        return _FILE.decode(_strict(text)).data or {}
+        return _FILE.decode(_strict(text))
 
 
 def _bytes(path: Path) -> bytearray:
     try:
-        size = path.stat().st_size
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would wait for whoever writes into it
+            what = "a directory" if stat.S_ISDIR(status.st_mode) else "no file"
+            raise DumpError(f"{path} is {what}: a dump is a file of that name")
+        size = status.st_size
         if size > MAX_BYTES:
             raise DumpError(f"{path} has {size} bytes; at most {MAX_BYTES} are read")
         buffer = bytearray(size)
         with path.open("rb") as file:
             del buffer[file.readinto(buffer) :]
     except OSError as error:
-        raise DumpError(f"{path} cannot be read: {error.strerror or error}") from error
+        where = f" (a link to {path.readlink()})" if path.is_symlink() else ""
+        raise DumpError(f"{path}{where} cannot be read: {error.strerror or error}") from error
     return buffer
 
 
@@ -242,9 +280,8 @@ def _marked(node: Any) -> Any:
 class _Chunk:
     """Leaves of some entries, as parallel lists."""
 
-    def __init__(self, unknown: Counter[str]) -> None:
-        #: Slots of no known name, and in how many entries.
-        self.unknown = unknown
+    def __init__(self, unknown: Unknown, odd: _Odd) -> None:
+        self.unknown, self.odd = unknown, odd
         self.ordinal: list[int] = []
         self.slots: list[str] = []
         self.indices: list[Any] = []
@@ -254,19 +291,36 @@ class _Chunk:
         """Append the leaves of one entry: inputs, parameters, outputs (msprobe's row order)."""
         if len(name) > MAX_NAME:
             raise ValueError(f"its name has {len(name)} characters")
+        if not name.isascii():
+            name.encode()  # half a character, which JSON may hold and no file
         start = len(self.leaves)
         try:
             regular = self._typed(name, raw)
-        except msgspec.ValidationError:
+        except msgspec.DecodeError:
             regular = False
         if not regular:
             # Deeply nested values, large integers, point-to-point operations: the general reader.
             del self.slots[start:], self.indices[start:], self.leaves[start:]
-            for slot, index, leaf in _general(name, _ANY.decode(raw), self.unknown):
+            for slot, index, node in anyentry.nodes(name, self._any(raw), self.unknown):
                 self.slots.append(slot)
                 self.indices.append(index)
-                self.leaves.append(leaf)
+                self.leaves.append(
+                    node if node.__class__ is Leaf else self._leaf(node, name, slot, index)
+                )
         self.ordinal.extend([number] * (len(self.leaves) - start))
+
+    def _leaf(self, node: Any, name: str, slot: str, index: str) -> Leaf:
+        try:
+            return anyentry.leaf(node, self.unknown)
+        except ValueError as error:
+            return self.odd.leaf(f"{name}, {slot} {index}", error)
+
+    @staticmethod
+    def _any(raw: msgspec.Raw) -> Any:
+        try:
+            return _ANY.decode(raw)
+        except msgspec.DecodeError:
+            return anyentry.decoded(bytes(raw))
 
     def add_odd(self, number: int, leaf: Leaf) -> None:
         """Append what stands for an entry; leaves of it that were read before go."""
@@ -281,7 +335,7 @@ class _Chunk:
         """The same in two chunks."""
         middle = len(self.leaves) // 2
         for part in (slice(None, middle), slice(middle, None)):
-            half = _Chunk(self.unknown)
+            half = _Chunk(self.unknown, self.odd)
             half.ordinal, half.slots = self.ordinal[part], self.slots[part]
             half.indices, half.leaves = self.indices[part], self.leaves[part]
             yield half
@@ -317,7 +371,7 @@ class _Chunk:
                 regular &= self._append(slot, inner)
                 continue
             if leaf is None:
-                leaf = _NULL
+                leaf = NULL
             elif leaf.type is None or (
                 (
                     (leaf.Max.__class__ is float and abs(leaf.Max) >= EXACT_INTEGER)
@@ -330,104 +384,3 @@ class _Chunk:
             indices.append(key)
             leaves.append(leaf)
         return regular
-
-
-#: A null argument is a row of msprobe's tables, so it is a record here.
-_NULL = Leaf()
-
-
-def _general(name: str, entry: Any, unknown: Counter[str]) -> Iterator[tuple[str, str, Leaf]]:
-    if name.endswith(".debug"):
-        yield from _walk(entry, DEBUG, "", 0)
-        return
-    if not isinstance(entry, dict):
-        raise ValueError(f"an object was expected, found {type(entry).__name__}")
-    if "parameters_grad" in name.split(".")[-2:]:
-        for key, several in entry.items():
-            for leaf in several if isinstance(several, list) else [several]:
-                for _, index, inner in _walk(leaf, GRAD, str(key), 0):
-                    yield GRAD, index, inner
-        return
-    for slot, key in (
-        (INPUT, "input_args"),
-        (INPUT, "input_kwargs"),
-        (INPUT, "input"),
-        (PARAMETERS, "parameters"),
-        (OUTPUT, "output"),
-    ):
-        if key in entry and entry[key] is not None:
-            yield from _walk(entry[key], slot, "", 0)
-    for key, value in entry.items():
-        if key not in _SLOTS and value is not None:
-            unknown[key] += 1
-            yield from _walk(value, key, "", 0, bare=True)
-
-
-_SLOTS = frozenset(_Entry.__struct_fields__)
-
-
-def _walk(
-    node: Any, slot: str, index: str, depth: int, bare: bool = False
-) -> Iterator[tuple[str, str, Leaf]]:
-    """Leaves below a node; ``bare``: plain values are leaves too."""
-    if depth > MAX_DEPTH:
-        raise ValueError(f"arguments nest deeper than {MAX_DEPTH}")
-    if node is None:
-        yield slot, index, _NULL
-    elif isinstance(node, list):
-        for number, child in enumerate(node):
-            inner = f"{index}.{number}" if index else str(number)
-            yield from _walk(child, slot, inner, depth + 1, bare)
-    elif isinstance(node, dict):
-        if node.get("class_type") == "torch.distributed.P2POp":
-            tensor = node.get("tensor")
-            yield slot, index, _leaf(tensor) if isinstance(tensor, dict) else _NULL
-        elif isinstance(node.get("type"), str):
-            yield slot, index, _leaf(node)
-        else:
-            for key, child in node.items():
-                inner = f"{index}.{key}" if index else str(key)
-                yield from _walk(child, slot, inner, depth + 1, bare)
-    elif bare:
-        yield slot, index, Leaf(type=type(node).__name__, value=node)
-    else:
-        raise ValueError(f"a tensor, scalar, list or object was expected, found {node!r:.40}")
-
-
-def _leaf(node: dict[str, Any]) -> Leaf:
-    """A leaf decoded without a type to guide it."""
-    shape = node.get("shape")
-    if shape is not None and not (
-        isinstance(shape, list) and all(type(n) is int and 0 <= n < MAX_DIMENSION for n in shape)
-    ):
-        raise ValueError(f"shape {shape!r:.60} is no list of sizes")
-    numbers = {key: number(node.get(key), key) for key in ("Max", "Min", "Mean", "Norm")}
-    md5 = node.get("md5")
-    value = node.get("value")
-    if node["type"] == "float" and isinstance(value, str):
-        value = NONFINITE.get(value, value)
-    elif node["type"] == "torch.ProcessGroup":
-        value = node.get("group_ranks")
-    exact = [node.get(key) for key in ("Max", "Min")]
-    if any(type(n) is int and abs(n) >= EXACT_INTEGER for n in exact):
-        value = {"Max": exact[0], "Min": exact[1]}
-    grad = node.get("requires_grad")
-    return Leaf(
-        type=node["type"],
-        dtype=_text(node.get("dtype"), "dtype"),
-        shape=None if shape is None else tuple(shape),
-        requires_grad=grad if isinstance(grad, bool) else None,
-        data_name=_text(node.get("data_name"), "data_name"),
-        # xor checksums of 0-dimensional tensors are written as numbers
-        md5=md5 if isinstance(md5, str) or md5 is None else f"xor:{md5!r}",
-        value=value,
-        Sketch=_text(node.get("Sketch"), "Sketch"),
-        Digest=_text(node.get("Digest"), "Digest"),
-        **numbers,
-    )
-
-
-def _text(value: Any, key: str) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    raise ValueError(f"{key} is {value!r:.40}, not a string")

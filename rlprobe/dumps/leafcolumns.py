@@ -11,7 +11,7 @@ import msgspec
 import polars as pl
 
 from rlprobe.dumps import apinames
-from rlprobe.dumps.schema import LEAF_SCHEMA
+from rlprobe.dumps.schema import FLOATS, LEAF_SCHEMA
 
 INPUT, PARAMETERS, OUTPUT, GRAD, DEBUG = "input", "parameters", "output", "grad", "debug"
 #: Slot of the row that stands for an entry which cannot be read.
@@ -24,8 +24,11 @@ MAX_SKETCH_BYTES = 1 << 16
 Number = float | bool | str | None
 
 
-class Leaf(msgspec.Struct, gc=False):
-    """A tensor or scalar as the file has it; ``type`` is None for anything that is no leaf."""
+class Leaf(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    """A tensor or scalar as the file has it; ``type`` is None for anything that is no leaf.
+
+    What has further keys is read by :mod:`rlprobe.dumps.anyentry`, which knows what they say.
+    """
 
     type: str | None = None
     dtype: str | None = None
@@ -40,6 +43,9 @@ class Leaf(msgspec.Struct, gc=False):
     value: Any = None
     Sketch: str | None = None
     Digest: str | None = None
+    #: How a DTensor is laid over its devices; its statistics are those of the local part.
+    device_mesh: Any = None
+    placements: Any = None
 
 
 #: What stands for a number that is not finite: Python's and JSON's spellings, and the markers that
@@ -132,7 +138,7 @@ def _value(leaf: Leaf) -> str | None:
     if value is None:
         return "None" if leaf.type is not None and leaf.dtype is None else None
     if isinstance(value, str):
-        if leaf.type == "float" and value in NONFINITE:
+        if leaf.type in FLOATS and value in NONFINITE:
             return repr(NONFINITE[value])
         return value
     return json.dumps(value) if isinstance(value, dict) else repr(value)
@@ -217,6 +223,8 @@ def with_names(frame: pl.DataFrame, names: list[str]) -> pl.DataFrame:
         .then(pl.lit(""))
         .when(grad)
         .then(pl.lit("."))
+        .when(pl.col("index") == "")
+        .then("." + pl.col("slot"))
         .otherwise("." + pl.col("slot") + ".")
     )
     separator = pl.when(debug & (pl.col("index") != "")).then(pl.lit(".")).otherwise(pl.lit(""))

@@ -6,6 +6,7 @@ the fly from plain msprobe dumps. Everything that compares reads these columns, 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -72,6 +73,15 @@ def _directories(path: Path) -> Iterable[Path]:
         raise DumpError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
+def dumped(directory: Path) -> list[Path]:
+    """A process's dump.json and debug.json, whatever they are.
+
+    A link to nowhere, or a directory of that name, is a dump that cannot be read, not none: whoever
+    reads it says so.
+    """
+    return [p for name in (DUMP, DEBUG) if os.path.lexists(p := directory / name)]
+
+
 def build(
     stage_dir: Path, stage: str, *, objects: Mapping[str, str] | None = None, stacks: bool = True
 ) -> pl.DataFrame:
@@ -110,7 +120,7 @@ def build_rank(
     Raises:
         DumpError: neither file exists, or one is not in the format.
     """
-    files = [where.path / name for name in (DUMP, DEBUG) if (where.path / name).is_file()]
+    files = dumped(where.path)
     if not files:
         raise DumpError(f"{where.path} holds neither {DUMP} nor {DEBUG}")
     # Imported where dumps are read: most comparisons read tables, and their whole time counts.
@@ -199,7 +209,7 @@ def scan(path: Path) -> pl.LazyFrame:
         formats.check_mark(
             pl.read_parquet_metadata(path), "records", (FORMAT,), str(path), StoreError
         )
-        lazy = pl.scan_parquet(path)
+        lazy = pl.scan_parquet(path, glob=False)
         schema = lazy.collect_schema()
     except UNREADABLE as error:
         raise StoreError(f"{path} is not a readable record table: {error}") from error

@@ -14,8 +14,11 @@ ROLLOUT = "Rollout"
 #: Slots that dumps, what is saved by hand and rollouts have.
 SLOTS = (
     *("input", "output", "parameters", "grad", "grad_reduced", "grad_clipped", "change", "loss"),
-    *("debug", "entry", "prompt", "response", "field"),
+    *("debug", "entry", "is_nan", "prompt", "response", "field"),
 )
+
+#: Types of scalars that are floats: Python's, and numpy's as msprobe names them.
+FLOATS = ("float", "float16", "float32", "float64", "longdouble")
 
 #: Columns of one dump file, a row per leaf in msprobe's row order.
 LEAF_SCHEMA: dict[str, Any] = {

@@ -13,7 +13,7 @@ import polars as pl
 
 FP64, FP32 = 2.0**-53, 2.0**-24
 
-#: Unit round-off by dtype as a dump names it; Python's scalars come from fp32 tensors.
+#: Unit round-off by dtype as a dump names it; Python's and numpy's scalars come from fp32 tensors.
 UNIT: dict[str, float] = {
     "torch.float64": FP64,
     "torch.float32": FP32,
@@ -24,6 +24,9 @@ UNIT: dict[str, float] = {
     "torch.float8_e5m2": 2.0**-3,
     "torch.float8_e5m2fnuz": 2.0**-3,
     "float": FP32,
+    "float64": FP32,
+    "float32": FP32,
+    "float16": 2.0**-11,
 }
 
 #: Round-offs of the elementary operations in a module that sums nothing (a normalisation, an

@@ -51,6 +51,29 @@ def _xor(directory: Path, forked: Forked) -> None:
         dumps.write(directory / side, data)
 
 
+def _others(directory: Path, forked: Forked) -> None:
+    """Arguments that are no tensors and no plain values of Python."""
+    for side, other in (("b", 0), ("t", 1)):
+        group = {"type": "torch.ProcessGroup", "group_ranks": [0, 1 + other], "group_id": "a"}
+        kwargs = {
+            "group": group,
+            "src": dumps.scalar(other),
+            "memory_format": {
+                "type": "torch.memory_format",
+                "format": ["contiguous_format", "channels_last"][other],
+            },
+            "eps": dumps.scalar(0.5 + other / 8, "float64"),
+            "count": dumps.scalar(3 + other, "int64"),
+            "kept": dumps.scalar(True, "bool_"),
+        }
+        data = {
+            "Distributed.broadcast.0.forward": {
+                **dumps.call([dumps.tensor()], [dumps.tensor()]), "input_kwargs": kwargs,
+            }
+        }  # fmt: skip
+        dumps.write(directory / side, data)
+
+
 def _tensors(directory: Path, forked: Forked) -> None:
     tensors.write_pair(directory / "b", directory / "t", seed=5)
 
@@ -74,6 +97,7 @@ PAIRS: dict[str, Callable[[Path, Forked], None]] = {
     "statistics": _statistics,
     "md5": _checksums,
     "xor": _xor,
+    "others": _others,
     "tensor": _tensors,
     "real-statistics": _real("statistics", "statistics"),
     "real-md5": _real("statistics", "md5"),

@@ -233,7 +233,7 @@ def test_a_string_that_looks_like_a_number_stays_a_string(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "not a complete dump file"),
+        ("", "is empty"),
         ('{"data": {"Functional.f.0.forward": {"input_a', "not a complete dump file"),
         ("[]", "not an msprobe dump file"),
         ('{"data": [1]}', "not an msprobe dump file"),

@@ -13,6 +13,8 @@ import polars as pl
 
 from rlprobe.compare import measures
 from rlprobe.compare.msprobe.rules import verdicts
+from rlprobe.compare.scalars import NUMBERS
+from rlprobe.dumps.schema import FLOATS
 
 STATISTICS, MD5, TENSOR = "statistics", "md5", "tensor"
 
@@ -28,6 +30,17 @@ N_A = "N/A"
 STACKS = "NPU_Stack_Info"
 _INTEGERS = tuple(f"torch.{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64))
 _PLAIN = ("int", "float", "bool", "str", "list", "dict", "tuple")
+#: Python's class of what a numpy scalar is in JSON, by its first letters.
+_NUMPY = {
+    name: "float" if name in FLOATS else "bool" if name == "bool_" else "int"
+    for name in NUMBERS
+    if name not in _PLAIN
+}
+#: Of this msprobe reads no value at all.
+_FORMAT = "torch.memory_format"
+_GROUP = "torch.ProcessGroup"
+#: Arguments of collectives that name a rank.
+_RANKS = r"(?:^|\.)(?:group_)?(?:src|dst)$"
 _SIZES = ("torch.Size", "slice")
 
 
@@ -110,14 +123,18 @@ def _name(side: str) -> pl.Expr:
 def _dtype(side: str) -> pl.Expr:
     """msprobe names the Python class of a scalar's value; most other values are texts."""
     dtype = pl.col(f"dtype_{side}")
-    kept = pl.col(f"shape_{side}").is_not_null() | dtype.is_in([*_SIZES, "ellipsis"])
+    kept = (
+        pl.col(f"shape_{side}").is_not_null()
+        | dtype.is_in([*_SIZES, "ellipsis", _GROUP])
+        | pl.col("index").str.contains(_RANKS)
+    )
     return (
         pl.when(kept)
         .then(dtype)
-        .when(pl.col(f"value_{side}") == "None")
+        .when((pl.col(f"value_{side}") == "None") | (dtype == _FORMAT))
         .then(pl.lit("<class 'NoneType'>"))
-        .when(dtype.is_in(_PLAIN))
-        .then(pl.format("<class '{}'>", dtype))
+        .when(dtype.is_in([*_PLAIN, *_NUMPY]))
+        .then(pl.format("<class '{}'>", dtype.replace(_NUMPY)))
         .when(dtype.is_not_null())
         .then(pl.lit("<class 'str'>"))
     )
@@ -172,7 +189,7 @@ def _statistic(statistic: str, side: str) -> pl.Expr:
         .then(pl.lit(N_A))
         .when(tensor)
         .then(text)
-        .when(dtype.is_in(_SIZES))
+        .when(dtype.is_in([*_SIZES, _FORMAT]))
         .then(None)
         .otherwise(spelled)
         .fill_null("None")

@@ -12,10 +12,11 @@ import polars as pl
 from rlprobe.judge.excuse import Excuse
 from rlprobe.judge.reasons import DEVICE
 
-#: What PyTorch calls devices, with a number or without, and communication back ends.
+#: What PyTorch calls devices, and communication back ends. Where no number was given msprobe writes
+#: ``cuda:None``.
 _DEVICE = (
     "^(?:cpu|cuda|npu|xpu|hpu|mps|mtia|musa|mlu|gcu|maca|sdaa|xla|privateuseone|meta)"
-    r"(?::\d{1,4})?$"
+    r"(?::(?:\d{1,4}|None))?$"
 )
 _BACKEND = r"^(?:(?:cpu|cuda|npu):)?(?:nccl|hccl|gloo|mpi|ucc|xccl|lccl|mccl|cncl)$"
 
@@ -26,7 +27,9 @@ def excuses(rows: pl.DataFrame) -> list[Excuse]:
     Args:
         rows: one process's, of :func:`rlprobe.judge.excuse.begin`.
     """
-    named = pl.lit(False)
+    # a device may be given as a number alone
+    types = [pl.col(f"dtype_{side}") == "torch.device" for side in ("benchmark", "target")]
+    named = pl.all_horizontal(types).fill_null(False)
     for names in (_DEVICE, _BACKEND):
         sides = [
             pl.col(f"shape_{side}").is_null() & pl.col(f"value_{side}").str.contains(names)

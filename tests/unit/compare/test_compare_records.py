@@ -48,6 +48,53 @@ def test_one_odd_entry_costs_one_record(tmp_path: Path, entry: str, reason: str)
 
 
 @pytest.mark.parametrize(
+    ("odd", "reason"),
+    [
+        ('{"type": "torch.Tensor", "dtype": "x", "shape": [-1]}', "shape"),
+        ('{"type": "torch.Tensor", "dtype": "x", "Max": "big"}', "not a number"),
+        ('{"type": "torch.Tensor", "dtype": 3}', "dtype is 3"),
+        ('{"type": "str", "value": "half \\ud800"}', "surrogates"),
+        ('{"type": "torch.Tensor", "dtype": "x", "Max": %s}' % ("9" * 5000), "not a number"),
+    ],
+)  # fmt: skip
+def test_one_odd_argument_costs_itself_alone(tmp_path: Path, odd: str, reason: str) -> None:
+    text = '{"data": {"A.a.0.forward": {"input_args": [%s, %s, %s], "output": [%s]}}}'
+    for side in "bt":
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "dump.json").write_text(text % (T, odd, T, T))
+    found = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out")
+    assert found.summary["compared"] == 3
+    row = found.row("A.a.0.forward.input.1")
+    assert row["status"] == "unreadable" and reason in row["reason"]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "status"),
+    [
+        ("9" * 5000, "9" * 4999 + "8", "matched"),
+        ("9" * 30, "9" * 29 + "8", "matched"),
+        ("1e999", "1e998", "nonfinite"),
+    ],
+)
+def test_numbers_that_no_type_holds_are_numbers(
+    tmp_path: Path, one: str, other: str, status: str
+) -> None:
+    """msprobe writes whatever an argument is."""
+    text = (
+        '{"data": {"A.a.0.forward": {"input_args": [{"type": "%s", "value": %s}], "output": [%s]}}}'
+    )
+    kind = "float" if "e" in one else "int"
+    for side, value in (("b", one), ("t", other)):
+        (tmp_path / side).mkdir()
+        (tmp_path / side / "dump.json").write_text(text % (kind, value, T))
+    found = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out")
+    row = found.row("A.a.0.forward.input.0")
+    assert row["status"] == status
+    assert row["identical"] is (status == "nonfinite")
+    assert found.row("A.a.0.forward.output.0")["status"] == "matched"
+
+
+@pytest.mark.parametrize(
     ("text", "name"),
     [
         ('{"data": {"A.a.0.forward": {"output": [%s]}, "A.a.0.forward": {"output": [%s]}}}', "A.a"),

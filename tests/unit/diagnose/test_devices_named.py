@@ -25,12 +25,16 @@ def named(value: Any, kind: str | None = None, off: float = 0.0) -> dict[str, An
         ("cuda:3", "npu:1", "torch.device"),
         ("cuda", "npu", None),
         ("cpu", "npu:0", "torch.device"),
+        # of a device without a number, and of a number without a device
+        ("cuda:None", "npu:None", "torch.device"),
+        ("cuda:None", "npu:0", None),
+        (0, "npu:0", "torch.device"),
         ("nccl", "hccl", None),
         ("cuda:nccl", "npu:hccl", None),
     ],
 )
 def test_names_of_devices_differ_by_intent(
-    tmp_path: Path, benchmark: str, target: str, kind: str | None
+    tmp_path: Path, benchmark: Any, target: Any, kind: str | None
 ) -> None:
     code, found = diagnosed(tmp_path, named(benchmark, kind), named(target, kind))
     assert (code, found["verdict"]) == (0, "aligned"), found["sentence"]

@@ -1,0 +1,206 @@
+"""Arguments that are no tensors and no plain values of Python, as msprobe 26.2 writes them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlprobe.cli import main
+from tests.msprobe import dumps
+from tests.msprobe.dumps import call, scalar, tensor
+from tests.unit.compare_helpers import Result, compared_data
+
+NAME = "Distributed.isend.0.forward"
+ARGUMENT = f"{NAME}.input.0"
+
+
+def pair(tmp_path: Path, benchmark: Any, target: Any) -> Result:
+    """One call that is given the argument."""
+    sides = ({NAME: call([given], [tensor()])} for given in (benchmark, target))
+    return compared_data(tmp_path, *sides)
+
+
+def group(*ranks: int) -> dict[str, Any]:
+    return {"type": "torch.ProcessGroup", "group_ranks": list(ranks), "group_id": "1"}
+
+
+def memory(name: str) -> dict[str, Any]:
+    return {"type": "torch.memory_format", "format": name}
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "target"),
+    [
+        (memory("contiguous_format"), memory("channels_last")),
+        (group(0, 1), group(0, 2)),
+        (group(0, 1), {"type": "torch.ProcessGroup"}),
+        # of a type that msprobe may know one day
+        ({"type": "torch.layout", "name": "strided"}, {"type": "torch.layout", "name": "sparse"}),
+        (scalar([0, None, None], "slice"), scalar([0, 4, None], "slice")),
+    ],
+)
+def test_values_that_stand_under_other_keys_are_compared(
+    tmp_path: Path, benchmark: Any, target: Any
+) -> None:
+    row = pair(tmp_path / "unlike", benchmark, target).row(ARGUMENT)
+    assert (row["error"], row["identical"]) == (1.0, False)
+    row = pair(tmp_path / "like", benchmark, benchmark).row(ARGUMENT)
+    assert (row["error"], row["identical"]) == (0.0, True)
+
+
+@pytest.mark.parametrize(
+    ("key", "other", "error"),
+    [("op", "irecv", 1.0), ("peer", 3, 2.0), ("tag", 7, 1.0), ("group_id", "ff", 1.0)],
+)
+def test_whom_a_tensor_is_sent_to_is_compared(
+    tmp_path: Path, key: str, other: Any, error: float
+) -> None:
+    one = {
+        "class_type": "torch.distributed.P2POp", "tensor": tensor(), "op": "isend", "peer": 1,
+        "tag": 0, "group_id": "00",
+    }  # fmt: skip
+    found = pair(tmp_path, one, one | {key: other})
+    differing = found.records.filter(found.records["error"] != 0).get_column("name").to_list()
+    assert differing == [f"{ARGUMENT}.{key}"]
+    assert found.row(f"{ARGUMENT}.{key}")["error"] == error
+    assert found.row(ARGUMENT)["status"] == "matched"
+
+
+@pytest.mark.parametrize(
+    ("kind", "benchmark", "target", "error"),
+    [
+        ("float64", 0.5, 0.5 + 2.0**-30, 2.0**-29),
+        ("float32", 0.5, 0.75, 0.5),
+        ("int64", 2**53, 2**53 + 1, 2.0**-53),
+        ("uint8", 200, 201, 1 / 200),
+        ("bool_", True, False, 1.0),
+        ("float64", -0.0, 0.0, 0.0),
+    ],
+)
+def test_numpys_scalars_are_numbers(
+    tmp_path: Path, kind: str, benchmark: Any, target: Any, error: float
+) -> None:
+    row = pair(tmp_path, scalar(benchmark, kind), scalar(target, kind)).row(ARGUMENT)
+    assert (row["status"], row["identical"]) == ("matched", False)
+    assert row["error"] == pytest.approx(error, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["float", "float64", "float32", "float16"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_scalar_that_is_not_finite_is_told_by_its_value(
+    tmp_path: Path, kind: str, value: float
+) -> None:
+    row = pair(tmp_path, scalar(value, kind), scalar(value, kind)).row(ARGUMENT)
+    assert (row["status"], row["reason"]) == ("nonfinite", "both")
+    assert row["identical"] is (value == math.inf)
+    assert row["value_benchmark"] == repr(value)
+
+
+@pytest.mark.parametrize("where", ["tensor", "scalar", "in a list"])
+def test_a_key_that_nobody_knows_is_said_and_costs_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], where: str
+) -> None:
+    odd: Any = scalar(3) if where == "scalar" else tensor()
+    odd = odd | {"Median": 0.125}
+    for side in "bt":
+        given = [[odd]] if where == "in a list" else odd
+        dumps.write(tmp_path / side, {NAME: call([given], [tensor()])})
+    command = ["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", str(tmp_path / "o")]
+    assert main(command) == 0
+    assert "no key 'Median' of a tensor or scalar (of 1); it is not compared" in (
+        capfd.readouterr().err
+    )
+
+
+def test_how_a_tensor_is_laid_over_devices_is_no_unknown_key(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its statistics are those of the local part, and are compared."""
+    laid = tensor(device_mesh=[0, 1], placements=[{"Shard": {"dim": 0}}])
+    row = pair(tmp_path, laid | {"type": "torch.distributed.tensor.DTensor"}, tensor()).row(
+        ARGUMENT
+    )
+    assert (row["status"], row["error"], row["identical"]) == ("matched", 0.0, False)
+    assert "no key" not in capfd.readouterr().err
+
+
+def test_whether_an_output_is_nan_is_a_record_of_its_call(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """msprobe's task nan_check says it of every call."""
+    sides = ({NAME: call([], [tensor()], is_nan=said)} for said in (False, True))
+    found = compared_data(tmp_path, *sides)
+    row = found.row(f"{NAME}.is_nan")
+    assert (row["value_benchmark"], row["value_target"], row["error"]) == ("False", "True", 1.0)
+    assert "no slot" not in capfd.readouterr().err
+    assert not any("knows nothing of" in note for note in found.summary["notes"])
+
+
+def test_one_leaf_in_place_of_a_list_has_msprobes_name(tmp_path: Path) -> None:
+    """``op_item_parse`` of msprobe adds no number to it, and no dot."""
+    sides = ({NAME: {"input": tensor((x, -x, 0.0, 2 * x)), "output": [None]}} for x in (1.0, 2.0))
+    assert compared_data(tmp_path, *sides).row(f"{NAME}.input")["error"] > 0
+
+
+@pytest.mark.parametrize("name", ["dump.json", "debug.json"])
+@pytest.mark.parametrize("at", ["step0/rank0", "step0/rank1", "step0/proc7", ""])
+def test_a_directory_in_a_dumps_place_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, at: str
+) -> None:
+    for side in "bt":
+        dumps.write(tmp_path / side / "step0/rank0" if at else tmp_path / side, {})
+    odd = tmp_path / "t" / at / name
+    if at.endswith("proc7"):
+        (tmp_path / "t/step0/rank0").rename(odd.parent)
+    odd.unlink(missing_ok=True)
+    odd.mkdir(parents=True)
+    command = ["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", str(tmp_path / "o")]
+    assert main(command) == 1
+    assert f"{odd} is a directory: a dump is a file of that name" in capsys.readouterr().err
+
+
+def test_a_link_to_nowhere_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for side in "bt":
+        dumps.write(tmp_path / side / "step0/rank0", {})
+    odd = tmp_path / "t/step0/rank0/dump.json"
+    odd.unlink()
+    odd.symlink_to(tmp_path / "elsewhere.json")
+    command = ["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", str(tmp_path / "o")]
+    assert main(command) == 1
+    said = capsys.readouterr().err
+    assert f"{odd} (a link to {tmp_path / 'elsewhere.json'}) cannot be read" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: b"", "is empty"),
+        (lambda text: b" \n", "is empty"),
+        (lambda text: text.decode().encode("utf-16"), "is UTF-16"),
+        (lambda text: b"\x1f\x8b" + text, "is compressed"),
+        (lambda text: text[:-30], "is not a complete dump file"),
+    ],
+)
+def test_what_a_file_is_that_holds_no_dump(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any, said: str
+) -> None:
+    for side in "bt":
+        path = dumps.write(tmp_path / side, {NAME: call([tensor()], [tensor()])})
+    path.write_bytes(change(path.read_bytes()))
+    command = ["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", str(tmp_path / "o")]
+    assert main(command) == 1
+    assert f"{path} {said}" in capsys.readouterr().err
+
+
+def test_a_byte_order_mark_costs_nothing(tmp_path: Path) -> None:
+    for side in "bt":
+        path = dumps.write(tmp_path / side, {NAME: call([tensor()], [tensor()])})
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    result = tmp_path / "r.json"
+    command = ["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", str(tmp_path / "o")]
+    assert main([*command, "--json", str(result)]) == 0
+    assert json.loads(result.read_text())["stages"][0]["compared"] == 2
