@@ -154,7 +154,7 @@ def _write_table(directory: Path, stage: StagePlan, kind: str) -> None:
     from rlprobe.compare.msprobe import table
     from rlprobe.dumps.results import RECORDS
 
-    records = pl.read_parquet(directory / RECORDS)
+    records = pl.read_parquet(directory / RECORDS, glob=False)
     made = table.table(records, stacks=stacks.column(records, stage))
     if kind in ("csv", "both"):
         with written(directory / "table.csv") as path:
@@ -210,7 +210,7 @@ def _train_infer(args: argparse.Namespace) -> _Outcome:
         except NotComparableError as error:
             return error, []
     traininfer.tell(outcome)
-    records = pl.read_parquet(args.out / NAME / RECORDS)
+    records = pl.read_parquet(args.out / NAME / RECORDS, glob=False)
     synced = [] if engine is not None else engine_weights.steps(_digested(run.path))
     said = map(engine_weights.line, synced)
     for part in (*said, *engine_gap.weights(records), *engine_gap.parts(records)):

@@ -54,7 +54,7 @@ def main(paths: Sequence[str]) -> int:
     for path in paths:
         print(path.encode("utf-8", "backslashreplace").hex(), flush=True)
         try:
-            pl.read_parquet(path)
+            pl.read_parquet(path, glob=False)
         except UNREADABLE as error:
             print(str(error).partition("\n")[0], file=sys.stderr)
             return _REFUSED

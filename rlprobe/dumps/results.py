@@ -81,7 +81,7 @@ def describe(path: Path, rows: int | None = None) -> dict[str, Any]:
     """
     found = files.seen_digest(path)
     if rows is None:
-        rows = int(pl.scan_parquet(path).select(pl.len()).collect().item())
+        rows = int(pl.scan_parquet(path, glob=False).select(pl.len()).collect().item())
     return {"format": 1, "sha256": found.sha256, "size": found.size, "rows": rows}
 
 
@@ -218,7 +218,7 @@ def vouched(
         )
     try:
         formats.check_mark(pl.read_parquet_metadata(path), kind, known, str(path))
-        lazy = pl.scan_parquet(path)
+        lazy = pl.scan_parquet(path, glob=False)
         rows = int(lazy.select(pl.len()).collect().item())
     except UNREADABLE as error:
         raise DumpError(f"{path} is not readable: {error}; {again}") from error
@@ -238,7 +238,7 @@ def _counted(path: Path, said: dict[str, Any]) -> pl.LazyFrame | None:
         if path.name == RECORDS:
             raise DumpError(f"{path} is missing, {SUMMARY} beside it sums it up; {_AGAIN}")
         return None
-    lazy = pl.scan_parquet(path)
+    lazy = pl.scan_parquet(path, glob=False)
     if path.name != RECORDS:
         return lazy
     measured = pl.col("error_kind").is_not_null() | (pl.col("status") == "nonfinite")

@@ -240,7 +240,7 @@ _STATISTICS = ("max", "min", "mean", "norm")
 def _numbers(run: Run, suspects: Suspects) -> pl.DataFrame:
     """The stage's statistics in a run, by record."""
     return (
-        pl.scan_parquet(run.records(suspects.stage))
+        pl.scan_parquet(run.records(suspects.stage), glob=False)
         .filter((pl.col("step") == suspects.step) & (pl.col("rank") == suspects.rank))
         .select("name", "order", *_STATISTICS)
         .with_columns(order_in_name=pl.int_range(pl.len()).over("name"))
@@ -257,7 +257,7 @@ class _Side:
 
     def __init__(self, run: Run, suspects: Suspects) -> None:
         self._run = run
-        table = pl.read_parquet(run.records(suspects.stage)).filter(
+        table = pl.read_parquet(run.records(suspects.stage), glob=False).filter(
             (pl.col("step") == suspects.step) & (pl.col("rank") == suspects.rank)
         )
         kept = table.filter(pl.col("data_name").is_not_null())

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ def names(data: Path) -> list[str]:
         inner = {
             file.name[len(key.name) + 1 : -len(".npy")]
             for _, step in numbered(key, "step")[:1]
-            for file in step.rglob(f"{key.name}.*.npy")
+            for file in step.rglob(f"{glob.escape(key.name)}.*.npy")
         }
         inside = {name for name in inner if name and not name.isdecimal()}
         found |= {f"{key.name}.{name}" for name in inside} or {key.name}

@@ -249,7 +249,7 @@ class Run:
         try:
             kind = name.partition("/")[0].removesuffix(".parquet")
             formats.check_mark(pl.read_parquet_metadata(path), kind, (1,), str(path), StoreError)
-            table = pl.read_parquet(path)
+            table = pl.read_parquet(path, glob=False)
         except UNREADABLE as error:
             raise StoreError(f"{path} is not a readable table: {error}") from error
         wrong = [key for key, kind in schema.items() if table.schema.get(key) != kind]

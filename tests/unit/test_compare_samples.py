@@ -141,7 +141,11 @@ def test_key_data_of_mapped_steps_meet(tmp_path: Path) -> None:
     for more in ("step1", "step2"):
         (tmp_path / "b/data/prompts" / more).mkdir()
     (tmp_path / "t/data/prompts/step6").mkdir()
-    assert Samples(tmp_path / "b", tmp_path / "t").compare(stages.LOG_PROB) is None
+    nothing = Samples(tmp_path / "b", tmp_path / "t").compare(stages.LOG_PROB)
+    assert nothing is not None and nothing.tables == {}
+    (note,) = nothing.summary["notes"]
+    assert "no step in common: the benchmark has steps 0 to 2, the target 5 to 6" in note
+    assert "--map-step 0:5" in note
     mapped = Samples(tmp_path / "b", tmp_path / "t", {0: 5})
     found = mapped.compare(stages.LOG_PROB)
     assert found is not None
@@ -442,3 +446,35 @@ def test_a_key_that_is_refused_is_named_and_the_rest_compared(
     found = compared(tmp_path)
     assert any(note.startswith("prompts, step 0: not compared") and said in note
                for note in found["notes"])  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [(), ("--map-step", "3:4")])
+def test_key_data_alone_whose_steps_do_not_meet_say_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    padded(tmp_path / "b/data", (0, 0), [0])
+    padded(tmp_path / "t/data", (0, 0), [0])
+    for key in (tmp_path / "t/data").iterdir():
+        (key / "step0").rename(key / "step7")
+    (tmp_path / "b/data/prompts/step1").mkdir()
+    sides = [str(tmp_path / side) for side in "bt"]
+    assert main(["compare", *sides, "-o", str(tmp_path / "o"), *arguments]) == 4
+    said = capsys.readouterr().err
+    assert "the benchmark has steps 0 to 1, the target 7" in said
+    assert ("--map-step 3:4" if arguments else "--map-step 0:7") in said
+    assert main(["compare", *sides, "-o", str(tmp_path / "o"), "--map-step", "0:7"]) == 0
+
+
+@pytest.mark.parametrize("error", [0.0, 0.25])
+def test_key_data_alone_are_what_is_said_on_the_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: float
+) -> None:
+    padded(tmp_path / "b/data", (0, 0), [0, 1])
+    padded(tmp_path / "t/data", (0, 0), [1, 0], error)
+    sides = [str(tmp_path / side) for side in "bt"]
+    assert main(["compare", *sides, "-o", str(tmp_path / "o")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "No records of modules or functions were compared."
+    agree = "Key data that agree, by sample: attention_mask, old_log_probs, prompts, responses"
+    assert (agree in lines) is (error == 0)
+    assert ("Key data that part:" in lines) is (error > 0)

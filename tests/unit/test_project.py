@@ -35,6 +35,23 @@ def test_the_code_is_clean(root: Path, command: tuple[str, ...]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_no_path_is_taken_for_a_pattern(root: Path) -> None:
+    """polars takes a path with ``*`` or ``[`` in it for a pattern, unless it is told not to."""
+    readers = {"read_parquet", "scan_parquet"}
+    found = []
+    for file in sorted((root / "rlprobe").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            memory = any("BytesIO" in ast.unparse(argument) for argument in node.args)
+            named = any(
+                word.arg == "glob" and ast.unparse(word.value) == "False" for word in node.keywords
+            )
+            if node.func.attr in readers and not named and not memory:
+                found.append(f"{file.relative_to(root)}:{node.lineno}")
+    assert found == []
+
+
 #: Rooms of the package, from the ground up: a room may import from lower floors only.
 _FLOORS = (
     {"errors", "roles", "causes", "version"},

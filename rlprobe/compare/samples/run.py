@@ -19,6 +19,7 @@ from rlprobe.dumps.key_data import BatchKey, KeyData, MicroBatch, stage_of
 from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.dumps.results import KEY_DATA, TOKEN_SKETCHES
 from rlprobe.errors import DumpError, StoreError
+from rlprobe.said import Said
 from rlprobe.sketch import CHOSEN
 from rlprobe.store import listing
 
@@ -98,13 +99,13 @@ class Samples:
         benchmark, target = self._sides
         if benchmark is None or target is None:
             return None
-        steps = {
-            b: t
-            for b, t in planner.pair_steps(benchmark.steps(), target.steps(), self._map_steps, [])
-            if b is not None and t is not None
-        }
+        said: list[Said] = []
+        pairs = planner.pair_steps(benchmark.steps(), target.steps(), self._map_steps, said)
+        steps = {b: t for b, t in pairs if b is not None and t is not None}
         keys = sorted(k for k in {*benchmark.keys(), *target.keys()} if stage_of(k) == stage)
         tables, notes = [], _lacking((benchmark, target), keys)
+        if keys and not steps:
+            notes += [f"key data: {note}" for note in said]
         for step, other in steps.items():
             for key in keys:
                 try:
@@ -211,7 +212,7 @@ def _stage_batches(
 def _read(path: Path) -> pl.DataFrame:
     """Tokens of blocks; what routers chose is a record of its own, and compared as one."""
     try:
-        return pl.read_parquet(path).filter(~pl.col("name").str.ends_with(CHOSEN))
+        return pl.read_parquet(path, glob=False).filter(~pl.col("name").str.ends_with(CHOSEN))
     except UNREADABLE as error:
         raise StoreError(f"{path} is not a readable table: {error}") from error
 

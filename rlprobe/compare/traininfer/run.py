@@ -105,7 +105,7 @@ def compare(run: Side, engine: Side | None, out: Path, options: Options) -> Outc
     )
     tables = _tables(sides, rules, options, summary)
     writer.write_stage(directory, tables, summary)
-    tensors = pl.scan_parquet(directory / RECORDS).filter(
+    tensors = pl.scan_parquet(directory / RECORDS, glob=False).filter(
         (pl.col("slot") != "parameters") & (pl.col("error_kind") == measures.TENSOR)
     )
     count = int(tensors.select(pl.len()).collect().item())

@@ -106,7 +106,7 @@ def _read(run: Path, stage: str) -> pl.DataFrame | None:
     if path is None:
         return None
     try:
-        return pl.read_parquet(path)
+        return pl.read_parquet(path, glob=False)
     except UNREADABLE as error:
         raise StoreError(f"{path} is not a readable table: {error}") from error
 

@@ -37,7 +37,7 @@ def spans(run: Path, directory: str) -> dict[str, Span]:
     prefix = f"dump/{directory}/dump_tensor_data/"
     try:
         rows = (
-            pl.scan_parquet(table)
+            pl.scan_parquet(table, glob=False)
             .filter(pl.col("path").str.starts_with(prefix))
             .select("path", "digest", "size", "container", "offset")
             .collect()

@@ -104,7 +104,7 @@ def _records(table: pl.DataFrame, target: Run, stage: str) -> Iterator[Quantity]
             pl.coalesce("unjudged_because", "excused_by", pl.lit("unjudged"))
         ),
     ).unique(keys, keep="first")
-    rows = pl.read_parquet(target.records(stage)).with_row_index("_row")
+    rows = pl.read_parquet(target.records(stage), glob=False).with_row_index("_row")
     joined = rows.select("_row", *keys, "slot", "direction", "call", says_never=_says_never()).join(
         known, on=keys, how="left", maintain_order="left"
     )
