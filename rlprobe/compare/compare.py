@@ -97,7 +97,7 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
                 )
             )
         summary.across_dtypes = options.pair == OTHER_PRECISION
-        tables = _tables(stage, options)
+        tables = _tables(stage, options, summary)
         if samples is not None:
             found = samples.compare(stage.stage)
             if found is not None:
@@ -262,6 +262,8 @@ _ADVICE = {
 
 
 def _advice(reason: str, summaries: Sequence[Summary]) -> str:
+    if reason in measures.NO_STATISTICS.values() and any(s.without_tensors for s in summaries):
+        return _ADVICE[lacking.UNREADABLE]
     if reason in _ADVICE:
         return _ADVICE[reason]
     if reason.startswith((*_NO_PROCESS, _MAPPED_AWAY)) and reason not in lacking.NO_SUCH.values():
@@ -299,14 +301,14 @@ def _one_sided(stage: StagePlan, pairing: Pairing, mapped: bool) -> str | None:
     return f"{_NO_PROCESS[0 if side == 'benchmark' else 1]}{what}"
 
 
-def _tables(stage: StagePlan, options: Options) -> Iterator[pl.DataFrame]:
+def _tables(stage: StagePlan, options: Options, summary: Summary) -> Iterator[pl.DataFrame]:
     for pairing, benchmark, target in loading.load(stage, options.jobs, options.beside):
         samples = _of_samples(stage, pairing)
         if samples is not None:
-            yield _table(stage, pairing, samples, options)
+            yield _table(stage, pairing, samples, options, summary)
             continue
         for rows in _ahead(_side_by_side(benchmark, target, options)):
-            yield _table(stage, pairing, rows, options)
+            yield _table(stage, pairing, rows, options, summary)
 
 
 def _of_samples(stage: StagePlan, pairing: Pairing) -> pl.DataFrame | None:
@@ -370,7 +372,11 @@ def _both_kept_tensors(*sides: Table) -> bool:
 
 
 def _table(
-    stage: StagePlan, pairing: Pairing, side_by_side: pl.DataFrame, options: Options
+    stage: StagePlan,
+    pairing: Pairing,
+    side_by_side: pl.DataFrame,
+    options: Options,
+    summary: Summary,
 ) -> pl.DataFrame:
     """The measured rows of one process pair, columns of :data:`writer.SCHEMA`."""
     table = measures.measure(side_by_side)
@@ -378,7 +384,7 @@ def _table(
     if alone is not None:
         table = table.with_columns(reason=pl.coalesce("reason", pl.lit(alone)))
     if _has_tensors(table):
-        table = _elementwise(table, stage, pairing, options)
+        table = _elementwise(table, stage, pairing, options, summary)
     ranks = {
         f"rank_{side}": pl.when(pl.col(f"order_{side}").is_not_null()).then(
             pl.lit(process.rank if process else None, pl.Int32)
@@ -406,7 +412,7 @@ def _has_tensors(table: pl.DataFrame) -> bool:
 
 
 def _elementwise(
-    table: pl.DataFrame, stage: StagePlan, pairing: Pairing, options: Options
+    table: pl.DataFrame, stage: StagePlan, pairing: Pairing, options: Options, summary: Summary
 ) -> pl.DataFrame:
     # Imported here: compiled kernels cost more to import than most comparisons take.
     with uncollected():
@@ -419,4 +425,8 @@ def _elementwise(
             (stage.target, pairing.target),
         )
     )
+    if benchmark is None and target is None:
+        for side in ("benchmark", "target"):
+            named = table.height - table.get_column(f"data_name_{side}").null_count()
+            summary.without_tensors[side] += named
     return elementwise.measure(table, benchmark, target, options.jobs)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import polars as pl
 
 from rlprobe.compare.planner import StagePlan
 from rlprobe.compare.stage_sources import Process, StageSource
 from rlprobe.dumps import construct
+from rlprobe.errors import DumpError
+
+_log = logging.getLogger(__name__)
+_Said = TypeVar("_Said", str, str | None)
 
 #: The call that a record is of: its name up to the direction, and a module's number after it.
 _CALL = re.compile(r"^(.*\.(?:forward|backward)(?:\.\d+)?)(?:\.|$)")
@@ -28,8 +33,10 @@ def both(plan: Iterable[StagePlan], rows: Iterable[Mapping[str, Any]]) -> dict[s
         plan: what was compared with what.
         rows: of judged tables: stage, step, rank, name and both sides' names.
 
+    A file that is damaged is said to be, and costs nothing but what it holds.
+
     Raises:
-        DumpError: a stack or construct file is damaged.
+        StoreError: of a stored run, it is not what was committed.
     """
     known: dict[tuple[str, str, Process], dict[str, str]] = {}
     told: dict[tuple[str, str, Process], dict[str, str | None]] = {}
@@ -49,15 +56,23 @@ def both(plan: Iterable[StagePlan], rows: Iterable[Mapping[str, Any]]) -> dict[s
                         continue
                     place = (stage.stage, side, process)
                     if place not in known:
-                        known[place] = source.stacks(process)
+                        known[place] = _read(source.stacks, process)
                     call = call_of(str(row.get(f"name_{side}") or row.get("name")))
                     stack = known[place].get(call)
                     if stack is None and place not in told:
-                        told[place] = source.construct(process)
+                        told[place] = _read(source.construct, process)
                     said += _frames(side, stack) if stack else _calls(side, told[place], call)
             if said:
                 found[str(row["name"])] = said
     return found
+
+
+def _read(read: Callable[[Process], dict[str, _Said]], process: Process) -> dict[str, _Said]:
+    try:
+        return read(process)
+    except DumpError as error:
+        _log.warning("%s; nothing of it is shown", error)
+        return {}
 
 
 def call_of(name: str) -> str:
@@ -93,7 +108,7 @@ def column(records: pl.DataFrame, stage: StagePlan) -> pl.Series:
     source: StageSource | None = stage.target
     for pairing in stage.pairings:
         if source is not None and pairing.target is not None:
-            stacks[pairing.step, pairing.rank] = source.stacks(pairing.target)
+            stacks[pairing.step, pairing.rank] = _read(source.stacks, pairing.target)
     seen: set[tuple[int, int, str]] = set()
     cells: list[str | None] = []
     for step, rank, name in records.select("step", "rank", "name_target").iter_rows():

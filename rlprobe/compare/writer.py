@@ -21,7 +21,7 @@ from rlprobe.dumps.results import FORMAT, RECORDS, SUMMARY
 from rlprobe.dumps.schema import SLOTS
 from rlprobe.files import replace_text, written
 from rlprobe.formats import mark
-from rlprobe.said import Said, say
+from rlprobe.said import Said, of_side, say
 
 #: Names of unmatched records listed in the summary, per side; all are in the records.
 LISTED = 50
@@ -120,6 +120,8 @@ class Summary:
     max_error: float | None = None
     #: Records of slots of no known name.
     slots: Counter[str] = field(default_factory=Counter)
+    #: Records whose tensor file a side names, while it has no directory of such files.
+    without_tensors: Counter[str] = field(default_factory=Counter)
     steps: set[int] = field(default_factory=set)
     ranks: dict[str, set[int]] = field(
         default_factory=lambda: {"benchmark": set(), "target": set()}
@@ -189,6 +191,15 @@ class Summary:
                     "records whose checksums are of two kinds, which say nothing of each other: "
                     "{count}; dump both sides with one summary_mode",
                     count=f"{self.checksums['unlike']:,}",
+                )
+            )
+        for side, count in sorted(self.without_tensors.items()):
+            self.notes.append(
+                say(
+                    "{count} records name tensor files of the {side}, which has no "
+                    "dump_tensor_data beside its dump.json: compared is what their statistics say",
+                    count=f"{count:,}",
+                    side=of_side(side),
                 )
             )
         if self.slots:

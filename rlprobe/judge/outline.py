@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import polars as pl
 
 from rlprobe import stages
-from rlprobe.compare import lacking, measures
+from rlprobe.compare import lacking, measures, scalars
 from rlprobe.compare.writer import Summary
 from rlprobe.dumps.results import KEY_DATA
 from rlprobe.judge import analysis, compared, decisive, equipped, generated, keydata, unsized
@@ -88,7 +88,7 @@ def listed(step: Step) -> list[Row]:
     """The first record that parts, and the worst: whoever looks for their stacks."""
     diverged = analysis.first_of(step)
     own = [] if diverged is None or diverged.origin is None else [diverged.origin.row]
-    return own + each(_beyond(step).head(WORST))
+    return own + each(_once(_beyond(step)).head(WORST))
 
 
 def _first(
@@ -100,7 +100,11 @@ def _first(
         yield from said
         if held:
             nothing = "Nothing else" if said else "Nothing"
-            yield f"{nothing} parts by more than round-off allows: {held:,} records judged."
+            yield (
+                f"{nothing} parts by more than round-off allows: {counted(held, 'record')} judged."
+            )
+        elif step.key_data and not step.findings:
+            yield "No records of modules or functions were compared."
         else:
             yield "Nothing could be judged."
         yield from _given(step)
@@ -211,6 +215,16 @@ def _key_data(step: Step) -> Iterator[str]:
         yield ""
         yield "Key data that part:"
         yield from (f"  {line}" for line in said)
+    agree = [
+        name
+        for name, found in sorted(step.key_data.items())
+        if found.error == 0
+        and not (found.benchmark_only or found.target_only)
+        and not any(found.lopsided)
+    ]
+    if agree:
+        yield ""
+        yield f"Key data that agree, by sample: {', '.join(agree)}"
 
 
 def _far(difference: Difference) -> str:
@@ -233,17 +247,34 @@ def _names(row: Row) -> str:
 
 def _size(row: Row) -> str:
     measure = decisive.of(row)
+    values = _values(row)
+    if values is not None and not _is_number(row):
+        return values
     if measure.error is None:
-        return "it differs, and statistics do not say by how much"
-    least = "at least " if row.get("error_kind") == _BOUND else ""
+        return values or "it differs, and statistics do not say by how much"
+    least = "at least " if row.get("error_kind") == _BOUND and values is None else ""
     of = _WORDS.get(measure.name, "")
     text = f"error{of} {least}{measure.error:.3g}"
+    text = text if values is None else f"{values}, {text}"
     excess = row.get("excess")
     if not isinstance(excess, float):
         return text
     if math.isinf(excess):
         return f"{text}; there is no round-off in it"
     return f"{text}, {_times(excess)} what round-off allows ({measure.floor or 0.0:.2g})"
+
+
+def _values(row: Row) -> str | None:
+    """Both values of an argument that is no tensor; None of a tensor."""
+    sides = [row.get(f"value_{side}") for side in ("benchmark", "target")]
+    shapes = [row.get(f"shape_{side}") for side in ("benchmark", "target")]
+    if any(shape is not None for shape in shapes) or None in sides:
+        return None
+    return " against ".join(lacking.short(str(value)) for value in sides)
+
+
+def _is_number(row: Row) -> bool:
+    return {row.get("dtype_benchmark"), row.get("dtype_target")} <= set(scalars.NUMBERS)
 
 
 def _times(excess: float) -> str:
@@ -263,28 +294,42 @@ def _beyond(step: Step) -> pl.DataFrame:
     )
 
 
+def _once(beyond: pl.DataFrame) -> pl.DataFrame:
+    """Each record once, of its worst rank; ``ranks``: on how many it is beyond."""
+    if not beyond.height:
+        return beyond
+    ranks = pl.col("rank").n_unique().over("stage", "name")
+    return beyond.with_columns(ranks=ranks).unique(
+        ["stage", "name"], keep="first", maintain_order=True
+    )
+
+
 def _worst(step: Step, stacks: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    beyond = _beyond(step)
+    beyond = _once(_beyond(step))
     if not beyond.height:
         return
     shown = min(WORST, beyond.height)
+    on = beyond.get_column("ranks").to_list()
+    of_each = ", each of its worst rank" if any(n > 1 for n in on) else ""
     yield ""
-    yield (
-        f"The worst {shown} of {beyond.height:,} beyond round-off:"
-        if beyond.height > shown
-        else f"All {shown} beyond round-off, the worst first:"
-    )
+    if beyond.height > shown:
+        yield f"The worst {shown} of {beyond.height:,} beyond round-off{of_each}:"
+    elif shown > 1:
+        yield f"All {shown} beyond round-off{of_each}, the worst first:"
+    else:
+        yield f"The only one beyond round-off{of_each}:"
     yield f"  {'times round-off':>15}  {'error':>9}  record"
     many = beyond.get_column("stage").n_unique() > 1
     ranks = len({p.rank for finding in step.findings.values() for p in finding.stage.processes}) > 1
-    for row in each(beyond.head(shown)):
+    for row, count in zip(each(beyond.head(shown)), on[:shown], strict=True):
         excess, error = row["excess"], row["error"]
         times = (
             "-" if excess is None else "no round-off" if math.isinf(excess) else f"{excess:,.1f}"
         )
         size = "-" if error is None else f"{error:.2g}"
         where = f"{row['stage']}: " if many else ""
-        where += f"rank {row['rank']}: " if ranks else ""
+        others = f" and {count - 1} more" if count > 1 else ""
+        where += f"rank {row['rank']}{others}: " if ranks else ""
         yield f"  {times:>15}  {size:>9}  {where}{_names(row)}"
         yield from _stack(row, stacks)
 
@@ -365,7 +410,7 @@ def _next(diverged: Finding | None, summaries: Sequence[Summary], out: str) -> I
     if diverged is not None and diverged.origin is not None:
         row = diverged.origin.row
         call = str(row.get("name_benchmark") or row.get("name")).rsplit(".", 2)[0]
-        if row.get("error_kind") == _BOUND:
+        if row.get("error_kind") == _BOUND and _values(row) is None:
             yield (
                 "  see which elements differ: dump both sides again with task tensor and list "
                 f'["{lacking.short(call)}"]'
@@ -378,4 +423,5 @@ def _next(diverged: Finding | None, summaries: Sequence[Summary], out: str) -> I
         )
     yield f"  rlprobe diagnose {out}   the verdict with its gate; rlprobe report {out}   the page"
     if "records.parquet" in kinds:
-        yield f"  every record: {out}/STAGE/records.parquet (docs/compare.md says its columns)"
+        stage = summaries[0].stage if len(summaries) == 1 else "STAGE"
+        yield f"  every record: {out}/{stage}/records.parquet (docs/compare.md says its columns)"

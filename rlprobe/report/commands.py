@@ -39,6 +39,16 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) 
     if results.of_dumps:
         said = tables.sides(results.directory)
         sides = [said.benchmark, said.target] if said is not None else ["BENCHMARK", "TARGET"]
+        if found.verdict == ALIGNED:
+            return [
+                Command(
+                    pair(
+                        "Write every record into a workbook, with msprobe's columns:",
+                        "把每条记录写入工作簿，列与 msprobe 相同：",
+                    ),
+                    f"{program()} compare {shlex.join(sides)} -o comparison --table xlsx",
+                )
+            ]
         if found.verdict != DIVERGED:
             return [
                 Command(

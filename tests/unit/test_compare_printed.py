@@ -16,7 +16,7 @@ from rlprobe.compare import lacking
 from rlprobe.compare.lacking import Lacking
 from rlprobe.judge import outline
 from tests.msprobe import dumps
-from tests.msprobe.dumps import call, tensor
+from tests.msprobe.dumps import call, scalar, tensor
 
 
 def leaf(top: float, shape: tuple[int, ...] = (4, 8)) -> dict[str, Any]:
@@ -241,3 +241,79 @@ def test_no_line_is_longer_than_somebody_would_read(
 )
 def test_a_reason_of_many_steps_is_one_line(reasons: list[str], expected: list[str]) -> None:
     assert lacking.said([(reason, Lacking(2, "a", None)) for reason in reasons]) == expected
+
+
+def test_several_ranks_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Eight ranks with one fault: ten records are listed, not ten ranks of two."""
+    for rank in range(8):
+        for side, wrong in (("b", 0.0), ("t", 0.01 + rank / 1000)):
+            place = tmp_path / side / f"actor_update/step0/rank{rank}"
+            dumps.write(place, model(wrong, layers=12))
+    sides = [str(tmp_path / side) for side in "bt"]
+    assert main(["compare", *sides, "-o", str(tmp_path / "o")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    at = lines.index("The worst 10 of 21 beyond round-off, each of its worst rank:") + 2
+    listed = [line.split("  ")[-1] for line in lines[at : at + 10]]
+    assert len({line.rpartition(" ")[2] for line in listed}) == 10
+    assert all(line.startswith("rank 7 and 7 more: ") for line in listed)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "said"),
+    [
+        (None, (1e-6, 1e-5), "1e-06 against 1e-05, error 9, "),
+        ("float64", (1e-6, 1e-5), "1e-06 against 1e-05, error 9, "),
+        (None, (True, False), "True against False, error 1; there is no round-off in it"),
+        (None, ("eager", "sdpa"), "eager against sdpa"),
+        ("torch.Size", ([2, 3], [2, 4]), "[2, 3] against [2, 4]"),
+    ],
+)
+def test_of_an_argument_both_values_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str | None, values: Any, said: str
+) -> None:
+    """They are exact, and no tensor of them could be dumped."""
+    benchmark, target = (
+        {"Functional.rms_norm.0.forward": call([leaf(1.0), scalar(value, kind)], [leaf(2.0)])}
+        for value in values
+    )
+    assert main(run(tmp_path, benchmark, target)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].strip() == "Functional.rms_norm.0.forward.input.1"
+    assert lines[2].strip().startswith(said)
+    assert lines[4] == "" and lines[5] == "The only one beyond round-off:"
+    assert not any("at least" in line or "see which elements" in line for line in lines)
+
+
+def test_a_stage_of_one_is_named_in_the_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(run(tmp_path, model(), model())) == 0
+    assert f"every record: {tmp_path / 'o'}/actor_update/records.parquet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+@pytest.mark.parametrize("option", ["--stacks", "--table"])
+def test_stacks_that_cannot_be_read_are_said_and_cost_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, option: str
+) -> None:
+    command = [*run(tmp_path, model(), model(0.01)), option]
+    for side in "bt":
+        (tmp_path / side / "actor_update/step0/rank0/stack.json").write_text(text)
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert "stack.json is not an msprobe stack file" in said.err
+    assert said.out.startswith("First to part: model.layers.1.mlp (MLP)")
+
+
+@pytest.mark.parametrize("statistics", [True, False])
+def test_tensor_files_that_were_not_copied_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], statistics: bool
+) -> None:
+    """dump.json is small, its tensors are not: what is copied is often the first alone."""
+    values = (1.0, -1.0, 0.25, 2.0) if statistics else (None,) * 4
+    data = {"Functional.linear.0.forward": call([], [tensor(values, data_name="x.pt")])}
+    assert main(run(tmp_path, data, data)) == (0 if statistics else 4)
+    said = "".join(capsys.readouterr())
+    assert "1 records name tensor files of the benchmark, which has no dump_tensor_data" in said
+    assert "1 records name tensor files of the target" in said
+    assert statistics or "copy the dumps again with dump_tensor_data" in said
