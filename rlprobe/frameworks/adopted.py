@@ -32,8 +32,10 @@ class Training:
         """
         given = [self.absolute(p) for p in self.environment.get("PYTHONPATH", "").split(":") if p]
         if self.entry[0] == "-m":
-            top = self.cwd / self.entry[1].partition(".")[0]
-            if top.is_dir() or top.with_suffix(".py").is_file():
+            parts = self.entry[1].split(".")
+            package, module = self.cwd / parts[0], self.cwd.joinpath(*parts).with_suffix(".py")
+            # a directory of that name alone would not stand before an installed package
+            if (package / "__init__.py").is_file() or module.is_file():
                 given.insert(0, str(self.cwd.absolute()))
         return {"PYTHONPATH": ":".join(dict.fromkeys(given))} if given else {}
 

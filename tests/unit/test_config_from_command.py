@@ -298,16 +298,16 @@ def test_a_script_that_asks_for_something_says_so(site: Path, capsys: Any) -> No
     assert "ended with status 3, and wrote last: BASE_FOLDER is not set" in said
 
 
-@pytest.mark.parametrize("package", ["verl", "recipe", None])
+@pytest.mark.parametrize("package", ["verl", "recipe", "empty"])
 def test_a_checkout_that_nobody_installed_is_found_by_the_runs(
-    site: Path, made: Callable[..., tuple[Path, dict[str, Any]]], package: str | None
+    site: Path, made: Callable[..., tuple[Path, dict[str, Any]]], package: str
 ) -> None:
     """``cd verl && python -m verl.trainer.main_ppo`` trains with the files of that directory."""
     checkout = site / "checkout"
-    checkout.mkdir()
-    if package is not None:
-        (checkout / package / "dapo/config").mkdir(parents=True)
-        (checkout / "recipe/dapo").mkdir(parents=True, exist_ok=True)
+    (checkout / "verl").mkdir(parents=True)
+    if package == "verl":
+        (checkout / "verl/__init__.py").touch()
+    (checkout / "recipe/dapo/config").mkdir(parents=True)
     entry = "recipe.dapo.main" if package == "recipe" else "verl.trainer.main_ppo"
     if package == "recipe":
         (checkout / "recipe/dapo/main.py").write_text(
@@ -322,9 +322,9 @@ def test_a_checkout_that_nobody_installed_is_found_by_the_runs(
     )
     _, said = made(str(script))
     found = said["alignment"]["target"]["environment"]["PYTHONPATH"].split(":")
-    assert (found[0] == str(checkout)) is (package is not None)
+    assert (found[0] == str(checkout)) is (package != "empty")
     noted = any("where it is called" in note for note in said["notes"])
-    assert noted is (package is not None)
+    assert noted is (package != "empty")
     # the recipe's own configuration says which algorithm it is
     assert any("critic" in note for note in said["notes"]) is (package != "recipe")
 

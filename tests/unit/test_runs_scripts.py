@@ -184,6 +184,43 @@ def test_a_command_that_starts_a_script_is_read_as_the_script(
     assert not (tmp_path / "made").exists()
 
 
+_BATCH = """#!/bin/bash
+#SBATCH --job-name=grpo    # a name
+#SBATCH -N 2
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=64
+set -x
+#SBATCH --nodes=9
+GPUS=${SLURM_GPUS_PER_NODE:-8}
+python3 train.py $SLURM_NNODES $SLURM_JOB_NUM_NODES $GPUS $SLURM_CPUS_PER_TASK "$SLURM_JOB_NAME"
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "wanted"),
+    [
+        ("bash {script}", "2 2 4 64 grpo"),
+        ("sbatch {script}", "2 2 4 64 grpo"),
+        ("sbatch -N4 --gpus-per-node 8 {script}", "4 4 8 64 grpo"),
+        ("sbatch --nodes=3-6 -J other {script}", "3 3 4 64 other"),
+        ("SLURM_NNODES=7 bash {script}", "7 2 4 64 grpo"),
+    ],
+)
+def test_a_job_is_told_what_its_script_asks_slurm_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, wanted: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "run.slurm"
+    script.write_text(_BATCH)
+    words = shlex.split(command.format(script=script.name))
+    alone = words[0] == "bash"
+    found = trace.commands(words[1:]) if alone else trace.of_command(words).commands
+    (trained,) = (one for one in found if one.argv[:1] == ("python3",))
+    assert trained.argv == ("python3", "train.py", *wanted.split())
+    # what a scheduler sets is no part of an alignment
+    assert not [name for name in trained.environment if name.startswith("SLURM_")]
+
+
 @pytest.mark.parametrize(
     "command", ["chmod +x ./train.slurm", "cp ./train.slurm other", "vi ./train.slurm"]
 )

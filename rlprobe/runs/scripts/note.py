@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -41,7 +42,10 @@ def main(argv: list[str]) -> int:
     found = shell_in(argv)
     if found is not None and depth < _DEEPEST:
         at, inner = found
-        environment = {**os.environ, **assigned(argv[:at]), f"{OWN}DEPTH": str(depth + 1)}
+        environment = {**job(inner[0], []), **os.environ, **assigned(argv[:at])}
+        environment[f"{OWN}DEPTH"] = str(depth + 1)
+        if os.path.basename(argv[0]) == "sbatch":  # noqa: PTH119
+            environment |= job(inner[0], argv[1:at])
         subprocess.run([os.environ[f"{OWN}BASH"], *inner], env=environment, check=False)
     return 0
 
@@ -84,6 +88,59 @@ def is_script(word: str, anywhere: bool = False) -> bool:
     except OSError:
         return False
     return first.startswith(b"#!") and any(name in first for name in (b"bash", b"/sh", b" sh"))
+
+
+#: What a job is told of its request: option -> (its short form, variables).
+_OF_THE_JOB = {
+    "--nodes": ("-N", ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")),
+    "--ntasks": ("-n", ("SLURM_NTASKS", "SLURM_NPROCS")),
+    "--ntasks-per-node": ("", ("SLURM_NTASKS_PER_NODE",)),
+    "--cpus-per-task": ("-c", ("SLURM_CPUS_PER_TASK",)),
+    "--gpus-per-node": ("", ("SLURM_GPUS_PER_NODE",)),
+    "--gpus-per-task": ("", ("SLURM_GPUS_PER_TASK",)),
+    "--gpus": ("-G", ("SLURM_GPUS",)),
+    "--job-name": ("-J", ("SLURM_JOB_NAME",)),
+    "--partition": ("-p", ("SLURM_JOB_PARTITION",)),
+}
+
+
+def job(script: str, given: list[str]) -> dict[str, str]:
+    """Variables that Slurm sets in a job of this script, as far as its request says them.
+
+    Args:
+        script: its path; its ``#SBATCH`` lines are read.
+        given: sbatch's own options, which win.
+    """
+    words: list[str] = []
+    try:
+        with open(script, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            for line in file:
+                if line.startswith("#SBATCH"):
+                    words += shlex.split(line.removeprefix("#SBATCH"), comments=True)
+                elif line.strip() and not line.startswith("#"):
+                    break
+    except (OSError, ValueError):
+        words = []
+    if not words and not given:
+        return {}
+    words += given
+    found = {"SLURM_JOB_ID": "1", "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
+    found |= {"SLURM_SUBMIT_DIR": os.getcwd()}  # noqa: PTH109
+    found |= dict.fromkeys(_OF_THE_JOB["--nodes"][1], "1")
+    for index, word in enumerate(words):
+        for option, (short, variables) in _OF_THE_JOB.items():
+            value = None
+            if word.startswith(f"{option}="):
+                value = word.partition("=")[2]
+            elif word in (option, short) and index + 1 < len(words):
+                value = words[index + 1]
+            elif short and word.startswith(short) and word[2:3].isdigit():
+                value = word[2:]
+            if value is not None:
+                # of "2-4" nodes the fewest
+                value = value.partition("-")[0] if option == "--nodes" else value
+                found |= dict.fromkeys(variables, value)
+    return found
 
 
 def assigned(before: list[str]) -> dict[str, str]:

@@ -87,6 +87,7 @@ def read(
     Raises:
         UsageError: there is no bash, or no such script, or it is no shell script.
     """
+    environ = {**note.job(script[0], []), **environ}
     bash = shutil.which("bash")
     if bash is None:
         raise UsageError("bash is needed to read a shell script, and is not on PATH")
@@ -158,6 +159,8 @@ def _command(raw: dict[str, object], environ: Mapping[str, str]) -> Command:
     own = {
         str(name): str(value)
         for name, value in env.items()
-        if name not in _NOT_THE_SCRIPTS and environ.get(name) != value
+        if name not in _NOT_THE_SCRIPTS
+        and not name.startswith("SLURM_")
+        and environ.get(name) != value
     }
     return Command(tuple(map(str, argv)), str(raw["cwd"]), own)

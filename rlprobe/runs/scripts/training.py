@@ -109,7 +109,8 @@ def _submitted(before: Sequence[str], cwd: Path) -> tuple[dict[str, str], Path]:
         elif "--runtime-env" in given:
             raw = yamlfile.load(cwd / given["--runtime-env"])
     except DocumentError as error:
-        raise UsageError(f"ray job submit: its runtime environment: {error}") from error
+        where = cwd / given["--runtime-env"] if "--runtime-env" in given else "--runtime-env-json"
+        raise UsageError(f"ray job submit: its runtime environment: {where}: {error}") from error
     env = raw.get("env_vars") if isinstance(raw, dict) else None
     variables = {str(k): v if isinstance(v, str) else json.dumps(v) for k, v in (env or {}).items()}
     directory = given.get("--working-dir") or (
