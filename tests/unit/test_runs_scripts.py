@@ -154,6 +154,7 @@ def test_shells_inside_are_read_too(tmp_path: Path) -> None:
     assert (("python3", "other.py", "1"), "/usr") in argv
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "world"),
     [
@@ -231,6 +232,7 @@ def test_a_command_that_only_names_a_script_does_not_start_it(
     assert [one.argv[0] for one in found] == [command.split()[0]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "loop",
     [
