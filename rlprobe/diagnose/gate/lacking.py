@@ -93,9 +93,15 @@ def _layers(evidence: Evidence) -> Iterator[Said]:
     """Layers whose parameters a stage has and of which it recorded nothing forward."""
     digested = _digested(evidence)
     for name, finding in _training(evidence).items():
-        own = digested.filter(pl.col("stage") == name).select(module="name")
-        lost = sorted(layers.of(own) - layers.of(finding.stage.rows.filter(_FORWARD)))
-        if lost and finding.stage.rows.select(_FORWARD.any()).item():
+        rows = finding.stage.rows.filter(_FORWARD)
+        # of a pipeline's ranks some may be recorded, and of functions alone no module is known
+        ranks = rows.get_column("rank").unique()
+        own = digested.filter(
+            (pl.col("stage") == name) & pl.col("rank").is_in(ranks.implode())
+        ).select(module="name")
+        ran = layers.of(rows)
+        lost = sorted(layers.of(own) - ran)
+        if ran and lost:
             yield say("results of layers {numbers} of {stage}", numbers=lost, stage=name)
 
 
@@ -146,8 +152,8 @@ def _digested(evidence: Evidence) -> pl.DataFrame:
     tables = [table for run in _both(evidence) if (table := run.weights()) is not None]
     here = pl.col("step") == evidence.step.number
     if not tables:
-        return pl.DataFrame(schema={"stage": pl.String, "name": pl.String})
-    return pl.concat(table.filter(here).select("stage", "name") for table in tables).unique()
+        return pl.DataFrame(schema={"stage": pl.String, "name": pl.String, "rank": pl.Int32})
+    return pl.concat(table.filter(here).select("stage", "name", "rank") for table in tables)
 
 
 def _key_data(evidence: Evidence) -> Iterator[Said]:
@@ -236,7 +242,8 @@ def _metrics(evidence: Evidence) -> Iterator[Said]:
         if keydata.is_there(run, name, evidence.step.number)
     }
     for stage in stages.UPDATE_STAGES & _training(evidence).keys():
-        role = stages.MODEL_ROLE[stage]
-        known = any(role in name and "grad_norm" in name for name in names | norms)
-        if not known:
+        # a trainer of one model does not say whose norm it is
+        others = {stages.MODEL_ROLE[other] for other in stages.UPDATE_STAGES - {stage}}
+        own = [name for name in names | norms if "grad_norm" in name]
+        if not any(all(other not in name for other in others) for name in own):
             yield say("a gradient norm of {stage}", stage=stage)

@@ -19,7 +19,8 @@ def rows(**changes: Any) -> pl.DataFrame:
     row: dict[str, Any] = {
         "name": "Module.m.Linear.forward.0.output.0", "slot": "output", "status": "matched",
         "reason": None, "error": 0.0, "error_kind": "digest", "excess": 0.0, "floor": 1e-6,
-        "direction": "forward", "unjudged_because": None, "module": "m", "shape_benchmark": [4, 8],
+        "direction": "forward", "unjudged_because": None, "module": "m", "rank": 0,
+        "shape_benchmark": [4, 8],
     }  # fmt: skip
     for side in ("benchmark", "target"):
         row |= {f"dtype_{side}": "torch.float32", f"max_{side}": 2.0, f"min_{side}": -2.0,

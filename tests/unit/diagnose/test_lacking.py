@@ -76,6 +76,10 @@ def test_a_layer_whose_parameters_are_there_ran(stage: str) -> None:
     lost = named.filter(pl.col("module") != layer(1))
     assert f"results of layers [1] of {stage}" in found(lost, stage, weights=weights)
     assert found(lost, stage, weights=weights[:1]) == "", "a model of one layer"
+    elsewhere = [weights[0], (f"{layer(1)}.weight", stage, 0, 1)]
+    assert found(lost, stage, weights=elsewhere) == "", "a rank that is not recorded"
+    functions = named.with_columns(module=pl.lit(None, pl.String))
+    assert found(functions, stage, weights=weights) == "", "functions alone: no module is known"
 
 
 @pytest.mark.parametrize(
@@ -175,4 +179,5 @@ def test_a_trainer_reports_and_clips() -> None:
         declared={"framework": "verl"}, metrics={"actor/entropy": 1.0, "critic/grad_norm": 1.0}
     )
     assert found(declared={"framework": "verl"}, metrics=NORMS) == ""
+    assert found(declared={"framework": "slime"}, metrics={"train/grad_norm": 1.0}) == ""
     assert found(metrics={}) == "", "no framework's run"
