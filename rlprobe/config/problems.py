@@ -33,7 +33,10 @@ def describe(error: ValidationError, model: type[BaseModel]) -> list[str]:
     lines: dict[str, list[str]] = {}
     for detail in error.errors(include_url=False):
         path, owner = _path(detail["loc"], model)
-        lines.setdefault(path, []).append(_line(detail, path, owner))
+        line = _line(detail, path, owner)
+        if detail["type"] == "extra_forbidden":
+            line += _elsewhere(path, model)
+        lines.setdefault(path, []).append(line)
     # A union's list branch is wrong at an item, its other branches at the whole: keep the item.
     inner = {path for path in lines if any(p.startswith((path + "[", path + ".")) for p in lines)}
     return [_merge(path, found) for path, found in lines.items() if path not in inner]
@@ -98,6 +101,25 @@ def _line(detail: ErrorDetails, path: str, owner: type[BaseModel] | None) -> str
         return f"{path}: nothing found; this key must be given{_purpose(path, owner)}"
     found = detail["input"]
     return f"{path}: found {_shown(found)}; accepted: {_accepted(detail, path, owner)}"
+
+
+#: What to do instead, of keys that people look for in a section that has them not.
+_INSTEAD = {
+    "framework": ": collect with a file for each framework, and give both runs to `rlprobe compare`"
+}
+
+
+def _elsewhere(path: str, model: type[BaseModel]) -> str:
+    """Where a key belongs that the section has not, if another place of the file has it."""
+    section, _, key = path.rpartition(".")
+    if section and key in model.model_fields:
+        return f"; {key} is of the whole file, the same for both sides{_INSTEAD.get(key, '')}"
+    places = [
+        f"{name}.{key}"
+        for name in model.model_fields
+        if (owner := _section(model, name)) is not None and key in owner.model_fields
+    ]
+    return f"; there is {' and '.join(places)}" if places and path not in places else ""
 
 
 def _of_section(path: str, message: str) -> str:

@@ -9,16 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rlprobe import stages
 from rlprobe.config import BUILTIN, Alignment
 from rlprobe.doctor import states
-from rlprobe.documents import jsonfile
-from rlprobe.documents.limits import DocumentError
-from rlprobe.errors import ConfigError
 from rlprobe.roles import BENCHMARK
+from rlprobe.runs import identity
 from rlprobe.runs.plan import plan
 from rlprobe.spec import RunSpec
 
@@ -104,14 +101,7 @@ def _shape(alignment: Alignment) -> Mapping[str, Any] | None:
             "intermediate_size": 128,
             "vocab_size": 264,
         }
-    file = Path(alignment.model.path).expanduser() / "config.json"
-    if not file.is_file():
-        return None
-    try:
-        found = jsonfile.mapping(jsonfile.load(file))
-        return jsonfile.mapping(found.get("text_config", found))
-    except DocumentError as error:
-        raise ConfigError(f"model.path: {file}: {error}") from error
+    return identity.model_config(alignment.model.path) or None
 
 
 def batch_of(alignment: Alignment, world_size: int) -> Batch:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from rlprobe.errors import ConfigError
 
@@ -22,6 +24,8 @@ class Layout:
     context: int = 1
     expert: int = 1
     sequence_parallel: bool = False
+    #: Whether pipeline ranks and chunks must have as many layers each; False where not known.
+    even: bool = field(default=False, compare=False)
 
     @property
     def data(self) -> int:
@@ -50,6 +54,39 @@ class Layout:
                 f"{role}: expert parallel size {self.expert} does not divide the "
                 f"{self.world_size // self.pipeline} ranks of a pipeline stage"
             )
+
+    def require_model(self, role: str, model: Mapping[str, Any]) -> None:
+        """Refuse a model that these groups do not divide.
+
+        Args:
+            role: of the run, for the message.
+            model: its ``config.json``; what it does not say is not held against it.
+
+        Raises:
+            ConfigError: names everything that the framework would stop at once it builds the model.
+        """
+
+        def count(*names: str) -> int:
+            return next((n for name in names if isinstance(n := model.get(name), int)), 0)
+
+        heads, groups = count("num_attention_heads"), count("num_key_value_heads")
+        layers, parts = count("num_hidden_layers"), self.pipeline * self.chunks
+        experts = count("num_experts", "num_local_experts", "n_routed_experts")
+        wrong = []
+        if heads % self.tensor:
+            wrong.append(f"tensor parallel size {self.tensor} does not divide {heads} heads")
+        elif groups and groups % self.tensor and self.tensor % groups:
+            wrong.append(
+                f"tensor parallel size {self.tensor} is neither a divisor nor a multiple of "
+                f"{groups} key/value heads"
+            )
+        if self.even and layers % parts:
+            chunks = f" x {self.chunks} chunks" if self.chunks > 1 else ""
+            wrong.append(f"pipeline {self.pipeline}{chunks} does not divide {layers} layers")
+        if experts % self.expert:
+            wrong.append(f"expert parallel size {self.expert} does not divide {experts} experts")
+        if wrong:
+            raise ConfigError(f"{role}: of the model, {'; '.join(wrong)}")
 
     def __str__(self) -> str:
         sizes = {
@@ -86,6 +123,7 @@ def comparable(benchmark: Layout, target: Layout, coordinates: bool) -> list[str
             "is not"
         )
         said += _without_coordinates(benchmark, target)
+        said += _of_updates(benchmark, target)
     else:
         said.append(
             "calls have no partner: without capture.coordinate_sketch (engine light) a fault is "
@@ -95,6 +133,35 @@ def comparable(benchmark: Layout, target: Layout, coordinates: bool) -> list[str
         "weights, reduced gradients and changes are compared as wholes where the place of every "
         "shard is known; key data sample by sample"
     )
+    said.append(
+        "not compared: single calls, losses of single micro-batches, and operators: the page "
+        "names stage and module, and a cause as far as records tell it (refine needs sides laid "
+        "out alike)"
+    )
+    return said
+
+
+def _of_updates(benchmark: Layout, target: Layout) -> list[str]:
+    """What of an update the two layouts have not in common."""
+    said = []
+    if benchmark.data != target.data:
+        said.append(
+            f"{benchmark.data} against {target.data} data-parallel ranks: where a stage has "
+            "several updates, the first ones hold other samples, and its activations are not "
+            "compared; what it makes is, as wholes"
+        )
+    for name, layout in (("benchmark", benchmark), ("target", target)):
+        if layout.backend == "megatron" and layout.tensor > 1 and layout.data > 1:
+            said.append(
+                f"the {name}'s tensor with data parallelism: gradients of gate_proj and up_proj "
+                "are not judged if its optimizer is distributed"
+            )
+    backends = {benchmark.backend, target.backend}
+    if "megatron" in backends and len(backends) > 1:
+        said.append(
+            "Megatron against FSDP: with a critic (a bias that one side has not) or weight decay "
+            "(Megatron decays no norms) these two do not compute the same"
+        )
     return said
 
 

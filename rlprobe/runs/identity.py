@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from rlprobe import files, frameworks
 from rlprobe.config import (
@@ -15,6 +16,8 @@ from rlprobe.config import (
     EntryPointSection,
     ModelSection,
 )
+from rlprobe.documents import jsonfile
+from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import ConfigError
 from rlprobe.store import keys
 
@@ -201,6 +204,22 @@ def _model(path: str, key: str, framework: str) -> str:
             f"layout, or {BUILTIN}NAME"
         )
     return keys.model_id(directory)
+
+
+def model_config(path: str) -> Mapping[str, Any]:
+    """What a model directory's config.json says of its shape; empty of a builtin.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    file = Path(path).expanduser() / "config.json"
+    if path.startswith(BUILTIN) or not file.is_file():
+        return {}
+    try:
+        found = jsonfile.mapping(jsonfile.load(file))
+        return jsonfile.mapping(found.get("text_config", found))
+    except DocumentError as error:
+        raise ConfigError(f"model.path: {file}: {error}") from error
 
 
 def _builtin(name: str, key: str, framework: str) -> str:

@@ -115,7 +115,10 @@ def plan(
         framework = frameworks.get(alignment.framework)
         if imported is None:
             framework.check(declared)
-            framework.layout(declared).require(role)
+            layout = framework.layout(declared)
+            layout.require(role)
+            if located:
+                layout.require_model(role, identity.model_config(alignment.model.path))
             framework.inference_not_recorded(declared)
         executed = framework.expected_stages(declared)
         # of a perturbed control the trainer's metrics are wanted and nothing else

@@ -85,6 +85,62 @@ def test_a_world_that_the_groups_do_not_divide_is_refused_before_anything_waits(
 
 
 @pytest.mark.parametrize(
+    ("layout", "model", "said"),
+    [
+        (Layout("megatron", 8, tensor=8), {"num_attention_heads": 12}, "does not divide 12 heads"),
+        (
+            Layout("megatron", 6, tensor=6),
+            {"num_attention_heads": 12, "num_key_value_heads": 4},
+            "6 is neither a divisor nor a multiple of 4 key/value heads",
+        ),
+        (
+            Layout("megatron", 4, pipeline=4, even=True), {"num_hidden_layers": 6},
+            "pipeline 4 does not divide 6 layers",
+        ),
+        (
+            Layout("megatron", 2, pipeline=2, chunks=3, even=True), {"num_hidden_layers": 28},
+            "pipeline 2 x 3 chunks does not divide 28 layers",
+        ),
+        (Layout("megatron", 8, expert=8), {"n_routed_experts": 12}, "8 does not divide 12 experts"),
+        (
+            Layout("megatron", 4, tensor=4, expert=4),
+            {"num_attention_heads": 6, "num_experts": 6},
+            "6 heads; expert",
+        ),
+        (
+            Layout("megatron", 8, tensor=8),
+            {"num_attention_heads": 16, "num_key_value_heads": 2}, "",
+        ),
+        (Layout("megatron", 4, pipeline=4), {"num_hidden_layers": 6}, ""),
+        (Layout("fsdp2", 8), {"num_attention_heads": 7, "num_hidden_layers": 3}, ""),
+        (Layout("megatron", 8, tensor=8, expert=8), {}, ""),
+    ],
+)  # fmt: skip
+def test_a_model_that_the_groups_do_not_divide_is_refused_too(
+    layout: Layout, model: dict[str, int], said: str
+) -> None:
+    if not said:
+        layout.require_model("target", model)
+        return
+    with pytest.raises(ConfigError) as refused:
+        layout.require_model("target", model)
+    assert str(refused.value).startswith("target: of the model, ") and said in str(refused.value)
+
+
+def test_uneven_pipelines_are_the_users_own(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"num_hidden_layers": 7, "num_attention_heads": 4}')
+    options = ["model_engine=megatron", *_megatron("pipeline_model_parallel_size=2")]
+    side = {"world_size": 2, "overrides": options}
+    with pytest.raises(ConfigError, match="pipeline 2 does not divide 7 layers"):
+        _plan(target=side, model={"path": str(model)})
+    own = "override_transformer_config.num_layers_in_first_pipeline_stage=4"
+    options += [f"+{one}" for one in _megatron(own)]
+    _plan(target=side, model={"path": str(model)})
+
+
+@pytest.mark.parametrize(
     ("flags", "expected"),
     [
         ([], Layout("megatron", 4)),
@@ -120,6 +176,12 @@ def test_equal_layouts_need_no_word() -> None:
          "target's"),
         (Layout("megatron", 2, expert=2), Layout("megatron", 2),
          "the benchmark's expert parallelism", "no coordinates"),
+        (Layout("megatron", 4, tensor=2), Layout("megatron", 2, tensor=2),
+         "2 against 1 data-parallel ranks", "Megatron against FSDP"),
+        (Layout("megatron", 4, tensor=2), Layout("fsdp2", 1),
+         "the benchmark's tensor with data parallelism", "the target's tensor"),
+        (Layout("fsdp2", 1), Layout("megatron", 2, tensor=2),
+         "Megatron against FSDP", "data-parallel ranks"),
     ],
 )  # fmt: skip
 def test_unlike_layouts_say_what_can_be_compared(
@@ -128,6 +190,7 @@ def test_unlike_layouts_say_what_can_be_compared(
     text = " ".join(comparable(benchmark, target, True))
     assert str(benchmark) in text and str(target) in text
     assert said in text and unsaid not in text
+    assert "not compared: single calls" in text
     without = " ".join(comparable(benchmark, target, False))
     assert "located by its stage" in without and "over whole stages" not in without
 

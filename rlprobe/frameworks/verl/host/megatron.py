@@ -55,6 +55,7 @@ def chosen(overrides: Iterable[str]) -> bool:
 def layout(actor: Mapping[str, Any], world_size: int) -> Layout:
     """Megatron's groups as the actor's section declares them."""
     declared = actor.get("megatron") or {}
+    own = declared.get("override_transformer_config") or {}
 
     def size(name: str) -> int:
         return int(declared.get(f"{name}_parallel_size") or 1)
@@ -70,6 +71,7 @@ def layout(actor: Mapping[str, Any], world_size: int) -> Layout:
         # verl's default; one tensor-parallel rank has whole sequences
         sequence_parallel=bool(declared.get("sequence_parallel", True))
         and size("tensor_model") > 1,
+        even=not any("pipeline" in key for key in own),
     )
 
 
