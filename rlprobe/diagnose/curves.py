@@ -99,7 +99,11 @@ def _with_step(curve: Curve, one: Reported, step: int) -> Curve:
         difference=difference if finite else None,
         allowed=one.allowed,
         why="" if finite else say("finite on one side only"),
-        band=[(step, sides[0] - one.allowed, sides[0] + one.allowed)] if finite else [],
+        band=(
+            [(step, sides[0] - one.allowed, sides[0] + one.allowed)]
+            if finite and one.allowed is not None
+            else []
+        ),
         by="records",
     )
 

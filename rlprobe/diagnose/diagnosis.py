@@ -135,8 +135,12 @@ class Diagnosis(msgspec.Struct, frozen=True):
     format: int = FORMAT
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data in the order of the file, sealed (:mod:`rlprobe.documents.seal`)."""
-        plain, made = kept(msgspec.structs.replace(self, messages={}))
+        """Plain data in the order of the file, sealed (:mod:`rlprobe.documents.seal`).
+
+        What JSON has no number for (NaN, infinities) is None: the seal is of what is written.
+        """
+        found, made = kept(msgspec.structs.replace(self, messages={}))
+        plain = msgspec.json.decode(msgspec.json.encode(found))
         texts = set(_texts(plain))
         messages = {text: m for text, m in (self.messages | made).items() if text in texts}
         return seal.sealed({"format": plain.pop("format"), **plain, "messages": messages})

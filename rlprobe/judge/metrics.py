@@ -77,7 +77,8 @@ class Reported:
     metric: str
     benchmark: float
     target: float
-    allowed: float
+    #: None where what it is made of is not finite.
+    allowed: float | None
 
     @property
     def differs(self) -> bool:
@@ -85,6 +86,8 @@ class Reported:
         finite = [math.isfinite(value) for value in (self.benchmark, self.target)]
         if finite[0] != finite[1]:
             return True
+        if self.allowed is None:
+            return False
         return all(finite) and abs(self.target - self.benchmark) > self.allowed
 
 
@@ -120,8 +123,12 @@ def judge(
         if b == t == 0 and is_never_zero(name):
             continue  # 0 = 0 says nothing
         allowed = known.allowed(name, b if math.isfinite(b) else t)
-        if allowed is not None:
-            found.append(Reported(name, b, t, float(allowed)))
+        if allowed is None:
+            continue
+        # what it is made of is not finite itself: nothing bounds it, and one side alone is apart
+        unbounded = not math.isfinite(allowed)
+        if not unbounded or math.isfinite(b) != math.isfinite(t):
+            found.append(Reported(name, b, t, None if unbounded else float(allowed)))
     return found
 
 

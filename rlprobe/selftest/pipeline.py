@@ -243,7 +243,7 @@ class Pipeline:
         if decide.is_open(directory, plan_of, found):
             self._force(trial, directory, plan_of, sides[0].key)
         sharper = decide.sharpened(directory, judged.diagnosis)
-        text = json.dumps(sharper.as_dict(), indent=1)
+        text = json.dumps(sharper.as_dict(), indent=1, allow_nan=False)
         replace_text(directory / diagnosis.REFINED / diagnosis.NAME, text)
 
     def _substitute(self, trial: Trial, directory: Path, found: suspects.Plan, kept: str) -> None:
@@ -276,7 +276,7 @@ class Pipeline:
         self._compare(jobs, TARGET, directory / "compare" / TARGET)
         replace_text(directory / PLAN, json.dumps(seal.sealed(jobs.described()), indent=1))
         found = diagnose(directory)
-        text = json.dumps(found.as_dict(), indent=1)
+        text = json.dumps(found.as_dict(), indent=1, allow_nan=False)
         replace_text(directory / diagnosis.NAME, text)
         return found
 

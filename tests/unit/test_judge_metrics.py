@@ -157,3 +157,15 @@ def test_zero_is_no_agreement_where_it_cannot_be() -> None:
     zero = {"actor/grad_norm": 0.0, "actor/entropy": 0.0, "actor/lr": 0.0}
     assert _judged(step, [zero, zero]) == {"actor/lr": False}
     assert _judged(step, [zero, zero | {"actor/grad_norm": 1.0}])["actor/grad_norm"]
+
+
+def test_what_is_made_of_numbers_that_are_not_finite_has_no_bound_and_is_no_agreement() -> None:
+    """A loss whose record is NaN on the target: one side alone is apart, both finite are unknown."""
+    step = Step(0)
+    step.findings[stages.ACTOR_UPDATE] = _losses({"actor_pg_loss": (0.5, math.nan)})
+    apart = [{"actor/pg_loss": 0.5}, {"actor/pg_loss": math.nan}]
+    assert _judged(step, apart) == {"actor/pg_loss": True}
+    found = metrics.judge(step, *apart, gradients=1e-4, tokens=None, precisions=["fp32"])
+    assert [one.allowed for one in found] == [None]
+    # the trainer leaves the NaN out of its mean: nobody knows what the rest may differ by
+    assert _judged(step, [{"actor/pg_loss": 0.5}, {"actor/pg_loss": 9.0}]) == {}

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from rlprobe.cli import main
+from rlprobe.cli.common import write_json
 from rlprobe.diagnose import diagnosis, sentence
 from rlprobe.diagnose.diagnosis import GateItem, StageResult
 from rlprobe.documents import seal
 from rlprobe.errors import DumpError
+from rlprobe.judge.curves import Curve
 from rlprobe.judge.inputs import Plan
 from tests.resealed import edited
 from tests.unit.diagnose.conftest import Align
@@ -49,6 +53,21 @@ def test_aligned_diverged_and_not_comparable_have_their_exit_codes(
         written = json.loads(path.read_text())
         assert list(written) == KEYS
         assert json.loads(json.dumps(diagnosis.read(path).as_dict())) == written
+
+
+def test_what_is_not_finite_is_written_as_json_says_it_and_read_again(
+    align: Align, tmp_path: Path
+) -> None:
+    found = align(Device(split=True), repeat=False).diagnose()
+    curve = Curve(
+        metric="actor/loss", verdict="left", step=0, steps=1, at=0, benchmark=0.5,
+        target=math.nan, difference=math.inf, allowed=math.nan,
+    )  # fmt: skip
+    odd = msgspec.structs.replace(found, curves=[curve])
+    path = tmp_path / "diagnosis.json"
+    write_json(path, odd.as_dict())
+    read = diagnosis.read(path).curves[0]
+    assert (read.target, read.difference, read.allowed) == (None, None, None)
 
 
 def test_one_reason_one_record_and_one_stage_are_not_several() -> None:
