@@ -160,7 +160,7 @@ def test_zero_is_no_agreement_where_it_cannot_be() -> None:
 
 
 def test_what_is_made_of_numbers_that_are_not_finite_has_no_bound_and_is_no_agreement() -> None:
-    """A loss whose record is NaN on the target: one side alone is apart, both finite are unknown."""
+    """A loss whose record is NaN on the target: one side alone is apart, two are not known."""
     step = Step(0)
     step.findings[stages.ACTOR_UPDATE] = _losses({"actor_pg_loss": (0.5, math.nan)})
     apart = [{"actor/pg_loss": 0.5}, {"actor/pg_loss": math.nan}]
