@@ -102,6 +102,8 @@ def _without_sketches(evidence: Evidence) -> list[Said]:
     plain = pl.all_horizontal(
         *floats,
         pl.col("error_kind") == "statistics",
+        # what is not finite has no sketch that means anything
+        *(pl.col(f"{name}_{side}").is_finite() for name in ("max", "norm") for side in _SIDES),
         pl.col("shape_benchmark").list.len() > 0,
         pl.max_horizontal(*sizes) < _OVERFLOWS,
     ).fill_null(False)

@@ -56,6 +56,9 @@ def test_weights_may_be_kept_in_the_format_that_was_asked_for() -> None:
         # a mask that says never overflows its sketch; a scalar is its own value
         ({"error_kind": "statistics", "min_benchmark": -3e38, "min_target": -3e38}, False),
         ({"error_kind": "statistics", "shape_benchmark": []}, False),
+        # nor has what is not finite one
+        ({"error_kind": "statistics", "norm_target": float("nan")}, False),
+        ({"error_kind": "statistics", "max_target": None}, False),
         ({"error_kind": "statistics", "dtype_benchmark": "torch.int64"}, False),
     ],
 )
