@@ -48,6 +48,7 @@ def both(plan: Iterable[StagePlan], rows: Iterable[Mapping[str, Any]]) -> dict[s
             for pairing in stage.pairings:
                 if (pairing.step, pairing.rank) != (row.get("step"), row.get("rank")):
                     continue
+                each: dict[str, list[str]] = {}
                 for side, source, process in (
                     ("benchmark", stage.benchmark, pairing.benchmark),
                     ("target", stage.target, pairing.target),
@@ -61,7 +62,8 @@ def both(plan: Iterable[StagePlan], rows: Iterable[Mapping[str, Any]]) -> dict[s
                     stack = known[place].get(call)
                     if stack is None and place not in told:
                         told[place] = _read(source.construct, process)
-                    said += _frames(side, stack) if stack else _calls(side, told[place], call)
+                    each[side] = _frames(stack) if stack else _calls(told[place], call)
+                said += _of_sides(each)
             if said:
                 found[str(row["name"])] = said
     return found
@@ -81,20 +83,28 @@ def call_of(name: str) -> str:
     return match[1] if match else name
 
 
-def _calls(side: str, told: Mapping[str, str | None], call: str) -> list[str]:
+def _of_sides(each: Mapping[str, list[str]]) -> list[str]:
+    """What is said of either side, once where it is the same of both."""
+    texts = list(each.values())
+    if len(texts) > 1 and texts[0] == texts[1]:
+        each = {"both sides": texts[0]}
+    return [line for side, (first, *more) in each.items() for line in (f"{side}:{first}", *more)]
+
+
+def _calls(told: Mapping[str, str | None], call: str) -> list[str]:
     """Without a stack, the calls of modules around it, where the dump tells of them."""
     around = construct.around(told, call)[:FRAMES]
     if not around:
-        return [f"{side}: no stack was recorded"]
-    return [f"{side}: no stack was recorded; it ran in", *(f"  {outer}" for outer in around)]
+        return [" no stack was recorded"]
+    return [" no stack was recorded; it ran in", *(f"  {outer}" for outer in around)]
 
 
-def _frames(side: str, stack: str) -> list[str]:
+def _frames(stack: str) -> list[str]:
     # a frame is two lines: where, and the code there
     frames = [frame for frame in _FRAME.split(stack) if not _MACHINERY.search(frame)]
     shown = [" ".join(frame.split()) for frame in frames[:FRAMES]]
     more = [f"  … {len(frames) - FRAMES} more frames"] if len(frames) > FRAMES else []
-    return [f"{side}:", *(f"  {frame}" for frame in shown), *more]
+    return ["", *(f"  {frame}" for frame in shown), *more]
 
 
 def column(records: pl.DataFrame, stage: StagePlan) -> pl.Series:

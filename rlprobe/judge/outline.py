@@ -72,7 +72,7 @@ def lines(
     yield from _worst(step, stacks)
     yield from _counts(summaries)
     yield from _not_compared(step, summaries)
-    yield from _next(diverged, summaries, out)
+    yield from _next(diverged, summaries, out, bool(stacks))
 
 
 def unjudged(summaries: Sequence[Summary], out: str) -> Iterator[str]:
@@ -321,6 +321,7 @@ def _worst(step: Step, stacks: Mapping[str, Sequence[str]]) -> Iterator[str]:
     yield f"  {'times round-off':>15}  {'error':>9}  record"
     many = beyond.get_column("stage").n_unique() > 1
     ranks = len({p.rank for finding in step.findings.values() for p in finding.stage.processes}) > 1
+    told: set[tuple[str, ...]] = set()
     for row, count in zip(each(beyond.head(shown)), on[:shown], strict=True):
         excess, error = row["excess"], row["error"]
         times = (
@@ -331,7 +332,10 @@ def _worst(step: Step, stacks: Mapping[str, Sequence[str]]) -> Iterator[str]:
         others = f" and {count - 1} more" if count > 1 else ""
         where += f"rank {row['rank']}{others}: " if ranks else ""
         yield f"  {times:>15}  {size:>9}  {where}{_names(row)}"
-        yield from _stack(row, stacks)
+        # records of one call, and often its neighbours', have one stack
+        called = tuple(_stack(row, stacks))
+        yield from ["      called as one above"] if called and called in told else called
+        told.add(called)
 
 
 def _stack(row: Row, stacks: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -403,7 +407,9 @@ def _ambiguous(summary: Summary) -> list[str]:
     ]
 
 
-def _next(diverged: Finding | None, summaries: Sequence[Summary], out: str) -> Iterator[str]:
+def _next(
+    diverged: Finding | None, summaries: Sequence[Summary], out: str, stacks: bool
+) -> Iterator[str]:
     yield ""
     yield "Next:"
     kinds = {kind for s in summaries for kind in s.tables}
@@ -415,7 +421,8 @@ def _next(diverged: Finding | None, summaries: Sequence[Summary], out: str) -> I
                 "  see which elements differ: dump both sides again with task tensor and list "
                 f'["{lacking.short(call)}"]'
             )
-        yield "  see who calls it on either side: the same command with --stacks"
+        if not stacks:
+            yield "  see who calls it on either side: the same command with --stacks"
     elif any(s.unseen for s in summaries):
         yield (
             "  statistics cannot see a permutation or single elements: dump with task tensor to be "
