@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from rlprobe.capture.light.statistics import has_values
 from rlprobe.capture.parameters import Held, held
 
-#: Model parameters of a distributed optimizer, and this rank's stretches that are stepped.
+#: Model parameters of a distributed optimizer, and this rank's stretches that are stepped: fp32
+#: copies of half-precision ones come first, as the stretches that they were copied of are kept
+#: beside them; of a precision-aware optimizer there are no copies.
 _SHARDED = (
     ("model_float16_groups", "shard_fp32_from_float16_groups"),
     ("model_float16_groups", "shard_float16_groups"),
@@ -130,7 +132,7 @@ def _mains(optimizer: Any) -> dict[int, tuple[Tensor, int | None]]:
             for models, mains in _SHARDED:
                 for parameter, main in _pairs(part, models, mains):
                     owned = part._get_model_param_range_map(parameter)["param"]
-                    found[id(parameter)] = (main, int(owned.start))
+                    found.setdefault(id(parameter), (main, int(owned.start)))
             continue
         for group in part.optimizer.param_groups if part.optimizer is not None else ():
             found |= {id(parameter): (parameter, None) for parameter in group["params"]}

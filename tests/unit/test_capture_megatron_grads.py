@@ -7,6 +7,9 @@ with in tests/e2e/test_megatron.py.
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -93,12 +96,11 @@ class Shards(Optimizer):
         }
         models = list(self.model.parameters())
         self.model_float16_groups = [models]
-        self.shard_fp32_from_float16_groups = [
-            [
-                p.detach().float().view(-1)[self.ranges[id(p)].start : self.ranges[id(p)].end]
-                for p in models
-            ]
+        # what the copies are made of is kept beside them
+        self.shard_float16_groups = [
+            [p.detach().view(-1)[self.ranges[id(p)].start : self.ranges[id(p)].end] for p in models]
         ]
+        self.shard_fp32_from_float16_groups = [[p.float() for p in self.shard_float16_groups[0]]]
         return self.shard_fp32_from_float16_groups[0]
 
     def _get_model_param_range_map(self, parameter: Tensor) -> dict[str, Any]:
@@ -176,6 +178,7 @@ def test_norms_and_gradients_of_a_step_are_those_that_it_uses(
         assert np.load(place) == pytest.approx(norm, rel=1e-6)
 
 
+_RUN = Path(__file__).with_name("capture_megatron_grads_run.py")
 _NAMES = ("first.weight", "second.weight")
 
 
@@ -186,3 +189,20 @@ def test_a_failed_step_leaves_the_optimizer_as_it_was(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), megatron.stepping(optimizer, scope):  # type: ignore[arg-type]
         raise ZeroDivisionError
     assert "step_with_ready_grads" not in vars(optimizer)
+
+
+@pytest.mark.slow
+def test_every_gradient_of_megatrons_own_optimizers_is_found(tmp_path: Path) -> None:
+    """With and without a distributed optimizer, in half precision (where the stretches that fp32
+    copies were made of are kept beside them) and in fp32."""
+    pytest.importorskip("megatron.core")
+    command = [sys.executable, str(_RUN), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    every = json.loads(done.stdout.splitlines()[-1])
+    assert len(every) == 4
+    for found in every:
+        assert [name.rpartition(".")[2] for name in found["names"]] == ["bias", "weight"] * 2, found
+        assert found["dtypes"] == ["torch.float32"], found
+        assert found["norm"] == pytest.approx(found["own"], rel=1e-5) and found["own"] > 0, found
+        assert found["stepped"] == 4, found
