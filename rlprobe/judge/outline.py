@@ -64,7 +64,7 @@ def lines(
     diverged = analysis.first_of(step)
     rollouts = generated.found(step)
     if rollouts is None or diverged is not None:
-        yield from _first(step, diverged, stacks)
+        yield from _first(step, diverged, stacks, bool(_later(step, summaries)))
     if rollouts is not None:
         yield from [""] if diverged is not None else []
         yield from _rollouts(rollouts)
@@ -91,8 +91,13 @@ def listed(step: Step) -> list[Row]:
     return own + each(_once(_beyond(step)).head(WORST))
 
 
+def _later(step: Step, summaries: Iterable[Summary]) -> list[int]:
+    """Steps after the one that is judged."""
+    return sorted({n for s in summaries for n in s.steps if n > step.number})
+
+
 def _first(
-    step: Step, diverged: Finding | None, stacks: Mapping[str, Sequence[str]]
+    step: Step, diverged: Finding | None, stacks: Mapping[str, Sequence[str]], later: bool
 ) -> Iterator[str]:
     if diverged is None or diverged.origin is None:
         held = sum(finding.held.height for finding in step.findings.values())
@@ -100,8 +105,10 @@ def _first(
         yield from said
         if held:
             nothing = "Nothing else" if said else "Nothing"
+            where = f" in step {step.number}, which alone is judged" if later else ""
             yield (
-                f"{nothing} parts by more than round-off allows: {counted(held, 'record')} judged."
+                f"{nothing} parts by more than round-off allows{where}: "
+                f"{counted(held, 'record')} judged."
             )
         elif step.key_data and not step.findings:
             yield "No records of modules or functions were compared."
@@ -369,11 +376,12 @@ def _not_compared(step: Step, summaries: Iterable[Summary]) -> Iterator[str]:
             own = rows.filter(pl.col("error_kind").is_not_null()).get_column(column).drop_nulls()
             for reason, count in own.value_counts(sort=True).iter_rows():
                 found.append(f"{stage}: {count:,} {said}: {words.get(reason, reason)}")
-    later = sorted({n for s in summaries for n in s.steps if n > step.number})
-    if later and step.findings:
+    if _later(step, summaries) and step.findings:
+        largest = max((s.max_error for s in summaries if s.max_error is not None), default=0.0)
         found.append(f"steps after {step.number} were compared and not judged: they inherit what "
-                     "updates differ by; one that began from equal weights is judged by itself "
-                     "when its directories (STAGE/stepN) are given")  # fmt: skip
+                     f"updates differ by (the largest error of all steps is {largest:.2g}); one "
+                     "that began from equal weights is judged by itself when its directories "
+                     "(STAGE/stepN) are given")  # fmt: skip
     if found:
         yield ""
         yield "Not compared or not judged, and why:"

@@ -320,3 +320,19 @@ def test_tensor_files_that_were_not_copied_are_said(
     assert "1 records name tensor files of the benchmark, which has no dump_tensor_data" in said
     assert "1 records name tensor files of the target" in said
     assert statistics or "copy the dumps again with dump_tensor_data" in said
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_of_several_steps_the_first_line_says_which_is_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: int
+) -> None:
+    """The second step differs as updates make it differ: nobody shall read that nothing does."""
+    for step in range(steps):
+        for side, wrong in (("b", 0.0), ("t", 0.25 if step else 0.0)):
+            dumps.write(tmp_path / side / f"actor_update/step{step}/rank0", model(wrong))
+    sides = [str(tmp_path / side) for side in "bt"]
+    assert main(["compare", *sides, "-o", str(tmp_path / "o")]) == 0
+    said = capsys.readouterr().out
+    alone = " in step 0, which alone is judged" if steps > 1 else ""
+    assert said.startswith(f"Nothing parts by more than round-off allows{alone}: 8 records judged.")
+    assert ("the largest error of all steps is 0.25" in said) is (steps > 1)
