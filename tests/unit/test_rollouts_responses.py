@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,14 @@ import pytest
 
 from rlprobe.cli import main
 from rlprobe.rollouts import Ragged, Rollouts, Sample, hdf5
-from rlprobe.rollouts.responses import Responses, garbled, look, loops
+from rlprobe.rollouts.responses import Responses, blank, garbled, look, loops
 
 RANDOM = np.random.default_rng(3)
 TEXT = RANDOM.integers(0, 50_000, 200).tolist()
+
+
+COUNTED = [token for n in range(30) for token in (TEXT[n], *TEXT[100:115])]
+MARGINS = [token for n in range(40) for token in (11, TEXT[n], 12)]
 
 
 @pytest.mark.parametrize(
@@ -23,18 +28,39 @@ TEXT = RANDOM.integers(0, 50_000, 200).tolist()
         ([7] * 16, True),
         ([*TEXT[:40], *[7, 8, 9] * 20], True),
         ([*TEXT[:10], *TEXT[50:80] * 4, TEXT[50]], True),
-        ([*TEXT[:40], *[7] * 200, 11], False),  # it went on
+        ([*TEXT[:40], *[7] * 200, 11], True),  # an end of text behind it
+        ([*TEXT[:40], *[7] * 200, *TEXT[50:90]], True),  # it went on after a while
+        ([*TEXT[:4], *TEXT[50:150] * 4], True),  # a whole paragraph
+        ([*TEXT[:30], *COUNTED], True),  # "Step 1: …", "Step 2: …"
+        ([*TEXT, *TEXT[::-1], *[7, 8] * 70], True),  # it began well
         ([7] * 15, False),  # too short to say
         ([*TEXT, *[7] * 20], False),  # a run of zeros in a long answer
+        ([*TEXT, *[7, 8] * 70, *TEXT[::-1]], False),  # a table in a long answer
         ([*TEXT[:10], *TEXT[50:80] * 3], False),  # three times may be meant
-        ([*TEXT[:4], *TEXT[50:90] * 4], False),  # a longer piece than is looked for
+        (MARGINS, False),  # a list: short marks around what is new each time
         (TEXT, False),
         ([1, 2] * 2, False),
+        ([-1] * 20, True),
         ([], False),
     ],
 )
-def test_a_loop_is_most_of_a_response_and_lasts_to_its_end(tokens: list[int], found: bool) -> None:
+def test_a_loop_is_most_of_a_response_or_lasts_to_its_end(tokens: list[int], found: bool) -> None:
     assert loops(tokens) == found
+    assert loops(np.array(tokens, dtype=np.int64)) == found
+
+
+def test_a_long_answer_of_few_words_is_no_loop() -> None:
+    """A vocabulary of bytes: every piece of four stands in a long text many times."""
+    words = ["the", "sum", "of", "and", "so", "we", "get", "that", "is", "two", "three", "plus"]
+    text = " ".join(RANDOM.choice(words, 2000))
+    assert not loops(list(text.encode()))
+
+
+def test_looking_at_long_responses_takes_no_time() -> None:
+    rows = [RANDOM.integers(0, 50_000, 8192) for _ in range(16)]
+    began = time.process_time()
+    assert not any(loops(row) for row in rows)
+    assert time.process_time() - began < 1.0
 
 
 @pytest.mark.parametrize(
@@ -43,10 +69,41 @@ def test_a_loop_is_most_of_a_response_and_lasts_to_its_end(tokens: list[int], fo
         ("plain text", False), ("多字节文本，正常。", False), ("a\n\tb\r\n", False), ("", False),
         ("\ufffd\ufffd ab", True), ("\x00\x01abc", True), ("one \ufffd in a long text", False),
         ("🙂🙂", False),
+        # pieces of a large vocabulary, drawn at random: each is text, and all of it is none
+        ("esper تعليم الفصل предприят 図書館 การเรียน Straße выбор", True),
+        ("จำนวน लेकिन σπίτι ավելի სახლი haus", True),
+        # as people write
+        ("Python の関数を使って、カタカナとひらがな、한국어: ok", False),
+        ("Let α, β ∈ ℝ and 𝑥 ≤ ½; тогда решение равно 𝛼𝑥", False),
+        ("In English, по-русски, and عربي", False),
+        ("ﬁne “quotes” — naïve café, ªº, ﬀ", False),
     ],
 )  # fmt: skip
-def test_garbled_is_what_has_many_characters_that_are_none(text: str, found: bool) -> None:
+def test_garbled_is_what_is_no_text_or_of_no_language(text: str, found: bool) -> None:
     assert garbled(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<|im_end|>", True), ("</s>", True), (" \n\u3000\n<eos>", True),
+        ("42<|im_end|>", False), ("a < b > c", False), ("< >", False), (".", False),
+    ],
+)  # fmt: skip
+def test_an_end_of_text_alone_is_no_answer(text: str, found: bool) -> None:
+    assert blank(text) == found
+
+
+def test_a_response_of_nothing_but_its_end_is_empty() -> None:
+    one = Rollouts(
+        0, 1, tensors={"responses": Ragged.from_rows([np.array([2]), np.array([5, 2])])},
+        samples=[
+            Sample.build("s0", "p", [1], [2], response_text="<eos>"),
+            Sample.build("s1", "p", [1], [5, 2], response_text="5<eos>"),
+        ],
+    )  # fmt: skip
+    found = look(one)
+    assert found is not None and found.empty == ("s0",)
 
 
 def rollouts(texts: bool = True, ragged: bool = False, limit: Any = 20) -> Rollouts:
