@@ -59,6 +59,7 @@ class Recorder:
         rank: of this process among the training processes; 0 without torch.distributed.
         world_size: how many there are.
         layout: parallel sizes (tp, pp, dp, cp, ep) and backend, as far as known.
+        budget: of the process and role, where it has another recorder for another stage.
 
     Raises:
         ConfigError: the capture options contradict each other.
@@ -72,6 +73,7 @@ class Recorder:
         rank: int,
         world_size: int,
         layout: dict[str, Any] | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.session = session
         self.role = role
@@ -80,7 +82,7 @@ class Recorder:
         self._layout = layout
         self._parts = Parts(session, role, rank)
         self._engine = make_engine(session)
-        self._budget = Budget(session)
+        self._budget = budget or Budget(session)
         self._introduced = False
         self._described: set[tuple[str, int]] = set()
         self._debug: dict[str, tuple[int, DebugFile]] = {}

@@ -5,6 +5,7 @@ engine alone found where it is?
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -52,6 +53,11 @@ SKETCHED = dataclasses.replace(
 )
 #: Four experts, two of them a token's, and a shared one.
 MOE = {"qwen2-moe": "tiny-qwen2-moe-wide-heads"}
+#: Two ranks train, and are two workers of one engine.
+TP = (
+    "trainer.n_gpus_per_node=2",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+)
 Run = Callable[..., Variant]
 
 
@@ -87,7 +93,7 @@ def run(spec: RunSpec, work: Path, python: str) -> Iterator[Run]:
 
     def one(
         name: str, *overrides: str, fault: str = "", model: str = "",
-        capture: CaptureOptions = CAPTURE,
+        capture: CaptureOptions = CAPTURE, fails: bool = False,
     ) -> Variant:  # fmt: skip
         if model:
             made = assets.make(f"builtin:{MOE[model]}", work / "store/assets")
@@ -96,7 +102,7 @@ def run(spec: RunSpec, work: Path, python: str) -> Iterator[Run]:
             name, spec, *overrides, capture=capture, expected_stages=(),
             environment={"ENGINE_FAULT": fault},
         )  # fmt: skip
-        assert variant.status == 0, variant.log[-3000:]
+        assert (variant.status != 0) == fails, variant.log[-3000:]
         return variant
 
     yield one
@@ -239,3 +245,47 @@ def test_experts_that_were_dealt_out_wrongly_are_found_at_their_layer(run: Run, 
         assert {one.name for one in step.wrong} == {
             f"model.layers.1.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")
         }
+
+
+@pytest.mark.long
+def test_two_tensor_parallel_workers_agree_with_two_ranks(run: Run) -> None:
+    variant = run("tp2", *TP)
+    table = compared(variant)
+    assert set(table["rank"]) == {0, 1}
+    for step in (0, 1):
+        prefill, decode = engine.parts(table.filter(step=step))
+        assert prefill.first is None and decode.first is None, (str(prefill), str(decode))
+        # both workers' records of every forward
+        assert prefill.passes == decode.passes == 16
+        found = synced(variant)[step]
+        assert found.kind is None and found.left == () and found.compared == 27, found
+    weights = table.filter(slot="parameters", status="matched")
+    assert weights.height and weights["error"].max() == 0
+
+
+@pytest.mark.long
+def test_workers_that_took_each_others_heads_are_found(run: Run) -> None:
+    variant = run("tp2-split", *TP, fault="split")
+    for step in synced(variant):
+        assert step.kind == engine_weights.SPLIT, step
+        assert [one.name for one in step.wrong] == ["model.layers.1.self_attn.q_proj.weight"]
+    for part in engine.parts(compared(variant)):
+        assert part.first is not None, str(part)
+        assert part.first[1].startswith("model.layers.1.self_attn"), str(part)
+
+
+@pytest.mark.long
+def test_a_budget_that_an_engines_dumps_have_spent_ends_the_run_cleanly(
+    run: Run, half: Variant
+) -> None:
+    """Layers of eight requests take more than a MiB; of the trainer nothing is dumped."""
+    options = dataclasses.replace(CAPTURE, stages=(stages.GENERATE,), budget_mib=1)
+    variant = run("budget", capture=options, fails=True)
+    assert "the capture budget of 1 MiB is spent" in variant.error
+    assert "before step 1, actor_generate_sequences" in variant.error
+    found = variant.dump / stages.GENERATE
+    assert [path.name for path in found.iterdir()] == ["step0"]
+    place = Path(stages.GENERATE, "step0/rank0/dump.json")
+    ours, theirs = (json.loads((side.dump / place).read_text()) for side in (variant, half))
+    assert ours["data"].keys() == theirs["data"].keys()
+    assert not list(variant.dump.rglob("*.partial"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import types
 from typing import Any
 
@@ -11,7 +12,7 @@ pytest.importorskip("verl")
 import torch
 from torch import Tensor
 
-from rlprobe.errors import HookError
+from rlprobe.errors import HookError, RunError
 from rlprobe.frameworks.verl.cpu import vllm
 
 TOKENS, WIDTH, INNER, EXPERTS, EACH = 9, 8, 6, 5, 2
@@ -64,3 +65,41 @@ def test_weights_stay_as_they_were_given() -> None:
     assert module.cpu_prepack_moe_weight(GATE_UP, "vec") is GATE_UP
     with pytest.raises(HookError, match="has no cpu_prepack_moe_weight"):
         vllm.plain_experts(types.ModuleType("another"))
+
+
+def test_every_rank_and_worker_makes_the_same_name_of_a_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each rank sends its worker of the engine the weights, by a name of the job and the rank."""
+    import ray
+
+    from rlprobe.frameworks.verl.local import vllm_server
+
+    monkeypatch.setenv("RAY_LOCAL_WORLD_SIZE", "")
+    for name in ("get_runtime_context", "get_actor"):
+        monkeypatch.setattr(ray, name, getattr(ray, name))
+    monkeypatch.setattr(ray.util, "get_node_ip_address", ray.util.get_node_ip_address)
+    vllm_server.stand_in_for_ray(2)
+    assert os.environ["RAY_LOCAL_WORLD_SIZE"] == "2"
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, ray.get_runtime_context().get_job_id().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 100).decode() == ray.get_runtime_context().get_job_id()
+
+
+def test_ranks_that_are_no_workers_of_one_engine_are_refused() -> None:
+    from omegaconf import OmegaConf
+
+    from rlprobe.frameworks.verl.local import vllm_server
+
+    config = OmegaConf.create(
+        {
+            "trainer": {"n_gpus_per_node": 2, "nnodes": 1},
+            "actor_rollout_ref": {"rollout": {"tensor_model_parallel_size": 1}},
+        }
+    )
+    with pytest.raises(RunError, match=r"found 2 ranks .*tensor_model_parallel_size=1; make them"):
+        vllm_server.start(config)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from rlprobe import stages
+from rlprobe.capture.budget import Budget
 from rlprobe.capture.recorder import Recorder
 from rlprobe.errors import HookError
 from rlprobe.frameworks.engines import forcing, handover, marks
@@ -42,6 +43,7 @@ class Forwards:
     def __init__(self, engine: str) -> None:
         self._engine = engine
         self._recorders: dict[str, Recorder] = {}
+        self._budget: Budget | None = None
         self._inside = False
 
     def run(
@@ -124,6 +126,8 @@ class Forwards:
         given = handover.taken()
         assert given is not None
         session, replica = given
+        # what the process may write is for both of its stages
+        self._budget = self._budget or Budget(session)
         rank = _rank()
         # one replica is led through responses, whichever it is: the other side's may be another
         first = 0 if stage == stages.FORCED else replica.number * replica.world_size
@@ -132,6 +136,7 @@ class Forwards:
             role=ROLE,
             rank=first + rank,
             world_size=replica.world_size,
+            budget=self._budget,
             layout={
                 "backend": self._engine,
                 "tp": replica.tp,

@@ -17,11 +17,12 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
 
-from rlprobe.errors import HookError  # noqa: E402
+from rlprobe.errors import HookError, RunError  # noqa: E402
 from rlprobe.frameworks.engines import forwards, marks, sglang, vllm  # noqa: E402
 from rlprobe.store import parts  # noqa: E402
 from tests.unit.capture_helpers import Tiny, make  # noqa: E402
 from tests.unit.engines.stand_ins import (  # noqa: E402
+    GENERATE,
     NS,
     VllmRunner,
     captured,
@@ -122,6 +123,26 @@ def test_a_reloaded_model_is_dumped_as_well(tmp_path: Path) -> None:
     assert means[1] == pytest.approx(2 * means[0], rel=1e-5)
     widths = [v["output"][0]["shape"][-1] for k, v in after.items() if ".embed." in k]
     assert widths == [24, 8]
+
+
+def test_what_an_engine_may_write_is_for_both_of_its_stages(tmp_path: Path) -> None:
+    """Layers of what it generates, and of responses that it is led through."""
+    give(
+        tmp_path, stages=(GENERATE, "forced_generation"), tensors=True, budget_mib=1,
+        forced_tokens=1,
+    )  # fmt: skip
+    runner = vllm_module().GPUModelRunner()
+    runner.load_model()
+    led = marks.Mark(0, 1, 0, 0, "prefill").on("abc")
+    big = 4000
+    runner.execute_model(scheduled({mark(0): big}, new={mark(0): big}))
+    written = sum(f.stat().st_size for f in (tmp_path / "dump").rglob("*") if f.is_file())
+    assert written > 1 << 20
+    with pytest.raises(RunError, match=r"budget of 1 MiB is spent .* step 0, forced_generation"):
+        runner.execute_model(scheduled({led: big}, new={led: big}))
+    # what has begun is finished
+    runner.execute_model(scheduled({mark(1): 7}, new={mark(1): 7}))
+    assert embedded(tmp_path) == [[big], [7]]
 
 
 def test_graphs_are_refused_before_the_model_is_loaded(tmp_path: Path) -> None:

@@ -123,11 +123,12 @@ def train(overrides: list[str]) -> None:
     control.use_local(values)
     # before the other ranks are forked: they need it as well
     _carry_calls_without_ray()
+    world_size = config.trainer.n_gpus_per_node * config.trainer.nnodes
     if config.actor_rollout_ref.rollout.name == engines.VLLM:
         from rlprobe.frameworks.verl.local import vllm_server
 
-        vllm_server.stand_in_for_ray()
-    ranks = Ranks(config.trainer.n_gpus_per_node * config.trainer.nnodes, values)
+        vllm_server.stand_in_for_ray(world_size)
+    ranks = Ranks(world_size, values)
     try:
         _task_runner(ranks).run(config)
     finally:

@@ -57,35 +57,37 @@ class LoopActor:
 
 
 def start(config: Any) -> LoopActor:
-    """Start vLLM for one policy replica, as verl's hybrid engine does on one device.
+    """Start vLLM for one policy replica, as verl's hybrid engine does on one node.
 
     Raises:
-        RunError: the policy has several ranks.
+        RunError: the policy has more ranks than the engine has workers: several replicas.
     """
+    policy = config.actor_rollout_ref
+    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    workers = policy.rollout.tensor_model_parallel_size
+    if ranks != workers:
+        raise RunError(
+            f"vLLM in one process is one engine: found {ranks} ranks and "
+            f"actor_rollout_ref.rollout.tensor_model_parallel_size={workers}; make them the same, "
+            "or set ray: true"
+        )
     from verl.workers.rollout.replica import RolloutMode
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
-    ranks = config.trainer.n_gpus_per_node * config.trainer.nnodes
-    if ranks != 1:
-        raise RunError(
-            f"vLLM in one process serves one rank, found {ranks}: use `rlprobe run`, which starts "
-            "Ray"
-        )
     actor = LoopActor()
     _started[:] = [actor]
-    policy = config.actor_rollout_ref
 
     async def make() -> Any:
         server = vLLMHttpServer(
             config=policy.rollout,
             model_config=policy.model,
             rollout_mode=RolloutMode.HYBRID,
-            workers=[None],
+            workers=[None] * ranks,
             replica_rank=0,
             node_rank=0,
-            gpus_per_node=1,
+            gpus_per_node=ranks,
             nnodes=1,
-            cuda_visible_devices="0",
+            cuda_visible_devices=",".join(map(str, range(ranks))),
         )
         await server.launch_server()
         return server
@@ -98,14 +100,17 @@ def start(config: Any) -> LoopActor:
 _started: list[LoopActor] = []
 
 
-def stand_in_for_ray() -> None:
-    """What the adapter and the server ask Ray about themselves and each other.
+def stand_in_for_ray(ranks: int) -> None:
+    """What the adapters and the server ask Ray about themselves and each other.
 
-    The adapter is made first, with the policy's worker.
+    To be called before the other ranks are forked: each of them sends its worker of the engine the
+    weights, by a name that both make of the job's. Adapters are made first, with the policy's
+    workers.
     """
-    os.environ["RAY_LOCAL_WORLD_SIZE"] = "1"
+    os.environ["RAY_LOCAL_WORLD_SIZE"] = str(ranks)
+    job = f"local{os.getpid()}"
     context = types.SimpleNamespace(
-        get_job_id=lambda: f"local{os.getpid()}",
+        get_job_id=lambda: job,
         get_actor_name=lambda: NAME,
         get_node_id=lambda: "node",
         namespace="local",

@@ -1,0 +1,108 @@
+"""A real vLLM as verl starts it: under Ray, its server an actor, its workers the actor's children.
+
+The other tests here ask the same server without Ray; this says that it is the same run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+import yaml
+
+from rlprobe import stages
+from rlprobe.cli import main
+from rlprobe.config import load
+from rlprobe.judge import engine, engine_weights
+from rlprobe.roles import BENCHMARK
+from rlprobe.rollouts import hdf5
+from rlprobe.runs.launch import launch
+from rlprobe.runs.plan import plan
+from rlprobe.selftest.forkservers import ForkServers
+from rlprobe.store.read import Run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.msprobe, pytest.mark.long]
+UnderRay = Callable[..., tuple[Path, Run]]
+
+
+@pytest.fixture(scope="module")
+def under_ray(tmp_path_factory: pytest.TempPathFactory, python: str) -> UnderRay:
+    work = tmp_path_factory.mktemp("vllm-ray")
+
+    def one(name: str, *overrides: str, ranks: int = 1) -> tuple[Path, Run]:
+        raw = yaml.safe_load((ROOT / "config/examples/verl_vllm_cpu.yaml").read_text())
+        raw |= {
+            "name": name,
+            "ray": True,
+            "store": str(work / "store"),
+            "results": str(work / "results"),
+            "overrides": [*raw["overrides"], *overrides],
+            "capture": {"engine": "msprobe", "task": "tensor", "token_range": [0, 1]},
+        }
+        for side in ("benchmark", "target"):
+            raw[side] |= {"world_size": ranks}
+        config = work / f"{name}.yaml"
+        config.write_text(yaml.safe_dump(raw))
+        done = subprocess.run(
+            [sys.executable, "-m", "rlprobe", "run", "--config", config, "--role", BENCHMARK],
+            env={
+                **os.environ,
+                "PATH": os.pathsep.join([str(Path(python).parent), os.environ["PATH"]]),
+                "PYTHONPATH": str(ROOT),
+            },
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout[-3000:]
+        return config, Run.open(work / "store", plan(load(config), {})[BENCHMARK].key)
+
+    return one
+
+
+def agrees(run: Run, ranks: int, out: Path) -> None:
+    """Engine and training, in every record and weight of both steps."""
+    assert main(["compare", "--train-infer", str(run.path), "-o", str(out)]) == 0
+    table = pl.read_parquet(out / "train_infer/records.parquet")
+    assert set(table["rank"]) == set(range(ranks))
+    for step in (0, 1):
+        parts = engine.parts(table.filter(step=step))
+        assert [part.phase for part in parts] == [engine.PREFILL, engine.DECODE]
+        for part in parts:
+            assert part.first is None and part.passes == 8 * ranks, str(part)
+    for sync in engine_weights.of_run(run):
+        assert sync.kind is None and sync.left == () and sync.compared == 27, sync
+
+
+def test_under_ray_vllm_is_what_it_is_without(
+    under_ray: UnderRay, tmp_path: Path, python: str
+) -> None:
+    config, run = under_ray("ray")
+    assert run.manifest.stages[stages.GENERATE].state == "captured"
+    agrees(run, 1, tmp_path / "ray")
+
+    spec = dataclasses.replace(plan(load(config), {})[BENCHMARK], ray=False)
+    assert spec.key == run.key
+    with ForkServers(tmp_path / "logs", python) as servers:
+        alone = Run.open(
+            tmp_path / "store", launch(spec, tmp_path / "store", start=servers).parent.name
+        )
+    for step in (0, 1):
+        one, other = (hdf5.read(side.rollouts[step]) for side in (run, alone))
+        assert [s.sample_digest for s in one.samples] == [s.sample_digest for s in other.samples]
+    for stage in (stages.GENERATE, stages.LOG_PROB, stages.ACTOR_UPDATE):
+        here, there = (pl.read_parquet(side.records(stage)).drop("stack") for side in (run, alone))
+        assert here.height > 100 and here.equals(there, null_equal=True), stage
+    weights = [pl.read_parquet(side.path / "weights.parquet") for side in (run, alone)]
+    assert weights[0].equals(weights[1], null_equal=True)
+
+
+def test_two_workers_of_one_engine_under_ray(under_ray: UnderRay, tmp_path: Path) -> None:
+    _, run = under_ray("ray-tp2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2", ranks=2)
+    agrees(run, 2, tmp_path / "tp2")
