@@ -176,12 +176,16 @@ def _responses(recorded: Rollouts | None) -> Iterator[Markup]:
         return
 
     def counted(ids: tuple[str, ...] | None) -> str:
-        return "?" if ids is None else str(len(ids))
+        return _known(None if ids is None else len(ids))
 
     yield words.both(
         "responses_odd", count=found.count, looping=counted(found.looping),
         garbled=counted(found.garbled), empty=counted(found.empty), cut=counted(found.cut),
     )  # fmt: skip
+
+
+def _known(count: int | None) -> str:
+    return "?" if count is None else str(count)
 
 
 def _row(gap: rollout.Gap) -> GapRow:
@@ -243,13 +247,14 @@ def _routed(layers: Mapping[str, Layers]) -> Iterator[Markup]:
 
 
 def _repeats(benchmark: Run, target: Run, step: int) -> Iterator[Markup]:
-    """Whether engines give the same alone and in a batch."""
+    """Whether engines give the same again, and in another batch."""
     for side, run in (("benchmark", benchmark), ("target", target)):
         found = forced.repeated(run, step)
         if found is not None:
             yield words.both(
                 "repeats", side_en=words.text(side, "en"), side_zh=words.text(side, "zh"),
-                count=found.samples, same=found.same,
+                count=found.samples, again=_known(found.again), same=found.same,
+                drawn=_known(found.drawn),
                 largest="?" if found.largest is None else f"{found.largest:.2g}",
             )  # fmt: skip
 

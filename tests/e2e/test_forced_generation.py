@@ -94,7 +94,8 @@ def test_the_page_says_what_is_the_methods_and_what_the_devices(
     choices = section[section.index('id="generation"') :]
     assert f'<td class="n">{SAMPLES}</td><td class="n">{SAMPLES * 16}</td>' in choices
     # neither engine's answers depend on who else is in the batch: this one takes them one by one
-    assert choices.count(f"all at once: {SAMPLES} have the same tokens both times") == 2
+    assert choices.count(f"all at once: {SAMPLES} have the same tokens both times") == 2 * 2
+    assert choices.count(f"alone and alone again: {SAMPLES} have the same tokens") == 2
     assert '<td><span lang="en">no</span>' in choices and '"en">yes<' not in choices
 
 

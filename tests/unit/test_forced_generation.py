@@ -173,7 +173,7 @@ class Engine:
     def __init__(self, answers: bool = True) -> None:
         self.asked: list[tuple[list[int], Asked]] = []
         self._answers = answers
-        self._busy = 0
+        self._busy = self.greedy = 0
 
     async def generate(self, request_id: str, prompt_ids: Any, sampling_params: Any) -> Any:
         if sampling_params.get(FREE):
@@ -189,11 +189,20 @@ class Engine:
         return types.SimpleNamespace(extra_fields={KEY: answer} if self._answers else {})
 
     async def _free(self, prompt: list[int], sampling: dict[str, Any]) -> Any:
-        """Of [3] another token where somebody else is asked for at the same time."""
-        assert sampling["temperature"] == 0 and sampling["max_tokens"] == 1
+        """Of [3] another token where somebody else is asked for at the same time; of [1, 2] one
+        that is drawn by the seed, and greedily another one each time that nobody else is.
+        """
+        assert sampling["max_tokens"] == 1
         self._busy += 1
         await asyncio.sleep(0)
         token = 40 if prompt == [3] and self._busy > 1 else 4
+        if sampling["temperature"]:
+            assert sampling["temperature"] == 0.7
+            token += sampling["seed"]
+        else:
+            assert "seed" not in sampling
+            self.greedy += prompt == [1, 2] and self._busy == 1
+            token += self.greedy if prompt == [1, 2] and self._busy == 1 else 0
         await asyncio.sleep(0)
         self._busy -= 1
         return types.SimpleNamespace(token_ids=[token], log_probs=[-0.5 - token / 100])
@@ -232,9 +241,12 @@ def test_each_sample_is_asked_once_without_its_padding_and_its_answer_kept(
     assert [row.sample for row in rows] == [a.sample for _, a in told.asked]
     assert [len(row.values) for row in data.rows("forced_decode_log_probs", 0)] == [1, 1]
     assert all(row.response_at == 0 for row in rows)
-    # alone and in a batch, of the same prompts: one of two says another token
+    # of the same prompts, alone, again and in a batch
     told_twice = forced_judge.repeated(cast("Run", Recorded(data)), 0)
-    assert told_twice == forced_judge.Repeated(2, 1, 0.0)
+    assert told_twice == forced_judge.Repeated(2, again=1, same=0, drawn=1, largest=None)
+    assert [row.values.tolist() for row in data.rows("free_drawn_alone_tokens", 0)] == [
+        [4 + own.seed], [5 + own.seed],
+    ]  # fmt: skip
 
 
 def test_an_engine_without_hooks_is_an_error_and_not_an_answer(

@@ -107,7 +107,12 @@ class CpuServer:
                 captured=not sampling_params.get(FREE),
             )
 
-    def _generator(self, request_id: str, prompt_ids: list[int]) -> torch.Generator:
+    def _generator(
+        self, request_id: str, prompt_ids: list[int], asked: int | None
+    ) -> torch.Generator:
+        """Of a request, which may ask for a seed."""
+        if asked is not None:
+            return torch.Generator().manual_seed(asked)
         # under full_determinism verl numbers requests by row on the older trainer and calls every
         # one "det-0" on the newer: the count tells repetitions of a prompt apart there
         key = (self._step, request_id, tuple(prompt_ids))
@@ -126,7 +131,7 @@ class CpuServer:
         *,
         captured: bool,
     ) -> TokenOutput:
-        generator = self._generator(request_id, prompt_ids)
+        generator = self._generator(request_id, prompt_ids, sampling.get("seed"))
         current, cache = torch.tensor([prompt_ids]), None
         tokens: list[int] = []
         log_probs: list[float] = []

@@ -92,30 +92,44 @@ async def lead(
 async def _repeat(
     session: Session, manager: Any, recorded: Rollouts, source: str, step: int
 ) -> None:
-    """Generate from the same prompts alone and all at once, and keep both.
+    """Generate from the same prompts alone, alone again and all at once, and keep it all.
 
-    Greedily, so that no seed is in it: what differs comes from who else was in the batch. Between
-    two devices nothing is compared: their texts may part at a near tie.
+    Greedily, so that no seed is in it: what differs between the first two is the engine's own, and
+    otherwise comes from who else was in the batch. Then with the rollout's temperature and a seed
+    of each, alone and all at once. Between two devices nothing is compared: their texts may part
+    at a near tie.
     """
     chosen = list(_chosen(recorded, source, session.capture.forced_samples))
+    temperature = manager.config.actor_rollout_ref.rollout.temperature
 
-    async def one(number: int, prompt: list[int]) -> Any:
+    async def one(number: int, **sampling: Any) -> Any:
         return await manager.llm_client.generate(
             f"rlprobe-free-{number}",
-            prompt_ids=prompt,
+            prompt_ids=chosen[number].prompt,
             sampling_params={
-                "temperature": 0.0,
                 "logprobs": True,
                 "max_tokens": session.capture.forced_tokens,
                 FREE: True,
+                **sampling,
             },
         )
 
-    alone = [await one(number, tokens.prompt) for number, tokens in enumerate(chosen)]
-    asked = (one(number, tokens.prompt) for number, tokens in enumerate(chosen))
-    together = await asyncio.gather(*asked)
+    def greedy(number: int) -> Any:
+        return one(number, temperature=0.0)
+
+    def drawn(number: int) -> Any:
+        return one(number, temperature=temperature, seed=session.seed + number)
+
+    numbers = range(len(chosen))
+    turns = {
+        "alone": [await greedy(number) for number in numbers],
+        "again": [await greedy(number) for number in numbers],
+        "together": await asyncio.gather(*map(greedy, numbers)),
+        "drawn_alone": [await drawn(number) for number in numbers],
+        "drawn_together": await asyncio.gather(*map(drawn, numbers)),
+    }
     root, samples = Path(session.dump), [tokens.sample for tokens in chosen]
-    for name, outputs in (("alone", alone), ("together", together)):
+    for name, outputs in turns.items():
         for what, rows in (
             ("tokens", [np.asarray(o.token_ids, np.int64) for o in outputs]),
             ("log_probs", [np.asarray(o.log_probs or (), np.float32) for o in outputs]),
