@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 import yaml
@@ -22,6 +23,7 @@ from rlprobe.cli import main
 from rlprobe.compare.match import rules
 from rlprobe.compare.traininfer import sketched
 from rlprobe.config import load
+from rlprobe.dumps.key_data import KeyData
 from rlprobe.frameworks import RunDirectories
 from rlprobe.frameworks.verl.host import assets
 from rlprobe.judge import engine, engine_weights
@@ -93,14 +95,15 @@ def run(spec: RunSpec, work: Path, python: str) -> Iterator[Run]:
 
     def one(
         name: str, *overrides: str, fault: str = "", model: str = "",
-        capture: CaptureOptions = CAPTURE, fails: bool = False,
+        capture: CaptureOptions = CAPTURE, fails: bool = False, collector: Path | None = None,
+        **environment: str,
     ) -> Variant:  # fmt: skip
         if model:
             made = assets.make(f"builtin:{MOE[model]}", work / "store/assets")
             overrides = (*overrides, f"actor_rollout_ref.model.path={made}")
         variant = server.run(
-            name, spec, *overrides, capture=capture, expected_stages=(),
-            environment={"ENGINE_FAULT": fault},
+            name, spec, *overrides, capture=capture, expected_stages=(), config=collector,
+            environment={"ENGINE_FAULT": fault, **environment},
         )  # fmt: skip
         assert (variant.status != 0) == fails, variant.log[-3000:]
         return variant
@@ -289,3 +292,36 @@ def test_a_budget_that_an_engines_dumps_have_spent_ends_the_run_cleanly(
     ours, theirs = (json.loads((side.dump / place).read_text()) for side in (variant, half))
     assert ours["data"].keys() == theirs["data"].keys()
     assert not list(variant.dump.rglob("*.partial"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["", "rope"])
+def test_prompts_alone_are_one_forward_of_engine_and_trainer(
+    run: Run, tmp_path: Path, fault: str
+) -> None:
+    dump, out, asked = tmp_path / "dump", tmp_path / "out", tmp_path / "collector.yaml"
+    options = {
+        "msprobe": True, "key_data_dump": True, "actor_train_dump": True, "task": "tensor",
+        "dump_path": str(dump),
+    }  # fmt: skip
+    asked.write_text(yaml.safe_dump({"precision_collector": options}))
+    run(
+        f"prompts-only-{fault}", "trainer.total_training_steps=1", fault=fault, collector=asked,
+        PROMPTS_ONLY="1",
+    )  # fmt: skip
+    data = KeyData(dump / "data")
+    generated, trained = (data.rows(key, 0) for key in ("rollout_log_probs", "old_log_probs"))
+    assert len(generated) == 8
+    apart = [
+        np.abs(one.values - other.values[: len(one.values)]).max()
+        for one, other in zip(generated, trained, strict=True)
+    ]
+    assert main(["compare", "--train-infer", str(dump), "-o", str(out)]) == 0
+    (prefill,) = engine.parts(pl.read_parquet(out / "train_infer/records.parquet"))
+    assert prefill.phase == engine.PREFILL and prefill.records > 100
+    if fault:
+        assert min(apart) > 1e-3
+        assert prefill.first is not None
+        assert prefill.first[1] == "model.layers.0.self_attn.o_proj"
+    else:
+        assert max(apart) < 1e-4 and prefill.first is None, (apart, str(prefill))
