@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlprobe.capture import engine_adapters
 from rlprobe.capture.engine_parameters import EngineParameters
 from rlprobe.capture.fused_parameters import FusedParameters
 from rlprobe.capture.light.statistics import has_values
@@ -69,11 +70,12 @@ def describe(
 
 
 def _apart(models: list[nn.Module], by_expert: bool) -> Iterator[tuple[Held, Tensor]]:
-    """Every parameter with its values; those of fused projections apart."""
+    """Every parameter with its values, those of fused projections apart; an engine's adapters."""
     projections, engine = FusedParameters(models, by_expert), EngineParameters(models)
     for item in held(models):
         for part, tensor in engine.apart(item, item.local):
             yield from projections.apart(part, tensor)
+    yield from engine_adapters.held(models)
 
 
 def _norm(tensor: Tensor) -> Tensor:

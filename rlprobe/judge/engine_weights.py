@@ -66,7 +66,7 @@ class Sync:
     step: int
     #: Weights held against the trainer's.
     compared: int
-    #: Of the engine, of no counterpart in the trainer or without numbers: names.
+    #: Without a counterpart in the trainer, or an adapter's in the engine, or without numbers.
     left: tuple[str, ...]
     #: In the trainer's order.
     wrong: tuple[Wrong, ...]
@@ -130,8 +130,14 @@ def _sync(
     before: Mapping[str, list[Parameter]] | None,
 ) -> Sync:
     wrong, left, compared = [], [name for name in engine if name not in trainer], 0
-    # an engine's copy of what has an adapter may have it merged into it
-    adapted = {name.partition(_ADAPTER)[0] for name in trainer if _ADAPTER in name}
+    # an engine's copy of what has an adapter may have it merged into it, or apart
+    adapted, apart_there = (
+        {name.partition(_ADAPTER)[0] for name in side if _ADAPTER in name}
+        for side in (trainer, engine)
+    )
+    if apart_there:
+        left += [name for name in trainer if _ADAPTER in name and name not in engine]
+    adapted -= apart_there
     for name in (name for name in trainer if name in engine):
         if name.rpartition(".")[0] in adapted:
             left.append(name)

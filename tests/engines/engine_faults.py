@@ -94,6 +94,26 @@ def experts(first: bool, name: str, value: Any) -> Any:
     return value.roll(1, 0) if _LAYER in name and ".mlp.experts." in name else value
 
 
+def adapter(module: ModuleType) -> None:
+    """The adapters of one layer stay those that came first."""
+    cls = module.vLLMColocateWorkerExtension
+    original = cls._update_weights
+    first: dict[str, Any] = {}
+
+    @functools.wraps(original)
+    def _update_weights(self: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:
+        kept = [
+            (name, first.setdefault(name, value.clone()) if _kept(name) else value)
+            for name, value in weights
+        ]
+        return original(self, kept, *args, **kwargs)
+
+    def _kept(name: str) -> bool:
+        return ".lora_" in name and _LAYER in name
+
+    cls._update_weights = _update_weights
+
+
 def temperature(module: ModuleType) -> None:
     """Logits are divided by the temperature twice."""
     original = module.Sampler.apply_temperature
@@ -109,6 +129,7 @@ _MODELS = ("vllm.model_executor.models.qwen2", "vllm.model_executor.models.qwen2
 _PLANTED = {
     "rope": (("vllm.model_executor.layers.rotary_embedding.base",), rope),
     "cache": (("vllm.v1.attention.backends.cpu_attn",), cache),
+    "adapter": (("verl.workers.rollout.vllm_rollout.utils",), adapter),
     "temperature": (("vllm.v1.sample.sampler",), temperature),
     **{
         change.__name__: (_MODELS, _arriving(change))

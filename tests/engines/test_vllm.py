@@ -60,6 +60,13 @@ TP = (
     "trainer.n_gpus_per_node=2",
     "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
 )
+#: Adapters, which the engine has apart from the weights, or merged into them.
+LORA = (
+    "actor_rollout_ref.model.lora_rank=8",
+    "actor_rollout_ref.model.lora_alpha=16",
+    "actor_rollout_ref.model.target_modules=all-linear",
+)
+MERGED = "actor_rollout_ref.model.lora.merge=true"
 Run = Callable[..., Variant]
 
 
@@ -325,3 +332,34 @@ def test_prompts_alone_are_one_forward_of_engine_and_trainer(
         assert prefill.first[1] == "model.layers.0.self_attn.o_proj"
     else:
         assert max(apart) < 1e-4 and prefill.first is None, (apart, str(prefill))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["", "adapter"])
+def test_adapters_are_the_trainers_unless_an_update_did_not_reach_them(
+    run: Run, fault: str
+) -> None:
+    variant = run(f"lora-{fault}", *LORA, fault=fault)
+    first, second = synced(variant)
+    # of two layers, seven projections each: A and B
+    assert first.kind is None and first.left == () and first.compared == 27 + 2 * 7 * 2, first
+    parts = [engine.parts(compared(variant).filter(step=step)) for step in (0, 1)]
+    assert all(part.first is None for part in parts[0]), str(parts[0])
+    if not fault:
+        assert second.kind is None and second.compared == first.compared, second
+        assert all(part.first is None for part in parts[1]), str(parts[1])
+        return
+    assert second.kind == engine_weights.HALF, second
+    assert {".layers.1." in one.name and ".lora_" in one.name for one in second.wrong} == {True}
+    for part in parts[1]:
+        assert part.first is not None and ".layers.1" in part.first[1], str(part)
+
+
+@pytest.mark.long
+def test_weights_that_verl_rounds_when_it_merges_adapters_are_named(run: Run) -> None:
+    """verl 0.9.1 sends merged weights in bf16, in an fp32 run too."""
+    for step in synced(run("lora-merged", *LORA, MERGED)):
+        assert step.kind == engine_weights.ROUNDED, step
+        assert {one.rounded for one in step.wrong} == {"bfloat16"}
+        # whatever has an adapter may have it merged
+        assert {"q_proj" in name or "k_proj" in name for name in step.left} & {True}

@@ -176,6 +176,78 @@ def engine(
     return nn.ModuleDict({"model": model})
 
 
+class WithLoRA(nn.Module):
+    """A layer that may have adapters, as vLLM wraps it."""
+
+
+def adapters(seed: int = 0, rank: int = 3, kv_heads: int = 2) -> dict[str, Tensor]:
+    """Adapters of every projection of :func:`trained`, by training's names."""
+    draw = torch.Generator().manual_seed(100 + seed)
+    found = {}
+    for name, weight in trained(0, kv_heads).items():
+        if name.endswith("_proj.weight"):
+            outputs, inputs = weight.shape
+            layer = name.removesuffix(".weight")
+            found[f"{layer}.lora_A.default.weight"] = torch.randn(rank, inputs, generator=draw)
+            found[f"{layer}.lora_B.default.weight"] = torch.randn(outputs, rank, generator=draw)
+    return found
+
+
+def with_adapters(
+    model: nn.Module, given: Weights, rank: int = 0, size: int = 1, *,
+    alpha: float = 6.0, slots: int = 1, most: int = 8,
+) -> nn.Module:  # fmt: skip
+    """An engine's model whose layers have adapters apart, in the last of some slots.
+
+    Args:
+        model: :func:`engine`'s.
+        given: :func:`adapters`'.
+        rank, size: of the tensor-parallel group.
+        alpha: the adapters' factor, over their rank.
+        slots: of adapters in all.
+        most: the largest rank that an adapter may have.
+    """
+    loras = {}
+    for path, names in (
+        ("self_attn.qkv_proj", ("q_proj", "k_proj", "v_proj")), ("self_attn.o_proj", ("o_proj",)),
+        ("mlp.gate_up_proj", ("gate_proj", "up_proj")), ("mlp.down_proj", ("down_proj",)),
+    ):  # fmt: skip
+        path = f"model.layers.0.{path}"
+        above, _, leaf = path.rpartition(".")
+        base = model.get_submodule(path)
+        stacks, ids = [], []
+        for name in names:
+            a, b = (given[f"{above}.{name}.lora_{x}.default.weight"] for x in ("A", "B"))
+            pieces, place = size, rank
+            if name in ("k_proj", "v_proj"):
+                pieces = min(size, b.shape[0] // HEAD)
+                place = rank // (size // pieces)
+            if leaf in ("o_proj", "down_proj"):
+                a = a.chunk(size, 1)[rank]
+            else:
+                b = b.chunk(pieces, 0)[place]
+            stack = [torch.zeros(slots, 1, most, a.shape[1]), torch.zeros(slots, 1, len(b), most)]
+            stack[0][-1, 0, : len(a)] = a
+            stack[1][-1, 0, :, : b.shape[1]] = b * (alpha / len(a))
+            stacks.append(stack)
+            ids.append(place)
+        layer = WithLoRA()
+        layer.base_layer = base
+        layer.lora_a_stacked, layer.lora_b_stacked = (
+            tuple(stack[n] for stack in stacks) for n in (0, 1)
+        )
+        if len(names) > 1:
+            layer.output_ids = tuple(ids)
+        model.get_submodule(above)._modules[leaf] = layer
+        kept = {"lora_alphas": [alpha] * len(names)} if len(names) > 1 else {"lora_alpha": alpha}
+        loras[path] = types.SimpleNamespace(rank=len(given[next(iter(given))]), **kept)
+    model.lora_manager = types.SimpleNamespace(  # type: ignore[assignment]
+        lora_index_to_id=[None] * (slots - 1) + [123],
+        _registered_adapters={123: types.SimpleNamespace(loras=loras)},
+    )
+    return model
+
+
 def trainer(weights: Weights) -> nn.Module:
     """A model whose parameters have training's names."""
     root = nn.Module()

@@ -25,7 +25,13 @@ from rlprobe.judge.engine_weights import HALF, OTHER, ROUNDED, SPLIT, STALE, Syn
 from rlprobe.report import side_by_side
 from rlprobe.store.parts import WEIGHTS
 from rlprobe.store.read import Run
-from tests.unit.engine_layers_stand_ins import engine, trained, trainer
+from tests.unit.engine_layers_stand_ins import (
+    adapters,
+    engine,
+    trained,
+    trainer,
+    with_adapters,
+)
 from tests.unit.train_infer_dumps import Batch, save
 from tests.unit.train_infer_dumps import engine as served
 from tests.unit.train_infer_runs import GENERATE, PROMPTS, train
@@ -190,6 +196,74 @@ def test_what_has_an_adapter_may_have_it_merged_and_is_not_compared() -> None:
     (found,) = steps.found()
     assert found.kind is None and set(found.left) == {f"{query}.weight", f"{query}.bias"}
     assert found.compared == len(own) - 2
+
+
+#: Ranks, and heads of keys.
+SPREAD = [(1, 2), (2, 2), (4, 2), (2, 1)]
+
+
+def adapted(
+    has: list[dict[str, Tensor]], size: int = 1, kv_heads: int = 2, base: int = 0, **kwargs: Any
+) -> list[Sync]:
+    """Two steps of frozen weights and adapters that are trained; the engine has ``has``."""
+    steps = Steps()
+    for step, sent in enumerate(has):
+        for rank in range(size):
+            served = engine(trained(base, kv_heads), rank, size)
+            steps.entered(step, stages.GENERATE, rank,
+                          with_adapters(served, sent, rank, size, **kwargs))  # fmt: skip
+        own = {**trained(0, kv_heads), **adapters(step, kv_heads=kv_heads)}
+        steps.entered(step, stages.LOG_PROB, 0, trainer(own))
+    return steps.found()
+
+
+@pytest.mark.parametrize(("size", "kv_heads"), SPREAD)
+@pytest.mark.parametrize("slots", [1, 2])
+def test_adapters_that_an_engine_has_apart_are_the_trainers(
+    size: int, kv_heads: int, slots: int
+) -> None:
+    own = [adapters(step, kv_heads=kv_heads) for step in (0, 1)]
+    for found in adapted(own, size, kv_heads, slots=slots):
+        assert found.kind is None and found.left == (), found
+        # the base's too: nothing is merged into it
+        assert found.compared == len(trained()) + len(own[0])
+
+
+@pytest.mark.parametrize(("size", "kv_heads"), SPREAD)
+@pytest.mark.parametrize("name", sorted(adapters()))
+def test_one_wrong_number_of_any_adapter_is_seen(name: str, size: int, kv_heads: int) -> None:
+    own = [adapters(step, kv_heads=kv_heads) for step in (0, 1)]
+    own[1][name] = own[1][name].clone()
+    own[1][name].view(-1)[-1] += 0.5
+    first, second = adapted(own, size, kv_heads)
+    assert first.kind is None
+    assert [one.name for one in second.wrong] == [name]
+
+
+def test_what_is_the_matter_with_adapters_is_named() -> None:
+    first, second = adapters(0), adapters(1)
+    assert adapted([first, first])[1].kind == STALE
+    half = {**second, **{name: first[name] for name in some(second, "mlp")}}
+    assert adapted([first, half])[1].kind == HALF
+    # merged or trained further, the base is another
+    assert adapted([first, second], base=5)[1].kind == OTHER
+    # an engine that lost them: A and B are zero
+    gone = adapted([{name: torch.zeros_like(value) for name, value in first.items()}] * 2, most=3)
+    assert len(gone[0].wrong) == len(first)
+
+
+def test_adapters_of_another_rank_and_several_are_said_and_not_compared() -> None:
+    count, own = len(trained()), adapters(0)
+    other = adapted([adapters(0, rank=2)])[0]
+    assert other.kind is None and set(other.left) == set(own) and other.compared == count
+    served = with_adapters(engine(trained(0)), own, slots=2)
+    served.lora_manager.lora_index_to_id = [7, 123]  # type: ignore[union-attr]
+    steps = Steps()
+    steps.entered(0, stages.GENERATE, 0, served)
+    steps.entered(0, stages.LOG_PROB, 0, trainer({**trained(0), **own}))
+    (found,) = steps.found()
+    # whether they are merged is not known
+    assert found.kind is None and found.compared == count - len(some(trained(), "_proj."))
 
 
 def test_a_run_without_an_engine_says_nothing() -> None:

@@ -57,7 +57,9 @@ _PRELOADED = (
     "verl.utils.debug.metrics",
     "verl.workers.reward_manager",
 )
-
+#: Likewise of a run whose engine is vLLM, as this module among those that verl loads says.
+_VLLM = "verl.workers.rollout.vllm_rollout.vllm_async_server"
+_OF_VLLM = "rlprobe.frameworks.verl.cpu.vllm"
 
 #: Overrides that say where a run's output goes, and nothing about what it computes.
 _PLACES = ("hydra.", "trainer.default_local_dir=")
@@ -266,6 +268,8 @@ def preload() -> None:
 
         for name in _PRELOADED:
             importlib.import_module(name)
+        if _OF_VLLM in os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(","):
+            importlib.import_module(_VLLM)
         # verl looks a model's class up in these keys, which loads every configuration there is
         list(AutoModelForImageTextToText._model_mapping.keys())
 
