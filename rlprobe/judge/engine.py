@@ -7,7 +7,8 @@ round-off ``u`` of the coarser side. Other kernels, fused or not, stay within it
 of a real vLLM and Hugging Face, fp32, was 0.46 (docs/compare.md).
 
 A record of a few numbers, as a gate gives for one decoded token, is held against its usual size
-(:mod:`rlprobe.judge.excuses.few_numbers`).
+(:mod:`rlprobe.judge.excuses.few_numbers`). What a tensor-parallel rank has of a tensor, 1 / n of
+its numbers, may have all of the whole's difference and has 1 / sqrt(n) of its norm.
 
 The first record beyond it, of passes that agree up to it, is where a difference begins.
 
@@ -151,7 +152,7 @@ def parts(records: pl.DataFrame) -> list[Part]:
         .sort("step", "rank", "order_benchmark")
     )
     turn = pl.int_range(pl.len()).over(passes)
-    roundings = _ROUNDINGS * (turn + 1).cast(pl.Float64).sqrt() * few_numbers.cancelled()
+    roundings = _ROUNDINGS * (turn + 1).cast(pl.Float64).sqrt() * few_numbers.cancelled() * _piece()
     judged = judged.with_columns(ratio=pl.col("error") / (pl.col("unit") * roundings)).with_columns(
         # what is not finite on one side only is no small difference
         ratio=pl.when(pl.col("status") == measures.NONFINITE)
@@ -163,6 +164,12 @@ def parts(records: pl.DataFrame) -> list[Part]:
         for phase in (PREFILL, DECODE)
         if judged.filter(phase=phase).height
     ]
+
+
+def _piece() -> pl.Expr:
+    """By how much the round-off of a rank's piece may be larger than the whole's; 1 of a whole."""
+    held, whole = (pl.col(f"shape_{side}").list.last() for side in ("benchmark", "target"))
+    return (whole / held).clip(lower_bound=1.0).fill_nan(1.0).fill_null(1.0).sqrt()
 
 
 def _part(phase: str, rows: pl.DataFrame, passes: list[str]) -> Part:

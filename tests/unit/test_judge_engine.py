@@ -26,7 +26,8 @@ def table(errors: dict[str, Any], **changes: Any) -> pl.DataFrame:
                     "op": "Layer", "index": "0", "norm_benchmark": 8.0 * tokens**0.5,
                     "order_benchmark": 10 * number + order, "error_kind": "tensor",
                     "name_benchmark": f"Module.{module}.Layer.forward.{number}.output.0",
-                    "shape_benchmark": [tokens, 64], "status": "matched",
+                    "shape_benchmark": [tokens, 64], "shape_target": [2, 9, 64],
+                    "status": "matched",
                     "dtype_benchmark": "torch.float32", "dtype_target": "torch.float32",
                 }
                 | changes
@@ -50,6 +51,17 @@ def test_a_gate_that_came_out_near_zero_is_held_against_its_usual_size(
     rows = table({"2 model.layers.1": 1e-3}, shape_benchmark=[1, size], norm_benchmark=1.0)
     small = (pl.col("error") == 1e-3).cast(pl.Int8)
     rows = rows.with_columns(norm_benchmark=pl.lit(1.0) - 0.9999 * small)
+    (found,) = engine.parts(rows)
+    assert (found.first is not None) == parts, str(found)
+
+
+@pytest.mark.parametrize(
+    ("width", "parts"), [(64, True), (32, True), (16, False), (128, True)], ids=str
+)
+def test_a_ranks_piece_may_have_more_than_its_share_of_round_off(width: int, parts: bool) -> None:
+    """One head's numbers differ by more than all heads' together; padding is no piece."""
+    allowed = 16.0 * 2.0**-24 * math.sqrt(3)
+    rows = table({"1 model.layers.1": 1.9 * allowed}, shape_benchmark=[1, width])
     (found,) = engine.parts(rows)
     assert (found.first is not None) == parts, str(found)
 
