@@ -103,3 +103,20 @@ def test_ranks_that_are_no_workers_of_one_engine_are_refused() -> None:
     )
     with pytest.raises(RunError, match=r"found 2 ranks .*tensor_model_parallel_size=1; make them"):
         vllm_server.start(config)
+
+
+def test_a_mapper_of_names_is_called_as_verl_calls_it() -> None:
+    class Newer:
+        def get_rename_mapper(self) -> str:
+            return "renames"
+
+    class Older:
+        def get_unstacked_mapper(self) -> str:
+            return "its own"
+
+    for cls, found in ((Newer, "renames"), (Older, "its own")):
+        module: Any = types.SimpleNamespace(WeightsMapper=cls)
+        vllm.unstacked_names(module)
+        assert module.WeightsMapper().get_unstacked_mapper() == found
+    # before 0.25 there is neither, and verl asks for none
+    vllm.unstacked_names(types.SimpleNamespace(WeightsMapper=type("Oldest", (), {})))  # type: ignore[arg-type]
