@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,13 +50,10 @@ def under_ray(tmp_path_factory: pytest.TempPathFactory, python: str) -> UnderRay
             raw[side] |= {"world_size": ranks}
         config = work / f"{name}.yaml"
         config.write_text(yaml.safe_dump(raw))
+        # a run's processes are of the Python that started it
         done = subprocess.run(
-            [sys.executable, "-m", "rlprobe", "run", "--config", config, "--role", BENCHMARK],
-            env={
-                **os.environ,
-                "PATH": os.pathsep.join([str(Path(python).parent), os.environ["PATH"]]),
-                "PYTHONPATH": str(ROOT),
-            },
+            [python, "-m", "rlprobe", "run", "--config", config, "--role", BENCHMARK],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-3000:]
