@@ -62,10 +62,12 @@ def _require_hooks(config: Any) -> None:
 
 
 def _require_inference(session: Session, config: Any) -> None:
-    if inference.wanted(session) or inference.led(session):
-        from omegaconf import OmegaConf
+    from omegaconf import OmegaConf
 
-        inference.require(session, OmegaConf.to_container(config, resolve=True))
+    resolved = OmegaConf.to_container(config, resolve=True)
+    inference.require_installed(resolved)
+    if inference.wanted(session) or inference.led(session):
+        inference.require(session, resolved)
 
 
 def _collector_session(config: Any) -> Session | None:

@@ -228,3 +228,25 @@ def test_registering_imports_neither_torch_nor_an_engine() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_an_engine_that_is_not_there_is_named_before_any_worker_starts(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def find(wanted: str) -> object:
+        asked.append(wanted)
+        return None
+
+    monkeypatch.setattr("importlib.util.find_spec", find)
+    config = {"actor_rollout_ref": {"rollout": {"name": name}}}
+    with pytest.raises(ConfigError, match=rf"found no {name} for .*python.*-m rlprobe"):
+        inference.require_installed(config)
+    monkeypatch.setattr("importlib.util.find_spec", lambda wanted: object())
+    inference.require_installed(config)
+    for other in ("rlprobe_cpu", "rlprobe_replay", None):
+        inference.require_installed({"actor_rollout_ref": {"rollout": {"name": other}}})
+    inference.require_installed({})
+    assert asked == [name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,6 +52,25 @@ def require(session: Session, config: Mapping[str, Any]) -> None:
             require_settings(config, f"{prompts.ENV}=1", "unset it")
         else:
             require_settings(config, "generation: compare", "set generation to replay")
+
+
+def require_installed(config: Mapping[str, Any]) -> None:
+    """Refuse an engine that this environment does not have, before any worker is started.
+
+    Args:
+        config: verl's configuration.
+
+    Raises:
+        ConfigError: says where it was looked for.
+    """
+    rollout = (config.get("actor_rollout_ref") or {}).get("rollout") or {}
+    name = rollout.get("name")
+    if name in (engines.VLLM, engines.SGLANG) and importlib.util.find_spec(str(name)) is None:
+        raise ConfigError(
+            f"{_ROLLOUT}.name={name}: found no {name} for {sys.executable}. A run without a "
+            "container is of the Python that started it: start rlprobe with one that has it, as "
+            "`DIRECTORY/bin/python -m rlprobe …` (vLLM for CPUs: workflow/install-engines)"
+        )
 
 
 def require_settings(config: Mapping[str, Any], asking: str, otherwise: str) -> None:
