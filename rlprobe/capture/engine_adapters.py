@@ -12,6 +12,8 @@ divides by their rank (``fully_sharded_loras``), and those of experts.
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -36,15 +38,17 @@ def held(models: list[nn.Module]) -> Iterator[tuple[Held, Tensor]]:
     """
     for _, root in (unwrap(model) for model in models):
         manager = getattr(root, "lora_manager", None)
-        if manager is None:
-            continue
-        active = [slot for slot, id in enumerate(manager.lora_index_to_id) if id is not None]
-        if len(active) > 1:
+        slots = getattr(manager, "lora_index_to_id", None)
+        active = [slot for slot, id in enumerate(slots or ()) if id is not None]
+        if slots is None or len(active) > 1:
             continue
         scales = _scales(manager, active)
         for path, module in root.named_modules():
             if _is_adapted(module):
-                yield from _layer(path, module, active[0] if active else 0, scales.get(path))
+                slot, factors = active[0] if active else 0, [1.0] * len(getattr(module, _A))
+                if scales is not None:
+                    factors = scales.get(path, [])
+                yield from _layer(path, module, slot, factors)
 
 
 def _is_adapted(module: nn.Module) -> bool:
@@ -58,20 +62,23 @@ def _is_adapted(module: nn.Module) -> bool:
     )
 
 
-def _scales(manager: Any, active: Sequence[int]) -> Mapping[str, list[float]]:
-    """alpha / r of each part of each layer of the active adapter."""
+def _scales(manager: Any, active: Sequence[int]) -> Mapping[str, list[float]] | None:
+    """alpha / r of each part of each layer of the active adapter; None where there is none."""
     if not active:
-        return {}
-    adapter = manager._registered_adapters[manager.lora_index_to_id[active[0]]]
+        return None
+    known = getattr(manager, "_registered_adapters", {})
+    adapter = known.get(manager.lora_index_to_id[active[0]])
     found = {}
-    for path, layer in adapter.loras.items():
-        alphas = getattr(layer, "lora_alphas", None) or [layer.lora_alpha]
-        found[path] = [float(alpha or 0) / layer.rank for alpha in alphas]
+    for path, layer in getattr(adapter, "loras", {}).items():
+        alphas = getattr(layer, "lora_alphas", None) or [getattr(layer, "lora_alpha", None)]
+        rank = getattr(layer, "rank", None)
+        if rank and all(alphas):
+            found[path] = [float(alpha) / rank for alpha in alphas]
     return found
 
 
 def _layer(
-    path: str, module: Any, slot: int, scales: list[float] | None
+    path: str, module: Any, slot: int, factors: list[float]
 ) -> Iterator[tuple[Held, Tensor]]:
     name, base = parameter_name(path), getattr(module, _BASE)
     rank, size = int(getattr(base, "tp_rank", 0)), int(getattr(base, "tp_size", 1))
@@ -92,13 +99,15 @@ def _layer(
         used = a.ne(0).any(dim=1).nonzero()
         rows = int(used[-1]) + 1 if len(used) else a.shape[0]
         a, b = a[:rows], b[:, :rows]
-        scale = scales[number] if scales and number < len(scales) else 1.0
         whole = _outputs(base, part, b.shape[0], 1 if by_input else size)
         yield _piece(f"{part}.lora_A.{_NAME}.weight", a, 1, rank, size if by_input else 1)
-        yield _piece(
-            f"{part}.lora_B.{_NAME}.weight", b / scale if scale not in (0.0, 1.0) else b,
-            0, int(ids[number]), whole // b.shape[0],
-        )  # fmt: skip
+        if number < len(factors):  # unknown: B is not comparable
+            item, own = _piece(
+                f"{part}.lora_B.{_NAME}.weight", b / factors[number],
+                0, int(ids[number]), whole // b.shape[0],
+            )  # fmt: skip
+            # only a power of two is multiplied in and taken out again without rounding
+            yield dataclasses.replace(item, exact=math.frexp(factors[number])[0] == 0.5), own
 
 
 def _outputs(base: Any, part: str, held: int, size: int) -> int:

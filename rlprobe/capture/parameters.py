@@ -44,6 +44,8 @@ class Held:
     pieces: tuple[tuple[int, int], ...] = ()
     #: Elements of the flattened whole, ``(first, how many)``, where ``local`` is several stretches.
     stretches: tuple[tuple[int, int], ...] = ()
+    #: Whether the numbers are the parameter's to the last bit, so that a digest says something.
+    exact: bool = True
 
     def offsets(self) -> dict[str, Any] | None:
         """Where the shard begins, for the record; None when whole or unknown."""

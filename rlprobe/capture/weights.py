@@ -92,6 +92,6 @@ def _record(item: Held, local: Tensor, readable: bool) -> dict[str, Any]:
         "shape": list(item.shape),
         "local_shape": list(local.shape),
         "offset": item.offsets(),
-        "digest": digest(local) if readable else None,
+        "digest": digest(local) if readable and item.exact else None,
         "complete": item.complete,
     }

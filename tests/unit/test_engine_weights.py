@@ -218,12 +218,12 @@ def adapted(
 
 
 @pytest.mark.parametrize(("size", "kv_heads"), SPREAD)
-@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize(("slots", "alpha"), [(1, 6.0), (2, 6.0), (1, 5.0), (1, 0.3)])
 def test_adapters_that_an_engine_has_apart_are_the_trainers(
-    size: int, kv_heads: int, slots: int
+    size: int, kv_heads: int, slots: int, alpha: float
 ) -> None:
     own = [adapters(step, kv_heads=kv_heads) for step in (0, 1)]
-    for found in adapted(own, size, kv_heads, slots=slots):
+    for found in adapted(own, size, kv_heads, slots=slots, alpha=alpha):
         assert found.kind is None and found.left == (), found
         # the base's too: nothing is merged into it
         assert found.compared == len(trained()) + len(own[0])
@@ -264,6 +264,18 @@ def test_adapters_of_another_rank_and_several_are_said_and_not_compared() -> Non
     (found,) = steps.found()
     # whether they are merged is not known
     assert found.kind is None and found.compared == count - len(some(trained(), "_proj."))
+
+
+def test_an_adapters_factor_that_is_not_known_leaves_b_uncompared() -> None:
+    own = adapters(0)
+    served = with_adapters(engine(trained(0)), own)
+    served.lora_manager._registered_adapters = {}  # type: ignore[union-attr]
+    steps = Steps()
+    steps.entered(0, stages.GENERATE, 0, served)
+    steps.entered(0, stages.LOG_PROB, 0, trainer({**trained(0), **own}))
+    (found,) = steps.found()
+    assert found.kind is None and set(found.left) == set(some(own, ".lora_B."))
+    assert found.compared == len(trained()) + len(some(own, ".lora_A."))
 
 
 def test_a_run_without_an_engine_says_nothing() -> None:
