@@ -1,7 +1,7 @@
 """Hold results of the faults written blind against their answers.
 
     rlprobe selftest --no-ray --faults tests/blind_faults/on_verl --pass refined --json found.json
-    python -m tests.blind_faults.score found.json -o scores.json
+    python tests/blind_faults/score.py found.json -o scores.json
 
 ``--answers`` takes those of another set (``tests/blind_faults/second/answers.yaml``).
 
