@@ -155,12 +155,21 @@ def _facts(table: pl.DataFrame, one_precision: bool) -> pl.DataFrame:
     unseen = (pl.col("error") <= sketch_floors.DEVICES) & pl.col("norm_diff").is_not_null() & quiet
     unseen = unseen & ~resolved
     shape = pl.coalesce("shape_benchmark", "shape_target")
-    return table.with_columns(
+    finer, coarser = pl.min_horizontal(*sides), pl.max_horizontal(*sides)
+    table = table.with_columns(
         pairs.elements(table.select(shape).to_series()).alias("size"),
-        u=(pl.min_horizontal if one_precision else pl.max_horizontal)(*sides),
         same=(seen | unseen).fill_null(False),
         unit=pl.coalesce(pl.col("module"), pl.col("op"), pl.col("name")),
     )
+    if not one_precision:
+        return table.with_columns(u=coarser)
+    # A weight may be kept in fp32 on one side, for its optimizer, and on the other in the format
+    # that its module computes in on both.
+    gives = (pl.col("slot") == "output") & (pl.col("direction") == _FORWARD)
+    computed = finer.filter(gives).min().over("unit", "call")
+    kept = (pl.col("slot") == "parameters") & computed.is_not_null()
+    stored = pl.max_horizontal(finer, pl.min_horizontal(coarser, computed))
+    return table.with_columns(u=pl.when(kept).then(stored).otherwise(finer))
 
 
 def _reductions(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:

@@ -342,3 +342,36 @@ def test_fewer_key_heads_than_ranks_are_not_guessed(places: Any) -> None:
         f"{ATTENTION}.qkv_proj", ColumnParallelLinear(), "forward", "output", 12
     )
     assert not found
+
+
+def test_cosines_are_recorded_in_the_format_that_they_are_made_in(
+    places: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megatron hands out angles in fp32 and rounds their cosines; others hand out the cosines."""
+
+    class RotaryEmbedding(nn.Module):
+        def forward(self, given: Tensor, _: Tensor) -> Tensor:
+            return torch.arange(20.0)[:, None] * torch.ones(20, 2)
+
+    class Turning(Model):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.rotary_emb = RotaryEmbedding()
+
+        def forward(self, input_ids: Tensor, *given: Any) -> Tensor:  # type: ignore[override]
+            self.rotary_emb(torch.zeros(1), input_ids)
+            return super().forward(input_ids, *given)
+
+    found = {}
+    for dtype in (torch.bfloat16, torch.float32):
+        own = places()
+        own._compute = dtype
+        monkeypatch.setattr(MegatronPlaces, "of", classmethod(lambda *_, own=own: own))
+        capture = recorder(tmp_path / str(dtype), coordinate_sketch=True)
+        model = make(Turning)
+        with capture.stage(UPDATE, 0, 1, model):
+            loss(model, padded([0, 1], 9)).backward()
+        table = logical.read(tmp_path / str(dtype) / "side", {UPDATE})[UPDATE]
+        rows = table.filter(pl.col("module") == "rotary_emb", pl.col("slot") == "output")
+        found[str(dtype)] = rows.get_column("dtype").to_list()
+    assert found == {"torch.bfloat16": ["torch.bfloat16"], "torch.float32": ["torch.float32"]}

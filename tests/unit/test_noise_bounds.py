@@ -351,3 +351,28 @@ def test_signs_of_a_bias_are_as_uncertain_as_its_bound() -> None:
     assert fused["change_model"].item() > 0.8, "a third of them is the key's"
     assert matrix["change_model"].item() < 0.5
     assert small["change_norm"].item() < 0.5, "a factor is seen all the same"
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "rounded"),
+    [
+        ((FP32, BF16), (BF16, BF16), True),  # one back end keeps fp32 copies, both compute in bf16
+        ((BF16, FP32), (BF16, BF16), True),
+        ((FP32, BF16), (FP32, FP32), False),  # a module that was loaded in another format
+        ((FP32, BF16), (FP32, BF16), False),  # and computes in it too
+        ((FP32, FP32), (BF16, BF16), False),  # rounded weights that say they are fp32
+    ],
+)
+def test_weights_that_are_kept_otherwise_differ_as_what_is_computed_with_them(
+    stored: tuple[str, str], given: tuple[str, str], rounded: bool
+) -> None:
+    def of(formats: tuple[str, str]) -> dict[str, str]:
+        return {"dtype_benchmark": formats[0], "dtype_target": formats[1]}
+
+    rows = [
+        record(0, "ids", slot="input", module="e", dtype="torch.int64", error=0.0),
+        record(1, "w", slot="parameters", index="weight", shape=[64, 8], module="e") | of(stored),
+        record(2, "out", module="e") | of(given),
+    ]
+    bound = bounds(rows, one_precision=True)["w"]
+    assert (bound > roundoff.UNIT[BF16]) == rounded, bound

@@ -203,7 +203,8 @@ class Logical:
             record = self._records.get(key)
             if record is None:
                 features = int(rows.shape[1])
-                record = self._records[key] = _Record(piece, features, taken.tensor.dtype)
+                kind = taken.tensor.dtype if taken.own else taken.rows.dtype
+                record = self._records[key] = _Record(piece, features, kind)
             record.add(batch, sketch, rows.numel())
             if known is None or piece.features is not None:
                 record.measure(rows)
