@@ -46,6 +46,11 @@ class Leaf(msgspec.Struct, gc=False, forbid_unknown_fields=True):
     #: How a DTensor is laid over its devices; its statistics are those of the local part.
     device_mesh: Any = None
     placements: Any = None
+    #: What rlprobe's own capture says besides: whether a statistic that is not finite overflowed,
+    #: and which part of a sharded parameter this is.
+    NonFinite: Any = None
+    GlobalShape: Any = None
+    Offset: Any = None
 
 
 #: What stands for a number that is not finite: Python's and JSON's spellings, and the markers that

@@ -128,6 +128,25 @@ def test_how_a_tensor_is_laid_over_devices_is_no_unknown_key(
     assert "no key" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("sides", ["b", "bt"])
+def test_what_capture_says_besides_is_known(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], sides: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys of rlprobe.capture.light.statistics and rlprobe.capture.updates: read the quick way."""
+    more = {
+        "Sketch": None,
+        "Digest": None,
+        "NonFinite": "overflow",
+        "GlobalShape": [8, 8],
+        "Offset": [4, 0],
+    }
+    pairs = [tensor() | more if side in sides else tensor() for side in "bt"]
+    monkeypatch.setattr("rlprobe.dumps.anyentry.nodes", None)  # the slow way is not gone
+    row = pair(tmp_path, *pairs).row(ARGUMENT)
+    assert (row["status"], row["error"]) == ("matched", 0.0)
+    assert "no key" not in capfd.readouterr().err
+
+
 def test_whether_an_output_is_nan_is_a_record_of_its_call(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
