@@ -36,12 +36,9 @@ def markdown(found: Diagnosis) -> str:
         lines += ["| first divergence | |", "|---|---|"]
         lines += [
             f"| {name} | {_plain(str(value))} |"
-            for name, value in (
-                ("stage", first.stage), ("step", first.step), ("rank", first.rank),
-                ("module", first.module), ("operator", first.operator), ("call", first.call),
-            )
+            for name, value in _named(found)
             if value is not None
-        ]  # fmt: skip
+        ]
         numbers = found.noise.get("first") or {}
         lines += [
             f"| {name} | {number(numbers[name])} |"
@@ -82,6 +79,18 @@ def markdown(found: Diagnosis) -> str:
     if whole.recorded:
         lines += ["", f"Judged: {whole.judged:,} of {whole.recorded:,} recorded quantities."]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _named(found: Diagnosis) -> list[tuple[str, object]]:
+    """What is said of the first divergence: a number of the trainer's has no rank and no module."""
+    first = found.first
+    assert first is not None
+    if advice.of_trainer(found):
+        return [("metric", first.operator), ("step", first.step)]
+    return [
+        ("stage", first.stage), ("step", first.step), ("rank", first.rank),
+        ("module", first.module), ("operator", first.operator), ("call", first.call),
+    ]  # fmt: skip
 
 
 def _plain(text: str) -> str:

@@ -107,6 +107,8 @@ def test_a_metric_has_no_rank_no_inputs_and_no_calls(
     assert "rank 0" not in "\n".join(lines(results, found, Paint(io.StringIO())))
     card = render(page).partition('id="first"')[2].partition("</section>")[0]
     assert "actor/loss" in card and "What went into it" not in card
+    plain = markdown(found)
+    assert "| metric | actor/loss |" in plain and "| rank |" not in plain
 
 
 def test_trends_alone_are_no_judged_step(results: Path, gathered: Gathered) -> None:
