@@ -280,17 +280,33 @@ def _turned(stretch: Stretch) -> bool:
     return whole and ("polar" in names or _has_angles(used))
 
 
+def of_angles(stretch: Stretch) -> bool:
+    """Whether all that is handed on are tables of cosines or sines, on both sides: other angles.
+
+    Turned around or moved, they are those of other positions.
+    """
+    tables = [v for op in stretch.trace.operators for v in op.inputs if _is_table(v)]
+    return bool(stretch.changed) and all(
+        _is_table(one) and any(_are_of_angles(one, other) for other in tables)
+        for pair in stretch.changed
+        for one in pair
+    )
+
+
 def _has_angles(values: Sequence[Value]) -> bool:
     tables = [v for v in values if _is_table(v)]
-    return any(
+    return any(_are_of_angles(one, other) for one in tables for other in tables)
+
+
+def _are_of_angles(one: Value, other: Value) -> bool:
+    """Whether two tables may be of cosines and of sines of the same angles."""
+    return (
         one.shape == other.shape
         and one.value != other.value
         and math.isclose(
             (one.norm or 0.0) ** 2 + (other.norm or 0.0) ** 2,
             math.prod(one.shape), rel_tol=_ISOMETRY,
         )
-        for one in tables
-        for other in tables
     )  # fmt: skip
 
 

@@ -236,6 +236,8 @@ def _meant(
     handed = [(t, b) if on_target else (b, t) for b, t in used]
     stretch = effect.Stretch(traces[on_target], operators, handed)
     cause = meaning.of_operators(operators, stretch.around)
+    if cause in ("constant_factor", "layout") and effect.of_angles(stretch):
+        return "position"
     if cause == "layout":
         return effect.moved(stretch) if wiring.are_moved(used, floor) else IMPLEMENTATION
     if cause == "constant_factor" and effect.tempered(stretch):

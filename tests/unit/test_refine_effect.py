@@ -146,6 +146,36 @@ def test_an_effect_is_known_by_its_values(tmp_path: Path, name: str) -> None:
     assert found.cause == cause, found
 
 
+def rotary(change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> Make:
+    """Halves turned by a table of cosines and one of sines, which ``change`` makes others of."""
+
+    def turn(y: Tensor) -> Tensor:
+        angles = torch.outer(PLACES.float() + 1, torch.tensor([1.0, 0.3]).repeat(6).repeat(2))
+        cos, sin = change(angles.cos(), angles.sin())
+        one, other = y.chunk(2, -1)
+        return y * cos + torch.cat([-other, one], -1) * sin
+
+    return turn
+
+
+ANGLES: dict[str, tuple[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], str]] = {
+    "turned back": (lambda cos, sin: (cos, sin * -1.0), "position"),
+    "negated": (lambda cos, sin: (cos, -sin), "position"),
+    "a token late": (lambda cos, sin: (cos.roll(1, 0), sin.roll(1, 0)), "position"),
+    "from the end": (lambda cos, sin: (cos.flip(0), sin.flip(0)), "position"),
+    # longer vectors are no others' positions
+    "scaled": (lambda cos, sin: (cos * 1.2, sin * 1.2), "constant_factor"),
+}
+
+
+@pytest.mark.parametrize("name", ANGLES)
+def test_other_tables_of_angles_are_other_positions(tmp_path: Path, name: str) -> None:
+    change, cause = ANGLES[name]
+    right = rotary(lambda cos, sin: (cos, sin))
+    found = seen(tmp_path, right, rotary(change), "rotary")
+    assert found.cause == cause, found
+
+
 def test_what_a_traced_operator_writes_by_a_view_is_nobody_elses(tmp_path: Path) -> None:
     wrong = part("tokens")
     benchmark = run(tmp_path / "b", wrapped(lambda y: y * 1))[0]
