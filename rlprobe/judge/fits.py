@@ -21,6 +21,8 @@ Pair = tuple[Array, Array]
 
 #: Share of the difference's square that a law must explain.
 EXPLAINED = 0.9
+#: How far from 1 the multiple of what came in another's place may be, which noise beside it moves.
+_WHOLE = 0.15
 #: Shifts looked for, nearest first.
 _SHIFTS = (1, -1, 2, -2)
 #: More rows than this are not searched for one another.
@@ -69,11 +71,16 @@ def shift(pairs: Sequence[Pair]) -> int | None:
     best: tuple[float, int] | None = None
     for places in _SHIFTS:
         found = fit(_displaced(b, t, places) for b, t in pairs if len(b) > abs(places) + 1)
-        if found is None or found.coefficient <= 0 or found.explained < EXPLAINED:
+        if found is None or found.explained < EXPLAINED or not _is_whole(found.coefficient):
             continue
         if best is None or found.explained > best[0] + 1e-3:
             best = (found.explained, places)
     return best[1] if best is not None else None
+
+
+def _is_whole(coefficient: float) -> bool:
+    """Whether what came in another's place is all of it: of a tenth of it that is not true."""
+    return abs(coefficient - 1) <= _WHOLE
 
 
 def _displaced(b: Array, t: Array, places: int) -> Pair:
@@ -102,9 +109,10 @@ def of_other_rows(samples: Sequence[tuple[str, Array, Array]]) -> float:
         for name, b, d in wrong:
             if len(b) == length:
                 there = table[[other != name for other in names]] - b
-                along = there @ d
-                explained = along**2 / np.maximum((there**2).sum(axis=1) * (d @ d), 1e-300)
-                found += bool(((along > 0) & (explained > EXPLAINED)).any())
+                along, size = there @ d, np.maximum((there**2).sum(axis=1), 1e-300)
+                explained = along**2 / np.maximum(size * (d @ d), 1e-300)
+                whole = np.abs(along / size - 1) <= _WHOLE
+                found += bool((whole & (explained > EXPLAINED)).any())
     return found / len(wrong)
 
 

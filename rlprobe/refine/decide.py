@@ -137,9 +137,11 @@ def awaited(diagnosis: Diagnosis, plan: Plan) -> Diagnosis:
 
 
 #: Classes that an operator's meaning leaves open, and what numbers may obey within them: elements
-#: that are moved may be samples, or tokens of one, and other data another sample's.
+#: that are moved may be samples, or tokens of one, and other data another sample's. What multiplies
+#: or moves gradients that agree before they are reduced is of their reduction.
 _WITHIN = {
-    "layout": ("row_order", "label_or_mask_shift"),
+    "constant_factor": ("reduction",),
+    "layout": ("row_order", "label_or_mask_shift", "reduction"),
     "label_or_mask_shift": ("row_order",),
     "data": ("row_order",),
 }
@@ -152,6 +154,9 @@ def _decided(cause: Cause, refined: Refined, diagnosis: Diagnosis) -> Cause:
     if tried is not None and tried.cause == "nondeterministic":
         # also where the runs do not repeat each other: that is the same finding
         return Cause(tried.cause, REPRODUCED, refined.said(tried.statement), [])
+    if observed is not None and observed.cause == "nondeterministic":
+        # random numbers that one side alone draws are why its runs do not repeat each other
+        return Cause(observed.cause, OBSERVED, refined.said(observed.statement), [])
     if not refined.repeated:
         return cause
     if observed is not None and cause.class_ in _WITHIN.get(observed.cause, ()):

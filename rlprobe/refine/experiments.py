@@ -105,7 +105,7 @@ def _repeats(
         found.cause, found.statement = "nondeterministic", found.evidence[-1]
     elif all(again is not None and again.repeats for again in (benchmark, target)) and not wrong:
         found.evidence.append(
-            say("run twice on the same inputs, each side repeats its numbers exactly")
+            say("run forward twice on the same inputs, each side repeats its numbers exactly")
         )
 
 

@@ -18,6 +18,8 @@ from rlprobe.refine.trace import Operator, Value, error
 from rlprobe.said import Said, listed, say
 
 _KERNEL = 32.0
+#: Standard deviations by which a norm may be off.
+_DEVIATIONS = 3.0
 #: Views of one value that are named.
 _NAMED = 4
 
@@ -31,15 +33,25 @@ def are_moved(pairs: Sequence[tuple[Value, Value]], floor: float) -> bool:
         pairs: benchmark's and target's.
         floor: relative difference of numbers that agree.
     """
-    allowed = max(floor, _KERNEL * UNIT["torch.float32"])
+    least = _KERNEL * UNIT["torch.float32"]
     return bool(pairs) and all(
         math.prod(one.shape) == math.prod(other.shape)
+        and not apart(one.norm, other.norm, max(of_norms(floor, math.prod(one.shape)), least))
         and not any(
-            apart(getattr(one, name), getattr(other, name), allowed)
-            for name in ("norm", "max", "min")
+            apart(getattr(one, name), getattr(other, name), max(floor, least))
+            for name in ("max", "min")
         )
         for one, other in pairs
     )
+
+
+def of_norms(floor: float, count: int) -> float:
+    """What the norms of two tensors may differ by whose elements differ by ``floor``, relative.
+
+    Errors of either sign average out in a sum of squares: of ``count`` of them it keeps the share
+    of a standard deviation, and their own square.
+    """
+    return min(floor, floor * (floor + _DEVIATIONS / math.sqrt(max(count, 1))))
 
 
 @dataclass(frozen=True)

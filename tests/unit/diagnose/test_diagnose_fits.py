@@ -53,10 +53,11 @@ def test_other_labels_are_no_temperature() -> None:
 
 
 @pytest.mark.parametrize("places", [1, -1, 2, -2])
-@pytest.mark.parametrize("share", [1.0, 1e-4])
+@pytest.mark.parametrize("share", [1.0, 0.95, 0.1, 1e-4])
 def test_a_displacement_along_the_rows(places: int, share: float) -> None:
     pairs = [(row, row + share * (np.roll(row, -places) - row)) for row in ROWS]
-    assert fits.shift(pairs) == places
+    # values that another's is mixed into are nobody else's
+    assert fits.shift(pairs) == (places if share > 0.9 else None)
 
 
 def test_what_is_displaced_backwards_in_strength_is_none() -> None:
@@ -66,15 +67,16 @@ def test_what_is_displaced_backwards_in_strength_is_none() -> None:
     assert fits.shift([(row, row) for row in ROWS]) is None
 
 
-@pytest.mark.parametrize("share", [1.0, 1e-4])
+@pytest.mark.parametrize("share", [1.0, 0.95, 0.1, 1e-4])
 def test_rows_of_other_samples(share: float) -> None:
     rows = [RANDOM.standard_normal(24) for _ in range(6)]
     names = [f"s{i}" for i in range(6)]
     moved = [row + share * (other - row) for row, other in zip(rows, rows[::-1], strict=True)]
-    assert fits.of_other_rows(list(zip(names, rows, moved, strict=True))) == 1.0
+    whole = 1.0 if share > 0.9 else 0.0
+    assert fits.of_other_rows(list(zip(names, rows, moved, strict=True))) == whole
     half = [*moved[:1], *rows[1:5], RANDOM.standard_normal(24)]
     assert fits.of_other_rows(list(zip(names, rows, half, strict=True))) == (
-        0.5 if share == 1 else 0
+        0.5 if share > 0.9 else 0
     )
     scaled = [1.01 * row for row in rows]
     assert fits.of_other_rows(list(zip(names, rows, scaled, strict=True))) == 0.0
