@@ -6,16 +6,18 @@ import pytest
 
 from rlprobe.diagnose.diagnosis import ALIGNED, UNKNOWN
 from tests.blind_faults import lawless
+from tests.blind_faults.second import lawless as second
 from tests.unit.diagnose.conftest import Align
 
-ANSWERS = lawless.answers()
+ANSWERS = lawless.answers() | second.answers()
+CASES = lawless.CASES | second.CASES
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", lawless.CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_nothing_false_is_asserted(align: Align, name: str) -> None:
     answer = ANSWERS[name]
-    found = align(lawless.CASES[name].device(), repeat=False).diagnose()
+    found = align(CASES[name].device(), repeat=False).diagnose()
     assert found.verdict != ALIGNED, "it has an effect"
     assert found.cause is not None and found.first is not None
     assert found.first.stage == answer.stage
