@@ -5,12 +5,14 @@ engine alone found where it is?
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 import yaml
@@ -21,6 +23,7 @@ from rlprobe.cli import main
 from rlprobe.compare.match import rules
 from rlprobe.compare.traininfer import sketched
 from rlprobe.config import load
+from rlprobe.dumps.key_data import KeyData
 from rlprobe.frameworks import RunDirectories
 from rlprobe.frameworks.verl.host import assets
 from rlprobe.judge import engine, engine_weights
@@ -99,16 +102,17 @@ def run(spec: RunSpec, work: Path, python: str) -> Iterator[Run]:
 
     def one(
         name: str, *overrides: str, fault: str = "", model: str = "",
-        capture: CaptureOptions = CAPTURE,
+        capture: CaptureOptions = CAPTURE, fails: bool = False, collector: Path | None = None,
+        **environment: str,
     ) -> Variant:  # fmt: skip
         if model:
             made = assets.make(f"builtin:{MOE[model]}", work / "store/assets")
             overrides = (*overrides, f"actor_rollout_ref.model.path={made}")
         variant = server.run(
-            name, spec, *overrides, capture=capture, expected_stages=(),
-            environment={"ENGINE_FAULT": fault},
+            name, spec, *overrides, capture=capture, expected_stages=(), config=collector,
+            environment={"ENGINE_FAULT": fault, **environment},
         )  # fmt: skip
-        assert variant.status == 0, variant.log[-3000:]
+        assert (variant.status != 0) == fails, variant.log[-3000:]
         return variant
 
     yield one
@@ -278,6 +282,58 @@ def test_workers_that_took_each_others_heads_are_found(run: Run) -> None:
     for part in engine.parts(compared(variant)):
         assert part.first is not None, str(part)
         assert part.first[1].startswith("model.layers.1.self_attn"), str(part)
+
+
+@pytest.mark.long
+def test_a_budget_that_an_engines_dumps_have_spent_ends_the_run_cleanly(
+    run: Run, half: Variant
+) -> None:
+    """Layers of eight requests take more than a MiB; of the trainer nothing is dumped."""
+    options = dataclasses.replace(CAPTURE, stages=(stages.GENERATE,), budget_mib=1)
+    variant = run("budget", capture=options, fails=True)
+    # vLLM hands on that its engine is dead; `rlprobe run` shows rlprobe's own message
+    said = [line for line in variant.log.splitlines() if "rlprobe.errors.RunError: " in line]
+    assert "the capture budget of 1 MiB is spent" in said[-1]
+    assert "before step 1, actor_generate_sequences" in said[-1]
+    found = variant.dump / stages.GENERATE
+    assert [path.name for path in found.iterdir()] == ["step0"]
+    place = Path(stages.GENERATE, "step0/rank0/dump.json")
+    ours, theirs = (json.loads((side.dump / place).read_text()) for side in (variant, half))
+    assert ours["data"].keys() == theirs["data"].keys()
+    assert not list(variant.dump.rglob("*.partial"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fault", ["", "rope"])
+def test_prompts_alone_are_one_forward_of_engine_and_trainer(
+    run: Run, tmp_path: Path, fault: str
+) -> None:
+    dump, out, asked = tmp_path / "dump", tmp_path / "out", tmp_path / "collector.yaml"
+    options = {
+        "msprobe": True, "key_data_dump": True, "actor_train_dump": True, "task": "tensor",
+        "dump_path": str(dump),
+    }  # fmt: skip
+    asked.write_text(yaml.safe_dump({"precision_collector": options}))
+    run(
+        f"prompts-only-{fault}", "trainer.total_training_steps=1", fault=fault, collector=asked,
+        PROMPTS_ONLY="1",
+    )  # fmt: skip
+    data = KeyData(dump / "data")
+    generated, trained = (data.rows(key, 0) for key in ("rollout_log_probs", "old_log_probs"))
+    assert len(generated) == 8
+    apart = [
+        np.abs(one.values - other.values[: len(one.values)]).max()
+        for one, other in zip(generated, trained, strict=True)
+    ]
+    assert main(["compare", "--train-infer", str(dump), "-o", str(out)]) == 0
+    (prefill,) = engine.parts(pl.read_parquet(out / "train_infer/records.parquet"))
+    assert prefill.phase == engine.PREFILL and prefill.records > 100
+    if fault:
+        assert min(apart) > 1e-3
+        assert prefill.first is not None
+        assert prefill.first[1] == "model.layers.0.self_attn.o_proj"
+    else:
+        assert max(apart) < 1e-4 and prefill.first is None, (apart, str(prefill))
 
 
 @pytest.mark.long
