@@ -64,6 +64,8 @@ class Options:
     map_steps: Mapping[int, int] = field(default_factory=dict)
     #: A process that dump files can be decoded in beside this one, where one has started already.
     beside: Executor | None = None
+    #: Whether figures are told; those of a comparison that is a part of something else are not.
+    told: bool = True
 
 
 def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[Summary]:
@@ -105,7 +107,7 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
                 for name, table in found.tables.items():
                     writer.write_table(out / stage.stage, name, table, summary)
         writer.write_stage(out / stage.stage, tables, summary)
-        _tell(summary)
+        _tell(summary, logging.INFO if options.told else logging.DEBUG)
         summaries.append(summary)
     return summaries
 
@@ -154,10 +156,11 @@ def _has_key_data(side: Side) -> bool:
     return any((side.path / directory).is_dir() for directory in KEY_DATA)
 
 
-def _tell(summary: Summary) -> None:
+def _tell(summary: Summary, level: int) -> None:
     """How much was compared, and what was found of key data and token sketches."""
     unseen = f", no difference seen in {summary.unseen}" if summary.unseen else ""
-    _log.info(
+    _log.log(
+        level,
         "%s: %d records compared, %d identical%s, coverage %.1f %% / %.1f %%",
         summary.stage,
         summary.compared,
@@ -167,7 +170,8 @@ def _tell(summary: Summary) -> None:
         100 * summary.coverage("target"),
     )
     if summary.checksums["compared"]:
-        _log.info(
+        _log.log(
+            level,
             "%s: %d of %d checksums differ",
             summary.stage,
             summary.checksums["differ"],
@@ -176,7 +180,8 @@ def _tell(summary: Summary) -> None:
     if summary.samples is None:
         return
     for key, found in summary.samples["keys"].items():
-        _log.info(
+        _log.log(
+            level,
             "%s: %s: %d samples joined, %d identical, largest relative difference %s",
             summary.stage,
             key,
@@ -186,7 +191,7 @@ def _tell(summary: Summary) -> None:
         )
     tokens = summary.samples["token_sketches"]
     if tokens is not None:
-        _log.info("%s: %d token sketches joined by sample", summary.stage, tokens["tokens"])
+        _log.log(level, "%s: %d token sketches joined by sample", summary.stage, tokens["tokens"])
     for note in summary.samples["notes"]:
         _log.warning("%s: %s", summary.stage, note)
 

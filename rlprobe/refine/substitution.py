@@ -184,7 +184,7 @@ def _compared(place: Path, plan: Plan, suspects: Suspects, target: Run) -> Resul
         pairs={TARGET: PlannedPair(BENCHMARK, TARGET, stages)},
     )  # fmt: skip
     left, right = (sides.resolve(str(target.store / "runs" / key)) for key in keys.values())
-    compare(left, right, place / "compare" / TARGET, Options(TARGET, tuple(stages)))
+    compare(left, right, place / "compare" / TARGET, Options(TARGET, tuple(stages), told=False))
     return Results.open(place)
 
 
