@@ -5,6 +5,7 @@
 # make unjudged            41 changes of finished runs that could go unjudged in silence (two minutes)
 # make curves               twenty real steps of training, a correct device and a late fault
 # make layouts              layouts against layouts, clean and with planted faults: the table (half an hour)
+# make e2e-long         two ranks under Ray and without; faults of one's own, as documented
 # make real-shape           a model of 24 layers and 151,936 tokens: benign, and two faults (slow, 15 GiB)
 
 .PHONY: selftest selftest-quick unjudged curves layouts stories real-shape
@@ -35,3 +36,6 @@ stories: $(STAMP)
 # 24 layers, hidden 896, a vocabulary of 151,936, bf16: time, memory and disk (some 15 GiB of memory).
 real-shape: $(STAMP)
 	python tests/e2e/real_shape.py --directory results/real-shape --json results/real-shape.json
+
+e2e-long: $(STAMP)
+	pytest -m long tests/e2e/test_inprocess.py tests/e2e/test_selftest.py $(PYTEST_ARGS)

@@ -151,14 +151,9 @@ def _decided(cause: Cause, refined: Refined, diagnosis: Diagnosis) -> Cause:
     """The best known cause, without its evidence."""
     observed, tried = refined.observed, refined.tried
     law = _said(cause.statement, diagnosis)
-    if tried is not None and tried.cause == "nondeterministic":
-        # also where the runs do not repeat each other: that is the same finding
-        return Cause(tried.cause, REPRODUCED, refined.said(tried.statement), [])
-    if observed is not None and observed.cause == "nondeterministic":
-        # random numbers that one side alone draws are why its runs do not repeat each other
-        return Cause(observed.cause, OBSERVED, refined.said(observed.statement), [])
-    if not refined.repeated:
-        return cause
+    random = _random(refined)
+    if random is not None or not refined.repeated:
+        return random or cause
     if observed is not None and cause.class_ in _WITHIN.get(observed.cause, ()):
         return _both(cause, law, refined.said(observed.statement))
     if observed is not None and observed.cause not in ("unknown", IMPLEMENTATION):
@@ -174,6 +169,16 @@ def _decided(cause: Cause, refined: Refined, diagnosis: Diagnosis) -> Cause:
     if cause.class_ == "unknown" and tried is not None and tried.cause != "unknown":
         return Cause(tried.cause, REPRODUCED, refined.said(tried.statement), [])
     return cause
+
+
+def _random(refined: Refined) -> Cause | None:
+    """That a side does not repeat itself; it may be why the runs do not repeat each other."""
+    tried, observed = refined.tried, refined.observed
+    if tried is not None and tried.cause == "nondeterministic":
+        return Cause(tried.cause, REPRODUCED, refined.said(tried.statement), [])
+    if observed is not None and observed.cause == "nondeterministic":
+        return Cause(observed.cause, OBSERVED, refined.said(observed.statement), [])
+    return None
 
 
 def _both(cause: Cause, law: Said, operators: Said) -> Cause:

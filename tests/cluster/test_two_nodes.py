@@ -85,6 +85,7 @@ def program(site: Site) -> Iterator[Callable[..., Program]]:
     site.command("scancel", "--user=root")
 
 
+@pytest.mark.long
 def test_two_clusters_on_the_same_two_nodes_never_touch(
     site: Site, program: Callable[..., Program]
 ) -> None:

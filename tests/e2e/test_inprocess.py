@@ -141,6 +141,7 @@ def _bytes(tensor: Any) -> bytes:
     return bytes(values.tobytes())
 
 
+@pytest.mark.long
 def test_two_ranks_are_the_same_as_under_ray(
     configure: Callable[..., Path], workspace: Path, tmp_path: Path
 ) -> None:

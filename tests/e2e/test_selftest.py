@@ -72,6 +72,7 @@ def test_the_quick_subset_finds_all_and_alarms_at_nothing(work: Path) -> None:
     assert "records compared" in (work / "quick" / "logs" / f"{rows[0]['name']}.log").read_text()
 
 
+@pytest.mark.long
 def test_faults_of_ones_own_are_run_as_documented(work: Path) -> None:
     directory = work / "faults"
     directory.mkdir()
