@@ -9,7 +9,7 @@ from __future__ import annotations
 import polars as pl
 
 from rlprobe import sketch_floors
-from rlprobe.diagnose.gate.evidence import Evidence
+from rlprobe.diagnose.gate.evidence import Evidence, rows_of
 from rlprobe.judge import tokens
 from rlprobe.judge.logical import layout, whole
 from rlprobe.judge.reasons import INHERITED
@@ -54,39 +54,34 @@ def _records(evidence: Evidence) -> list[Said]:
     their difference; so digests that agree with other statistics, or a sketch that saw less,
     contradict them.
     """
-    found = []
-    for name, finding in evidence.step.findings.items():
-        size = pl.max_horizontal(
-            *(pl.col(f"{one}_{side}").abs() for one in ("max", "min") for side in _SIDES)
+    size = pl.max_horizontal(
+        *(pl.col(f"{one}_{side}").abs() for one in ("max", "min") for side in _SIDES)
+    )
+    norm = pl.max_horizontal(*(pl.col(f"norm_{side}").abs() for side in _SIDES))
+    seen = pl.col("error") > sketch_floors.DEVICES
+    apart = pl.when(seen).then(_ESTIMATED * pl.col("error") * norm).otherwise(0.0)
+    # Means and norms are recorded in the tensor's own format: rounded once on either side.
+    units = [unit(f"dtype_{side}").fill_null(0.0) for side in _SIDES]
+    rounded = _SUMMED + _ROUNDED * pl.max_horizontal(*units)
+    more = pl.any_horizontal(
+        *(
+            (
+                pl.col(f"{one}_diff").abs() > rounded * (norm if one == "norm" else size) + apart
+            ).fill_null(False)
+            for one in _STATISTICS
         )
-        norm = pl.max_horizontal(*(pl.col(f"norm_{side}").abs() for side in _SIDES))
-        seen = pl.col("error") > sketch_floors.DEVICES
-        apart = pl.when(seen).then(_ESTIMATED * pl.col("error") * norm).otherwise(0.0)
-        # Means and norms are recorded in the tensor's own format: rounded once on either side.
-        units = [unit(f"dtype_{side}").fill_null(0.0) for side in _SIDES]
-        rounded = _SUMMED + _ROUNDED * pl.max_horizontal(*units)
-        more = pl.any_horizontal(
-            *(
-                (
-                    pl.col(f"{one}_diff").abs()
-                    > rounded * (norm if one == "norm" else size) + apart
-                ).fill_null(False)
-                for one in _STATISTICS
-            )
+    )
+    known = pl.col("error_kind").is_in(["digest", "sketch", "tensor"])
+    return [
+        say(
+            "{name}: {count:,} records have other statistics than their digests or sketches "
+            "allow, first {first}",
+            name=name,
+            count=rows.height,
+            first=rows.item(0, "name"),
         )
-        known = pl.col("error_kind").is_in(["digest", "sketch", "tensor"])
-        odd = finding.stage.rows.filter(known & more)
-        if odd.height:
-            found.append(
-                say(
-                    "{name}: {count:,} records have other statistics than their digests or "
-                    "sketches allow, first {first}",
-                    name=name,
-                    count=odd.height,
-                    first=odd.item(0, "name"),
-                )
-            )
-    return found
+        for name, rows in rows_of(evidence.step, known & more)
+    ]
 
 
 def _without_sketches(evidence: Evidence) -> list[Said]:
@@ -107,20 +102,16 @@ def _without_sketches(evidence: Evidence) -> list[Said]:
         pl.col("shape_benchmark").list.len() > 0,
         pl.max_horizontal(*sizes) < _OVERFLOWS,
     ).fill_null(False)
-    found = []
-    for name, finding in evidence.step.findings.items():
-        rows = finding.stage.rows.filter(plain)
-        if rows.height:
-            found.append(
-                say(
-                    "{name}: {count:,} records have no sketch on a side that was to have them, and "
-                    "were judged by statistics alone, first {first}",
-                    name=name,
-                    count=rows.height,
-                    first=rows.item(0, "name"),
-                )
-            )
-    return found
+    return [
+        say(
+            "{name}: {count:,} records have no sketch on a side that was to have them, and were "
+            "judged by statistics alone, first {first}",
+            name=name,
+            count=rows.height,
+            first=rows.item(0, "name"),
+        )
+        for name, rows in rows_of(evidence.step, plain)
+    ]
 
 
 def _tokens(evidence: Evidence) -> list[Said]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import polars as pl
 
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.judge.analysis import Step
@@ -42,6 +45,14 @@ class Evidence:
     step: Step
     #: How much of each stage and step was judged.
     extent: Extents = field(default_factory=dict)
+
+
+def rows_of(step: Step, which: pl.Expr) -> Iterator[tuple[str, pl.DataFrame]]:
+    """The rows of each stage for which ``which`` holds, where there are any."""
+    for name, finding in step.findings.items():
+        found = finding.stage.rows.filter(which)
+        if found.height:
+            yield name, found
 
 
 def opened(item: str, evidence: Said) -> GateItem:

@@ -15,7 +15,7 @@ import polars as pl
 
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate import contradictions, impossible
-from rlprobe.diagnose.gate.evidence import Evidence, caveat
+from rlprobe.diagnose.gate.evidence import Evidence, caveat, rows_of
 from rlprobe.documents import npyfile
 from rlprobe.errors import DumpError
 from rlprobe.judge import keydata, metrics, outcomes
@@ -69,22 +69,18 @@ def _formats(evidence: Evidence) -> list[Said]:
         return []
     floats = [pl.col(f"dtype_{side}").is_in(list(UNIT)) for side in ("benchmark", "target")]
     other = pl.all_horizontal(*floats) & (pl.col("dtype_benchmark") != pl.col("dtype_target"))
-    found = []
-    for name, finding in evidence.step.findings.items():
-        rows = finding.stage.rows.filter(other)
-        if rows.height:
-            first = rows.row(0, named=True)
-            found.append(
-                say(
-                    "{name}: {count:,} records have another format, first {first} "
-                    "({dtype_benchmark} against {dtype_target})",
-                    name=name,
-                    count=rows.height,
-                    first=first["name"],
-                    dtype_benchmark=first["dtype_benchmark"],
-                    dtype_target=first["dtype_target"],
-                )
-            )
+    found = [
+        say(
+            "{name}: {count:,} records have another format, first {first} "
+            "({dtype_benchmark} against {dtype_target})",
+            name=name,
+            count=rows.height,
+            first=rows.item(0, "name"),
+            dtype_benchmark=rows.item(0, "dtype_benchmark"),
+            dtype_target=rows.item(0, "dtype_target"),
+        )
+        for name, rows in rows_of(evidence.step, other)
+    ]
     other_formats = [
         f"{name} ({' against '.join(difference.formats)})"
         for name, difference in evidence.step.key_data.items()
@@ -97,24 +93,19 @@ def _formats(evidence: Evidence) -> list[Said]:
 
 def _numbers(evidence: Evidence) -> list[Said]:
     """Records of which one side alone has numbers; texts and whole numbers have none."""
-    found = []
     there = [pl.col(f"norm_{side}").is_not_null() for side in _SIDES]
     floats = pl.all_horizontal(pl.col(f"dtype_{side}").is_in(list(UNIT)) for side in _SIDES)
-    for name, finding in evidence.step.findings.items():
-        rows = finding.stage.rows.filter(
-            (pl.col("unjudged_because") == NO_NUMBERS) & floats & (there[0] != there[1])
+    lone = (pl.col("unjudged_because") == NO_NUMBERS) & floats & (there[0] != there[1])
+    return [
+        say(
+            "{name}: {count:,} records have numbers on one side only and were not judged, "
+            "first {first}",
+            name=name,
+            count=rows.height,
+            first=rows.item(0, "name"),
         )
-        if rows.height:
-            found.append(
-                say(
-                    "{name}: {count:,} records have numbers on one side only and were not judged, "
-                    "first {first}",
-                    name=name,
-                    count=rows.height,
-                    first=rows.item(0, "name"),
-                )
-            )
-    return found
+        for name, rows in rows_of(evidence.step, lone)
+    ]
 
 
 def _metrics(evidence: Evidence) -> list[Said]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from rlprobe.store.commit import commit
 from rlprobe.store.keys import run_key
 from tests.unit.diagnose import transformer
 from tests.unit.diagnose.planted import EPSILON
+from tests.unit.diagnose.shown import ARGUMENTS, CHROMIUM, Open, Shown
 from tests.unit.diagnose.transformer import STAGES, Device
 
 Align = Callable[..., "Alignment"]
@@ -109,3 +110,25 @@ def results(
     assert main(["diagnose", str(alignment.results)]) == 0
     assert main(["report", str(alignment.results)]) == 0
     return alignment.results
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def show(browser: Any) -> Iterator[Open]:
+    opened: list[Shown] = []
+
+    def show(path: Path, **context: Any) -> Shown:
+        opened.append(Shown(browser, path, **context))
+        return opened[-1]
+
+    yield show
+    for one in opened:
+        one.context.close()

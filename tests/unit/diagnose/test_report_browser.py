@@ -1,94 +1,25 @@
-"""The page in a real browser, without a network: does it answer, and for everyone?"""
+"""The page in a real browser, without a network: does it answer?"""
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
-from markupsafe import Markup
 
 from rlprobe.cli import main
-from rlprobe.diagnose import diagnosis
 from rlprobe.dumps.results import describe
-from rlprobe.judge import tables
-from rlprobe.judge.inputs import Results, require
-from rlprobe.report import gradient_norms, payload, scope
-from rlprobe.report.content import gather
+from rlprobe.judge.inputs import Results
+from rlprobe.report import gradient_norms, payload
 from rlprobe.report.narrowed import Narrowed
-from rlprobe.report.page import render
-from rlprobe.report.side_by_side import MetricRow
 from tests.resealed import edited
+from tests.unit.diagnose.shown import IN_A_BROWSER, Open
 
-sync_api = pytest.importorskip("playwright.sync_api")
-axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-
-_CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not _CHROMIUM, reason="no chromium on this machine (apt install chromium)"),
-]
-_ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-WIDE, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=_CHROMIUM, args=_ARGUMENTS)
-        yield chromium
-        chromium.close()
-
-
-class Shown:
-    """A page that is open, and what its browser said of it."""
-
-    def __init__(self, browser: Any, path: Path, **context: Any) -> None:
-        settings = {"viewport": WIDE, "locale": "en-US", "offline": True, **context}
-        self.context = browser.new_context(**settings)
-        self.errors: list[str] = []
-        self.requests: list[str] = []
-        self.view = self.context.new_page()
-        self.view.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.view.on("console", lambda said: self.errors.append(said.text))
-        self.view.on("dialog", self._on_dialog)
-        self.view.on("request", lambda asked: self.requests.append(asked.url))
-        self.view.goto(path.as_uri())
-        if context.get("java_script_enabled", True):
-            self.view.wait_for_selector("html[data-ready=true]", timeout=60_000)
-
-    def _on_dialog(self, dialog: Any) -> None:
-        self.errors.append(f"dialog: {dialog.message}")
-        dialog.dismiss()
-
-    def count(self) -> str:
-        return str(self.view.inner_text("#count"))
-
-
-Open = Callable[..., Shown]
-
-
-@pytest.fixture
-def show(browser: Any) -> Iterator[Open]:
-    opened: list[Shown] = []
-
-    def show(path: Path, **context: Any) -> Shown:
-        opened.append(Shown(browser, path, **context))
-        return opened[-1]
-
-    yield show
-    for one in opened:
-        one.context.close()
+pytest.importorskip("playwright.sync_api")
+pytestmark = IN_A_BROWSER
 
 
 def test_it_asks_for_nothing_and_says_no_error(show: Open, results: Path) -> None:
@@ -239,71 +170,6 @@ def test_every_section_has_an_address(show: Open, results: Path) -> None:
     assert view.evaluate("location.hash") == "#weights"
 
 
-@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nobody_is_left_out(show: Open, results: Path, viewport: Any, scheme: str) -> None:
-    """axe finds no violation, and nothing is wider than the screen."""
-    view = show(results / "report.html", viewport=viewport, color_scheme=scheme).view
-    view.click("#to-record")
-    view.click("#tree-beyond")
-    for details in view.locator("details").all():
-        details.evaluate("one => { one.open = true; }")
-    found = axe.Axe().run(view).response["violations"]
-    assert [(v["id"], v["nodes"][0]["html"][:120]) for v in found] == []
-    assert view.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
-
-
-def test_no_column_is_cut(show: Open, results: Path) -> None:
-    """On a phone nothing has to be moved sideways; on a wide screen no heading is cut."""
-    view = show(results / "report.html", viewport=PHONE).view
-    view.evaluate("for (const one of document.querySelectorAll('details')) one.open = true")
-    wide = view.eval_on_selector_all(
-        ".scroll, .tabulator-tableholder",
-        "all => all.filter(one => one.checkVisibility() && one.scrollWidth > one.clientWidth + 1)"
-        ".map(one => one.getAttribute('aria-label') + ' ' + one.scrollWidth)",
-    )
-    assert wide == []
-    labels = view.eval_on_selector_all(
-        "#data tbody tr:first-child > *",
-        "all => all.map(one => getComputedStyle(one, '::before').content)",
-    )
-    assert any("Error" in label for label in labels)
-    view.click("#language")
-    labels = view.eval_on_selector_all(
-        "#data tbody tr:first-child > *",
-        "all => all.map(one => getComputedStyle(one, '::before').content)",
-    )
-    assert any("误差" in label for label in labels)
-    view = show(results / "report.html").view
-    cut = view.eval_on_selector_all(
-        ".tabulator-col-title",
-        "all => all.slice(0, 9).filter(one => one.scrollWidth > one.clientWidth)"
-        ".map(one => one.textContent)",
-    )
-    assert cut == []
-    table = view.locator("#mismatch .scroll, #data .scroll").first
-    assert table.evaluate("one => one.scrollWidth <= one.clientWidth")
-
-
-def test_names_that_do_not_fit_keep_their_ends(show: Open, results: Path) -> None:
-    """Records of one module differ in the last part alone."""
-    view = show(results / "report.html").view
-    view.fill("#f-text", "layers.1.self_attn")
-    cell = view.locator(".tabulator-row [tabulator-field=name]").first
-    seen = cell.evaluate(
-        """one => {
-            const text = one.firstElementChild.firstChild;
-            const range = document.createRange();
-            range.setStart(text, text.length - 8);
-            range.setEnd(text, text.length);
-            const end = range.getBoundingClientRect(), box = one.getBoundingClientRect();
-            return [end.right <= box.right + 1, end.left >= box.left];
-        }"""
-    )
-    assert seen == [True, True]
-    assert cell.locator("span").get_attribute("title") == cell.inner_text()
-
-
 def test_what_refused_comes_first_with_what_to_do(
     show: Open, results: Path, tmp_path: Path
 ) -> None:
@@ -340,83 +206,6 @@ def test_gradient_norms_stand_by_parameter_group(show: Open, results: Path) -> N
     assert "actor_update/grad_norm/attention" in show(results / "report.html").view.inner_text(
         "#curves"
     )
-
-
-@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_curves_stand_side_by_side(
-    show: Open, results: Path, tmp_path: Path, size: dict[str, int], count: int
-) -> None:
-    """However many there are, each has its own place, and its values are named."""
-    opened, found = Results.open(results), diagnosis.answer(results)
-    sides: list[Any] = [require(opened, role) for role in ("benchmark", "target")]
-    page = gather(opened, found, tables.read(opened), *sides)
-    band = {"verdict": "within", "low": [0.9, None, 2.9, 3.9], "high": [1.1, None, 3.1, 4.1]}
-    curves = [
-        {"name": f"actor/m{n}", "steps": [1, 2, 3, 4], "benchmark": [1.0, 2.0, 3.0, 4.0],
-         "target": [1.0, 2.0, None, 4.0], **(band if n % 2 else {})}
-        for n in range(count)
-    ]  # fmt: skip
-    row = MetricRow("actor/m0", 1, 1.0, 1.0, Markup("0"))
-    live = {**page.live, "curves": curves}
-    page = dataclasses.replace(page, metrics=[row], many_steps=True, live=live)
-    path = tmp_path / "report.html"
-    path.write_text(render(page), encoding="utf-8")
-    shown = show(path, viewport=size)
-    view = shown.view
-    places = [one.bounding_box() for one in view.locator("#curve-plots .uplot").all()]
-    assert len(places) == count
-    for at, one in enumerate(places):
-        assert one["x"] + one["width"] <= size["width"] + 1
-        for other in places[at + 1 :]:
-            apart = one["x"] + one["width"] <= other["x"] + 1 or other["x"] > one["x"] + 1
-            assert apart or other["y"] >= one["y"] + one["height"]
-    view.locator("#curve-plots .u-over").last.hover()
-    assert "benchmark" in view.locator("#curve-plots .values").last.inner_text()
-    assert view.locator("#curve-plots .u-legend").count() == 0
-    assert shown.errors == []
-
-
-def test_steps_of_a_grid_are_all_seen_on_a_phone(show: Open, results: Path, tmp_path: Path) -> None:
-    opened, found = Results.open(results), diagnosis.answer(results)
-    sides: list[Any] = [require(opened, role) for role in ("benchmark", "target")]
-    page = gather(opened, found, tables.read(opened), *sides)
-    cells = [scope.Cell(step, 10.0**step, step % 5) for step in range(12)]
-    grid = scope.Grid(list(range(12)), [scope.Row("actor_update", 0, cells)], "key_data_row")
-    path = tmp_path / "report.html"
-    path.write_text(render(dataclasses.replace(page, grid=grid)), encoding="utf-8")
-    view = show(path, viewport=PHONE).view
-    for cell in view.locator("table.cells button").all():
-        place = cell.bounding_box()
-        assert place is not None and place["x"] + place["width"] <= PHONE["width"]
-    assert view.locator("table.cells td").last.get_attribute("data-label") == "step 11"
-
-
-def test_long_names_break_on_a_phone(show: Open, results: Path) -> None:
-    """Names of records are as long as a model is deep, and a cause is said with them."""
-    view = show(results / "report.html", viewport=PHONE).view
-    long = "Module.model.layers.1.input_layernorm." * 4 + "output.0"
-    for place in ("#first li", "#first h3", "#verdict p", "#extent p", "#stages p", "#records p"):
-        view.locator(place).first.evaluate("(one, text) => { one.textContent = text; }", long)
-        assert view.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], place
-
-
-def test_a_phone_without_scripts_still_reads_the_verdict(show: Open, results: Path) -> None:
-    view = show(results / "report.html", viewport=PHONE, java_script_enabled=False).view
-    assert view.inner_text("#h-verdict").startswith("Diverged")
-    assert "input_layernorm" in view.inner_text("#first").replace("\u200b", "")
-    assert view.locator(".still table").count() > 0
-    assert not view.is_visible("#grid") and not view.is_visible("[lang=zh]")
-
-
-def test_on_paper_everything_is_open_and_nothing_is_a_button(show: Open, results: Path) -> None:
-    view = show(results / "report.html").view
-    view.emulate_media(media="print")
-    view.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert view.eval_on_selector_all("details", "all => all.every(one => one.open)")
-    assert not view.is_visible("#grid") and view.locator(".still table").first.is_visible()
-    pdf = view.pdf(format="A4")
-    assert pdf.startswith(b"%PDF") and pdf.count(b"/Type /Page\n") < 60
 
 
 def test_what_a_run_is_called_runs_nothing(show: Open, results: Path, tmp_path: Path) -> None:
