@@ -3,7 +3,8 @@
     rlprobe selftest --no-ray --faults tests/blind_faults/on_verl --pass refined --json found.json
     python tests/blind_faults/score.py found.json -o scores.json
 
-``--answers`` takes those of another set (``tests/blind_faults/second/answers.yaml``).
+``--answers`` takes those of another set (``tests/blind_faults/second/answers.yaml``), ``--family``
+another part of them (``lawless``, of the third set's disturbances on verl).
 
 Each of stage, module and class is ``right`` or ``wrong``; a class may also be ``also true`` (no
 false statement, and no success) or ``unknown``. ``before`` is the class of the first pass, which
@@ -28,22 +29,25 @@ def of_class(cause: str | None, answer: dict[str, Any]) -> str:
     """What a class is worth."""
     if cause == answer["cause"]:
         return RIGHT
-    if cause in answer.get("also_true", ()):
+    if cause in answer.get("also_true", answer.get("may_say", ())):
         return ALSO
     return UNKNOWN if cause in (None, "unknown") else WRONG
 
 
-def scored(rows: list[dict[str, Any]], file: Path = ANSWERS) -> dict[str, dict[str, Any]]:
+def scored(
+    rows: list[dict[str, Any]], file: Path = ANSWERS, family: str = "verl"
+) -> dict[str, dict[str, Any]]:
     """By fault: what was found and what it is worth.
 
     Args:
         rows: of ``rlprobe selftest --json``.
         file: the answers.
+        family: the part of them that is meant.
 
     Raises:
         KeyError: a row is of no fault that has an answer.
     """
-    answers = yaml.safe_load(file.read_text(encoding="utf-8"))["verl"]
+    answers = yaml.safe_load(file.read_text(encoding="utf-8"))[family]
     found = {}
     for row in sorted(rows, key=lambda row: row["name"]):
         answer = answers[row["name"]]
@@ -85,10 +89,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("found", nargs="+", type=Path, help="files of rlprobe selftest --json")
     parser.add_argument("--answers", type=Path, default=ANSWERS, help="of the set that was run")
+    parser.add_argument("--family", choices=("verl", "lawless"), default="verl")
     parser.add_argument("-o", "--output", type=Path, required=True)
     given = parser.parse_args()
     rows = [row for path in given.found for row in json.loads(path.read_text(encoding="utf-8"))]
-    scores = scored(rows, given.answers)
+    scores = scored(rows, given.answers, given.family)
     document = {"summary": summed(scores), "faults": scores}
     given.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(document["summary"], indent=1))

@@ -6,21 +6,26 @@ import ast
 import importlib.util
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import pytest
 import yaml
 
 from rlprobe.causes import CAUSES
+from rlprobe.selftest.alignments import check
 from rlprobe.stages import STAGES
 from tests.blind_faults import lawless, score
 from tests.blind_faults.second import lawless as second
+from tests.blind_faults.third import lawless as third
+from tests.blind_faults.third.harms import HARMS
 
-FIRST, SECOND = (Path(module.__file__ or "").parent for module in (lawless, second))
+FIRST, SECOND, THIRD = (Path(module.__file__ or "").parent for module in (lawless, second, third))
 BOTH = pytest.mark.parametrize("directory", [FIRST, SECOND], ids=["first", "second"])
-CASES = lawless.CASES | second.CASES
-ANSWERS = lawless.answers() | second.answers()
+CASES = lawless.CASES | second.CASES | third.CASES
+ANSWERS = lawless.answers() | second.answers() | third.answers()
+#: Of the third set's kinds: what several of them share.
+HELPERS = {"masked_otherwise", "_turning"}
 
 
 def declared(directory: Path) -> dict[str, dict[str, Any]]:
@@ -39,8 +44,8 @@ def declared(directory: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def answered(directory: Path) -> dict[str, dict[str, Any]]:
-    found = yaml.safe_load((directory / "answers.yaml").read_text())["verl"]
+def answered(directory: Path, family: str = "verl") -> dict[str, dict[str, Any]]:
+    found = yaml.safe_load((directory / "answers.yaml").read_text())[family]
     assert isinstance(found, dict)
     return found
 
@@ -56,10 +61,43 @@ def test_each_fault_is_declared_as_its_answer_says(directory):
         assert fault.get("module") in answer["modules"], name
         assert fault["cause"] == answer["cause"], name
         assert fault.get("verdict", "diverged") == answer.get("verdict", "diverged"), name
-        assert answer["cause"] not in answer.get("also_true", []), name
-        assert {answer["cause"], *answer.get("also_true", [])} <= set(CAUSES), name
-        assert answer["why"], name
-        assert answer["words"], name
+        assert_told_well(name, answer)
+
+
+def assert_told_well(name: str, answer: dict[str, Any]) -> None:
+    assert answer["cause"] not in answer.get("also_true", []), name
+    assert {answer["cause"], *answer.get("also_true", [])} <= set(CAUSES), name
+    assert answer["why"], name
+    assert answer["words"], name
+
+
+def kinds(directory: Path) -> dict[str, ast.FunctionDef]:
+    """The functions that plant a kind of fault, read and not run."""
+    found: dict[str, ast.FunctionDef] = {}
+    for file in sorted((directory / "on_verl").glob("_*_kinds.py")):
+        found |= {node.name: node for node in ast.parse(file.read_text()).body if is_kind(node)}
+    return found
+
+
+def is_kind(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
+    return isinstance(node, ast.FunctionDef) and [a.arg for a in node.args.args[:2]] == [
+        "site", "at"
+    ]  # fmt: skip
+
+
+def test_each_fault_of_the_third_set_is_a_kind_with_its_parameters():
+    told, known = answered(THIRD), kinds(THIRD)
+    assert len(told) == 40
+    for name, answer in told.items():
+        assert_told_well(name, answer)
+        assert answer["stage"] in STAGES, name
+        assert answer["size"] in ("near", "middle", "large", "no number"), name
+        parameters = [word.arg for word in known[answer["kind"]].args.args[2:]]
+        assert sorted(answer.get("with", {})) == sorted(parameters), name
+        if "needs" in answer:
+            check(answer["needs"])
+    assert {answer["kind"] for answer in told.values()} == known.keys() - HELPERS
+    assert sum("needs" not in answer for answer in told.values()) <= 24
 
 
 @BOTH
@@ -69,9 +107,17 @@ def test_they_are_spread_as_they_should_be(directory):
     assert sum(need is not None for need in needs) >= 12
 
 
-def test_no_fault_is_in_both_sets():
-    assert not declared(FIRST).keys() & declared(SECOND).keys()
-    assert not lawless.CASES.keys() & second.CASES.keys()
+def test_no_fault_is_in_two_sets():
+    told = [*answered(FIRST), *answered(SECOND), *answered(THIRD)]
+    told += [*lawless.CASES, *second.CASES, *third.CASES]
+    assert len(told) == len(set(told))
+
+
+def test_disturbances_of_the_third_set_have_an_answer_on_verl_too():
+    told = answered(THIRD, "lawless")
+    assert told.keys() == HARMS.keys()
+    for name, answer in told.items():
+        assert answer["cause"] in answer["may_say"], name
 
 
 def test_results_are_held_against_the_answers_of_their_set():
@@ -129,8 +175,8 @@ def test_what_is_replaced_is_there(package, file, name, arguments):
     assert set(arguments) <= taken
 
 
-def test_forty_cases_have_answers():
-    assert (len(lawless.CASES), len(second.CASES)) == (30, 10)
+def test_seventy_cases_have_answers():
+    assert (len(lawless.CASES), len(second.CASES), len(third.CASES)) == (30, 10, 30)
     assert CASES.keys() == ANSWERS.keys()
     for name, answer in ANSWERS.items():
         assert "unknown" in answer.may_say, name
