@@ -64,6 +64,8 @@ class Options:
     map_steps: Mapping[int, int] = field(default_factory=dict)
     #: A process that dump files can be decoded in beside this one, where one has started already.
     beside: Executor | None = None
+    #: Key data of both sides where they have been opened already.
+    samples: Samples | None = None
     #: Whether figures are told; those of a comparison that is a part of something else are not.
     told: bool = True
 
@@ -142,6 +144,8 @@ def _of(benchmark: Side, target: Side) -> dict[str, dict[str, str]]:
 
 def _samples(benchmark: Side, target: Side, options: Options) -> Samples | None:
     """Key data of both sides; None where neither has any."""
+    if options.samples is not None:
+        return options.samples
     if not any(map(_has_key_data, (benchmark, target))):
         return None
     # Imported here: plain dumps seldom have key data, and numpy's import is felt.

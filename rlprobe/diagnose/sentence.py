@@ -20,6 +20,7 @@ from rlprobe.judge.decisive import DENSE, ELEMENTS, NORM, Measure
 from rlprobe.judge.extent import Extent
 from rlprobe.judge.forced import PREFILL, Choices
 from rlprobe.judge.inputs import Plan
+from rlprobe.judge.outcomes import SINGLE_VALUE
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.said import (
     COMMA,
@@ -136,7 +137,11 @@ _KNOWN = {
 }
 _UNKNOWN = say(" Its cause is not known.")
 #: What of a record is beyond its floor, where it is not its elements one by one.
-_WORDS = {NORM: say("norm"), DENSE: say("part that all elements share")}
+_WORDS = {
+    NORM: say("norm"),
+    DENSE: say("part that all elements share"),
+    SINGLE_VALUE: say("value that is farthest off"),
+}
 
 
 def diverged(

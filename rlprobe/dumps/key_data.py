@@ -108,7 +108,8 @@ class Row:
     index: int = 0
     #: Where the response's part begins; None where that is unknown.
     response_at: int | None = None
-    #: Format of the tensor where its file has a wider one; empty: that of the values.
+    #: Format of the tensor where its file has a wider one, and of ids that are kept as
+    #: floating-point numbers; empty: that of the values.
     format: str = ""
 
 
@@ -261,6 +262,9 @@ class KeyData:
 
     def _format(self, key: str, step: int, at: BatchKey) -> str:
         saved = self._saved(key, step)[at]
+        if key in TOKENS:
+            kept = _loaded(saved.files[0]).dtype if saved.files else np.dtype(np.int64)
+            return kept.name if kept.kind == "f" else ""
         return "" if saved.parts else beside.format_of(beside.described(saved.directory, key))
 
     def contradicted(self, step: int) -> dict[str, str]:
@@ -276,12 +280,18 @@ class KeyData:
 
     def _contradictions(self, step: int) -> Iterator[tuple[str, str]]:
         for key in self._names:
-            for saved in self._saved(key, step).values():
-                said = {} if saved.parts else beside.described(saved.directory, key)
-                wrong = beside.contradicted(said, _whole(saved.files[0], key)) if said else None
-                if wrong is not None:
-                    yield key, wrong
-                    break
+            wrong = self.contradiction(key, step)
+            if wrong is not None:
+                yield key, wrong
+
+    def contradiction(self, key: str, step: int) -> str | None:
+        """The same of one key."""
+        for saved in self._saved(key, step).values():
+            said = {} if saved.parts else beside.described(saved.directory, key)
+            wrong = beside.contradicted(said, _whole(saved.files[0], key)) if said else None
+            if wrong is not None:
+                return wrong
+        return None
 
     def arrays(self, key: str, step: int) -> dict[BatchKey, list[Array]]:
         """Rows of every micro-batch, untrimmed.

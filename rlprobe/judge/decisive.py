@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlprobe.judge import changes
+from rlprobe.judge.outcomes import SINGLE_VALUE
 from rlprobe.judge.row import Row
 
 ELEMENTS, NORM, DENSE = "elements", "norm", "dense"
@@ -29,7 +30,8 @@ class Measure:
 def of(row: Row) -> Measure:
     """The measure by which a row of a stage is judged."""
     error, floor, excess = row.get("error"), row.get("floor"), row.get("excess")
-    plain = Measure(ELEMENTS, error, floor)
+    single = row.get("error_kind") == SINGLE_VALUE
+    plain = Measure(SINGLE_VALUE if single else ELEMENTS, error, floor)
     if not isinstance(excess, float) or not isinstance(error, float) or not floor:
         return plain
     if excess == float("inf") or excess <= 1.0 or error / floor >= _MOST * excess:

@@ -7,12 +7,14 @@ larger than the difference of what it was made from came in between.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlprobe import stages
 from rlprobe.judge import keydata
 from rlprobe.judge.keydata import Difference
-from rlprobe.judge.outcomes import Outcome
+from rlprobe.judge.outcomes import SINGLE_VALUE, Outcome, nearer
 from rlprobe.said import NOTHING_SAID, Said, say
 
 #: A copy differs as what it is a copy of, but may be of a part of it (the response without the
@@ -33,6 +35,24 @@ class Wrong:
 
     difference: Difference
     allowed: float
+    #: The same of the value that is farthest off.
+    allowed_peak: float = math.inf
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether all values together, or one of them, differ by more, or one side's alone are not
+        finite."""
+        d = self.difference
+        return (d.error or 0.0) > self.allowed or d.peak > self.allowed_peak or any(d.lopsided)
+
+    @property
+    def outcome(self) -> Outcome:
+        """What was given, measured."""
+        d = self.difference
+        whole = Outcome(
+            d.name, d.error or 0.0, self.allowed, max(d.lopsided), _side(d), d.count
+        )  # fmt: skip
+        return nearer(whole, d.peak, self.allowed_peak)
 
     @property
     def is_mask(self) -> bool:
@@ -60,6 +80,16 @@ class Wrong:
                 count=d.count,
                 sample=d.sample,
             )
+        own = self.outcome
+        if own.measure == SINGLE_VALUE:
+            return say(
+                "one of the {plain} that the update was given differs by {error:.3g} of its size, "
+                "and what it comes from by {allowed:.2g} at most; in sample {sample}",
+                plain=plain,
+                error=own.error,
+                allowed=own.floor,
+                sample=d.peak_at[0] if d.peak_at is not None else d.sample,
+            )
         displaced = NOTHING_SAID
         if d.shift is not None:
             displaced = say(", displaced by {shift} along the sequence", shift=d.shift)
@@ -82,11 +112,7 @@ def wrong(found: dict[str, Difference], stage: str) -> list[Wrong]:
         found: differences of key data by name.
         stage: canonical name of an update stage.
     """
-    beyond = [
-        item
-        for item in _joined(found, stage)
-        if (item.difference.error or 0.0) > item.allowed or any(item.difference.lopsided)
-    ]
+    beyond = [item for item in _joined(found, stage) if item.is_beyond]
     return sorted(beyond, key=lambda item: not item.is_mask)
 
 
@@ -100,14 +126,7 @@ def outcomes(found: dict[str, Difference], stage: str) -> list[Outcome]:
         stage: canonical name.
     """
     return [
-        Outcome(
-            item.difference.name,
-            item.difference.error or 0.0,
-            item.allowed,
-            max(item.difference.lopsided),
-            _side(item.difference),
-            item.difference.count,
-        )
+        item.outcome
         for item in _joined(found, stage)
         if item.is_mask or _has_source(found, item.difference.name)
     ]
@@ -128,7 +147,7 @@ def _joined(found: dict[str, Difference], stage: str) -> list[Wrong]:
     if stage == stages.LOG_PROB:
         names.append(_REPLAYED)
     return [
-        Wrong(found[name], _allowed(found, name))
+        Wrong(found[name], *(_allowed(found, name, of) for of in (_whole, _farthest)))
         for name in names
         if name in found and found[name].joined and found[name].error is not None
     ]
@@ -141,8 +160,24 @@ def _has_source(found: dict[str, Difference], name: str) -> bool:
     )
 
 
-def _allowed(found: dict[str, Difference], name: str) -> float:
-    """The difference (relative L2) that its sources explain."""
+def _whole(difference: Difference) -> float:
+    return difference.error or 0.0
+
+
+def _farthest(difference: Difference) -> float:
+    return difference.peak
+
+
+def _allowed(
+    found: dict[str, Difference], name: str, measured: Callable[[Difference], float]
+) -> float:
+    """The difference that its sources explain.
+
+    Args:
+        found: differences of key data by name.
+        name: what was given.
+        measured: by which of its numbers a difference is told.
+    """
     if name.endswith("_mask"):
         return 0.0
     if name == _REPLAYED:
@@ -150,11 +185,13 @@ def _allowed(found: dict[str, Difference], name: str) -> float:
     copied = keydata.GIVEN.get(name, (None, ""))[0]
     if copied is not None:
         source = found.get(copied)
-        return max(_LEAST, _COPIED * ((source.error or 0.0) if source is not None else 0.0))
-    return magnified(found)
+        return max(_LEAST, _COPIED * (measured(source) if source is not None else 0.0))
+    return magnified(found, measured)
 
 
-def magnified(found: dict[str, Difference]) -> float:
+def magnified(
+    found: dict[str, Difference], measured: Callable[[Difference], float] = _whole
+) -> float:
     """What the differences of values and log-probs can make of advantages and returns."""
-    given = [found[name].error or 0.0 for name in _SOURCES if name in found]
+    given = [measured(found[name]) for name in _SOURCES if name in found]
     return max(_MAGNIFIED_LEAST, _MAGNIFIED * max(given, default=0.0))

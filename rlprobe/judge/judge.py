@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -28,7 +29,7 @@ from rlprobe.judge.keydata import Difference, Row
 from rlprobe.judge.logical import layout
 from rlprobe.judge.noise import SAFETY
 from rlprobe.judge.origin import Origin
-from rlprobe.judge.outcomes import Outcome, gradients
+from rlprobe.judge.outcomes import SINGLE_VALUE, Outcome, gradients, nearer, tail
 from rlprobe.judge.roundoff import ELEMENTARY, FP32, UNIT
 from rlprobe.judge.stage import Stage
 from rlprobe.roles import BENCHMARK, TARGET
@@ -124,7 +125,10 @@ def _kept_finding(
 
 
 def key_data(
-    results: Results, step: int, before_update: dict[str, int | None]
+    results: Results,
+    step: int,
+    before_update: Mapping[str, int | None],
+    only: Collection[str] | None = None,
 ) -> dict[str, Difference]:
     """Differences by name; of an update's results what came after weights first changed apart,
     as ``{name}{keydata.LATER}``.
@@ -133,6 +137,7 @@ def key_data(
         results: where both runs are found.
         step: captured step, from 0.
         before_update: micro-batches of each stage before weights change; None for all.
+        only: names that are asked for; None: all that both sides have.
 
     Raises:
         DumpError: key data are damaged.
@@ -141,6 +146,8 @@ def key_data(
     if benchmark is None or target is None:
         return {}
     shared = sorted((set(benchmark.data.keys()) & set(target.data.keys())) - set(keydata.FREE))
+    if only is not None:
+        shared = [name for name in shared if name in only]
     found = {}
     for name in shared:
         try:
@@ -194,21 +201,31 @@ def _of_tokens(row: Row) -> Row:
 
 def _finding(stage: Stage, key_data: dict[str, Difference], padded: bool) -> Finding:
     own = [d for d in key_data.values() if keydata.result_of(d.name) == stage.name]
-    floors = _floors(stage)
-    # What a stage was given is judged by itself only where it is not finite on one side alone.
-    odd = [d for d in key_data.values() if d not in own and any(d.lopsided)]
-    odd = [d for d in odd if keydata.stage_of(d.name) == stage.name]
-    produced = [
-        outcome
-        for d in own + odd
-        if (outcome := _outcome(d, floors[d.name.endswith(keydata.LATER)])) is not None
-    ]
+    produced = results_of(stage, key_data)
     outcomes = produced + gradients(stage.rows)
     first, rank = _first(stage, produced)
     excuses = padding_only.excuses(stage.rows, first, outcomes, padded)
     if excuses:
         stage, first, rank = stage.excused(excuses), None, None
     return Finding(stage, own, outcomes, produced, first, rank)
+
+
+def results_of(stage: Stage, key_data: dict[str, Difference]) -> list[Outcome]:
+    """A stage's own key data, measured; and what it was given where that alone is not finite.
+
+    Args:
+        stage: judged.
+        key_data: differences of every name.
+    """
+    floors = _floors(stage)
+    own = [d for d in key_data.values() if keydata.result_of(d.name) == stage.name]
+    # What a stage was given is judged by itself only where it is not finite on one side alone.
+    odd = [d for d in key_data.values() if d not in own and any(d.lopsided)]
+    odd = [d for d in odd if keydata.stage_of(d.name) == stage.name]
+    # a choice of experts within round-off moves its token by any amount
+    by_value = not any(process.near_ties for process in stage.processes)
+    found = [_outcome(d, floors[d.name.endswith(keydata.LATER)], by_value) for d in own + odd]
+    return [outcome for outcome in found if outcome is not None]
 
 
 def _floors(stage: Stage) -> tuple[float | None, float | None]:
@@ -224,8 +241,8 @@ def _floors(stage: Stage) -> tuple[float | None, float | None]:
     return _deepest(stage.rows.filter(early)), _deepest(passing) if held else None
 
 
-def _outcome(difference: Difference, floor: float | None) -> Outcome | None:
-    """A result of a stage, joined by sample.
+def _outcome(difference: Difference, floor: float | None, by_value: bool) -> Outcome | None:
+    """A result of a stage, joined by sample: all its values, and each by itself where asked for.
 
     None where no row could be joined, and where it differs and nothing says by how much it may
     (:data:`reasons.NO_FLOOR`); that it is finite on one side alone needs no floor.
@@ -237,7 +254,8 @@ def _outcome(difference: Difference, floor: float | None) -> Outcome | None:
         return None
     side = None if not any(alone) else "target" if alone[1] >= alone[0] else "benchmark"
     own = floor or 0.0
-    return Outcome(difference.name, difference.error, own, max(alone), side, difference.count)
+    whole = Outcome(difference.name, difference.error, own, max(alone), side, difference.count)
+    return nearer(whole, difference.peak, tail(difference.count) * own) if by_value else whole
 
 
 def _with_given(finding: Finding, handed: list[Outcome]) -> Finding:
@@ -264,7 +282,8 @@ def _with_given(finding: Finding, handed: list[Outcome]) -> Finding:
 def _row(outcome: Outcome) -> judged_rows.Row:
     """A result as the row of an origin."""
     return {"name": outcome.name, "error": outcome.error, "floor": outcome.floor,
-            "excess": outcome.excess, "slot": "output"}  # fmt: skip
+            "excess": outcome.excess, "slot": "output",
+            "error_kind": outcome.measure if outcome.measure == SINGLE_VALUE else None}  # fmt: skip
 
 
 def _following(finding: Finding, excused: list[pl.DataFrame]) -> Finding:

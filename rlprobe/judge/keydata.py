@@ -5,6 +5,7 @@ How key data lie in a run and how a row's sample is found: :mod:`rlprobe.dumps.k
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -114,7 +115,12 @@ class Difference:
     lopsided: tuple[int, int] = (0, 0)
     #: How many are not finite on both sides alike; they are left out of the differences.
     both_nonfinite: int = 0
-    #: Formats of the values: numpy's names of floating-point ones; whole numbers are of one.
+    #: Largest difference of a single value, relative to the larger of its own size and the root
+    #: mean square of the benchmark's values that are not zero; and its sample and place.
+    peak: float = 0.0
+    peak_at: tuple[str, int] | None = None
+    #: Formats of the values as they were saved: numpy's names of floating-point ones; whole
+    #: numbers are of one, and truth values.
     formats: tuple[str, str] = ("", "")
     #: Each joined sample's values on both sides, where they are one number a token.
     pairs: list[tuple[str, Array, Array]] = field(default_factory=list, repr=False)
@@ -165,6 +171,7 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
         scale = np.sqrt(norms)
         error = float(np.sqrt(squares) / scale) if scale > 0 else (0.0 if squares == 0 else np.inf)
     flat = [pair for pair in pairs if pair[1].ndim == 1]
+    peak, peak_at = _peak(pairs)
     measured = [] if name in TOKENS else flat  # tokens and masks follow no law of numbers
     with np.errstate(invalid="ignore"):  # infinity less infinity
         apart = [np.abs(t - b) for _, b, t in flat]
@@ -189,16 +196,38 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
         count=count,
         lopsided=(int(alone[0]), int(alone[1])),
         both_nonfinite=both,
+        peak=peak,
+        peak_at=peak_at,
         formats=(_formats(benchmark), _formats(target)),
         pairs=flat,
     )
 
 
+#: What numbers are that have no floating-point format, whatever their width.
+_KINDS = {"i": "whole numbers", "u": "whole numbers", "b": "truth values"}
+
+
+def _peak(pairs: list[tuple[str, Array, Array]]) -> tuple[float, tuple[str, int] | None]:
+    """The value that is farthest off by itself, and where it is; 0 where no scale is known."""
+    finite = [np.isfinite(b) & np.isfinite(t) for _, b, t in pairs]
+    there = [b[known & (b != 0)] for (_, b, _), known in zip(pairs, finite, strict=True)]
+    count = sum(part.size for part in there)
+    if not count:
+        return 0.0, None
+    scale = math.sqrt(sum(float(np.sum(part**2)) for part in there) / count)
+    found, at = 0.0, None
+    for (key, b, t), known in zip(pairs, finite, strict=True):
+        with np.errstate(invalid="ignore"):  # infinity less infinity, left out
+            apart = np.where(known, np.abs(t - b) / np.maximum(np.abs(b), scale), 0.0)
+        most = float(apart.max(initial=0.0))
+        if most > found:
+            found, at = most, (key, int(np.argmax(apart)))
+    return found, at
+
+
 def _formats(rows: list[Row]) -> str:
-    names = {
-        (row.format or row.values.dtype.name) if row.values.dtype.kind == "f" else "whole numbers"
-        for row in rows
-    }
+    names = {row.format or _KINDS.get(row.values.dtype.kind) or row.values.dtype.name
+             for row in rows}  # fmt: skip
     return ", ".join(sorted(names))
 
 

@@ -22,6 +22,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import polars as pl
@@ -48,6 +49,13 @@ _KEY_DATA = (
 _SUMS = re.compile(r"(^|/)rewards?(/|$)")
 _RATIOS = re.compile(r"rollout_corr/|rollout_.*(probs|logprob)|(^|/)train_rollout_")
 _EXPLAINED = re.compile(r"explained_var")
+#: The same of everything that is made of key data.
+_MADE_OF = (
+    *_KEY_DATA,
+    (_SUMS, (keydata.REWARDS,)),
+    (_RATIOS, ("old_log_probs",)),
+    (_EXPLAINED, ("given_values", "given_returns")),
+)
 _GRADIENTS = re.compile(r"(^|[/_])grad_norm$")
 #: Metrics that are never 0 where they were computed; any other may be: a loss whose advantages sum
 #: to nothing, KL and clipped shares before the first update, a coefficient that is not used, a
@@ -137,6 +145,29 @@ def is_never_zero(metric: str) -> bool:
     return any(known.search(metric) is not None for known in _NEVER_ZERO)
 
 
+def not_finite(step: Step) -> dict[str, list[re.Pattern[str]]]:
+    """What of a step is not finite on both sides alike, which bounds nothing that is made of it.
+
+    Args:
+        step: the judged step.
+
+    Returns:
+        key data and losses by what they are called, with what a metric made of them is called.
+    """
+    odd = [name for name, difference in step.key_data.items() if difference.both_nonfinite]
+    found = {name: [known for known, names in _MADE_OF if name in names] for name in odd}
+    for stage in _ROLES.values():
+        if stage not in step.findings:
+            continue
+        for name, rows in losses(step.findings[stage]).items():
+            sides = [[v for v in row[:2] if v is not None] for row in rows]
+            if any(own and not any(map(math.isfinite, own)) for own in sides):
+                # called as the loss, or the end of what it is called
+                either = re.escape(name).replace("_", "[/_]")
+                found[name] = [re.compile(rf"(^|[/_]){either}$")]
+    return found
+
+
 @dataclass(frozen=True)
 class _Sources:
     """What the metrics of a step are made of."""
@@ -165,14 +196,20 @@ class _Sources:
         return found + _OWN * self.unit * size
 
     def _of_losses(self, name: str, size: float) -> float | None:
-        moved = [_moved(*row) for finding in self._updates(name) for row in _losses(finding, name)]
+        moved = [_moved(*row) for known in self._updates(name) for row in _of_metric(known, name)]
         known = [one for one in moved if one is not None]
         return sum(known) if known and len(known) == len(moved) else None
 
-    def _updates(self, name: str) -> list[Finding]:
+    def _updates(self, name: str) -> list[dict[str, list[_Loss]]]:
         role = next((_ROLES[part] for part in name.split("/") if part in _ROLES), None)
         wanted = [role] if role is not None else list(_ROLES.values())
-        return [self.step.findings[stage] for stage in wanted if stage in self.step.findings]
+        return [self._losses[stage] for stage in wanted if stage in self._losses]
+
+    @cached_property
+    def _losses(self) -> dict[str, dict[str, list[_Loss]]]:
+        """Losses of the updates, by stage."""
+        found = self.step.findings
+        return {stage: losses(found[stage]) for stage in _ROLES.values() if stage in found}
 
     def _of_key_data(self, name: str, size: float) -> float | None:
         names = next((names for known, names in _KEY_DATA if known.search(name)), ())
@@ -241,17 +278,26 @@ def _sum(benchmark: keydata.Array, target: keydata.Array) -> float:
 _Loss = tuple[float | None, float | None, float | None, bool]
 
 
-def _losses(finding: Finding, metric: str) -> list[_Loss]:
-    """The loss records that a metric is the mean or the sum of."""
-    rows = finding.stage.rows.filter(pl.col("phase") == execution.LOSS)
-    called = pl.col("name").str.extract(_LOSS.pattern, 1)
-    wanted = {metric.replace("/", "_"), metric.rpartition("/")[2]}
+def losses(finding: Finding) -> dict[str, list[_Loss]]:
+    """The loss records of a stage, by the name that a loss has."""
     # a scalar tensor is its own mean
     sides = [
         pl.coalesce(pl.col(f"value_{side}").cast(pl.Float64, strict=False), f"mean_{side}")
         for side in ("benchmark", "target")
     ]
-    return list(rows.filter(called.is_in(sorted(wanted))).select(*sides, "floor", "judged").rows())
+    rows = finding.stage.rows.filter(pl.col("phase") == execution.LOSS)
+    called = pl.col("name").str.extract(_LOSS.pattern, 1)
+    found: dict[str, list[_Loss]] = {}
+    for name, *row in rows.select(called, *sides, "floor", "judged").iter_rows():
+        if name is not None:
+            found.setdefault(name, []).append(tuple(row))
+    return found
+
+
+def _of_metric(known: Mapping[str, list[_Loss]], metric: str) -> list[_Loss]:
+    """The losses that a metric is the mean or the sum of."""
+    wanted = sorted({metric.replace("/", "_"), metric.rpartition("/")[2]})
+    return [row for name in wanted for row in known.get(name, ())]
 
 
 def _moved(

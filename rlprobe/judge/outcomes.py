@@ -1,7 +1,20 @@
-"""What leaves a stage: results that others use, and gradients of parameters."""
+"""What leaves a stage: results that others use, and gradients of parameters.
+
+Results are held against their floor twice. Over all values, by the relative L2 difference: that
+one token of very many is wrong hides below it, the better the more tokens there are. And **each
+value by itself**: with a floor f on the root mean square, a value's round-off is a sum of many
+roundings of random sign, whose deviation is taken to be at most f times the value's scale (f is
+:data:`rlprobe.judge.noise.SAFETY` times what is expected of all of them, which is left for values
+that are noisier than most). Such a sum exceeds x deviations with a chance below ``2 exp(-x**2/2)``,
+so that of n values none does but once in ``1 / FALSE_ALARM`` comparisons with
+``x = sqrt(2 log(2 n / FALSE_ALARM))``: 6 of a hundred values, 7 of a hundred thousand, where the
+relative L2 difference needs ``sqrt(n)``.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,6 +23,10 @@ import polars as pl
 
 #: A norm of gradients may differ by its own summing, whatever the gradients do.
 _NORM = 1e-4
+#: Chance that a single value of correct devices' results exceeds what it is allowed.
+FALSE_ALARM = 1e-6
+#: What an outcome is measured by: all values together, or the one that is farthest off.
+ALL_VALUES, SINGLE_VALUE = "values", "single value"
 
 
 @dataclass(frozen=True)
@@ -24,6 +41,8 @@ class Outcome:
     side: str | None = None
     #: How many numbers it is of; 0 where unknown.
     count: int = 0
+    #: What error and floor are of.
+    measure: str = ALL_VALUES
 
     @property
     def excess(self) -> float:
@@ -33,6 +52,23 @@ class Outcome:
         if self.error == 0:
             return 0.0
         return self.error / self.floor if self.floor > 0 else float("inf")
+
+
+def tail(count: int) -> float:
+    """How many deviations the largest of so many values may be from 0 by chance."""
+    return math.sqrt(2.0 * math.log(2.0 * max(count, 1) / FALSE_ALARM))
+
+
+def nearer(whole: Outcome, peak: float, floor: float) -> Outcome:
+    """The outcome, or what its farthest value says where that alone is beyond its floor.
+
+    Args:
+        whole: of all values.
+        peak: the farthest value's difference, relative to its scale.
+        floor: what that may be.
+    """
+    single = dataclasses.replace(whole, error=peak, floor=floor, measure=SINGLE_VALUE)
+    return single if whole.excess <= 1 < single.excess else whole
 
 
 def gradients(rows: pl.DataFrame) -> list[Outcome]:

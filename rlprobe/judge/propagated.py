@@ -51,6 +51,10 @@ _LOG_PROBS, _NEW_VALUES = "update_log_probs", "update_values"
 _MASKS = {stages.ACTOR_UPDATE: "given_actor_mask", stages.CRITIC_UPDATE: "given_critic_mask"}
 #: Norms of the operators that make advantages and returns of values.
 _OF_VALUES = {keydata.ADVANTAGES: 2.0, RETURNS: 3.0}
+#: Key data of any stage that an update's results may follow from.
+_OF_ANY = frozenset({*_COPIES, *_COPIES.values(), *_OF_VALUES, _LOG_PROBS, _NEW_VALUES})
+#: All of them, masks as well.
+NAMES = _OF_ANY | frozenset(_MASKS.values())
 #: Whitening divides by a deviation and subtracts a mean that differ as well.
 _WHITENED = 2.0
 #: A copy may have been cast.
@@ -107,8 +111,7 @@ def inherited(results: Results, stage: str, step: int, rows: pl.DataFrame) -> In
     runs = [results.run(role) for role in (BENCHMARK, TARGET)]
     if stage not in _MASKS or runs[0] is None or runs[1] is None:
         return None
-    names = {*_COPIES, *_COPIES.values(), *_OF_VALUES, _LOG_PROBS, _NEW_VALUES, _MASKS[stage]}
-    shared = names & set(keydata.names(runs[0])) & set(keydata.names(runs[1]))
+    shared = {*_OF_ANY, _MASKS[stage]} & set(keydata.names(runs[0])) & set(keydata.names(runs[1]))
     data = {
         name: [keyed(keydata.load(run, name, step)) for run in runs if run is not None]
         for name in shared

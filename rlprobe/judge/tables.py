@@ -36,7 +36,7 @@ from rlprobe.judge.inputs import Results
 from rlprobe.judge.judge import key_data
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.origin import Origin
-from rlprobe.judge.outcomes import Outcome, gradients
+from rlprobe.judge.outcomes import ALL_VALUES, SINGLE_VALUE, Outcome, gradients
 from rlprobe.judge.row import Row
 from rlprobe.judge.row import first as first_row
 from rlprobe.judge.stage import Process, Stage
@@ -61,7 +61,8 @@ _KEYS: dict[str, Any] = {
 }  # fmt: skip
 #: Columns of a judged table. ``micro_batch`` and ``phase`` are of
 #: :mod:`rlprobe.judge.execution`, ``sequence`` its order; null where not judged. Of key data
-#: ``count`` is how many values were joined, ``lopsided`` how many are finite on one side.
+#: ``count`` is how many values were joined, ``lopsided`` how many are finite on one side, and
+#: ``error_kind`` says where error and floor are of one value.
 SCHEMA: dict[str, Any] = _KEYS | {
     "floor": pl.Float64, "excess": pl.Float64, "R": pl.Float64, "micro_batch": pl.Int64,
     "phase": pl.Int32, "sequence": pl.Int64, "judged": pl.Boolean, "beyond": pl.Boolean,
@@ -164,9 +165,11 @@ def _key_data_table(step: Step, stage: str, finding: Finding | None) -> pl.DataF
         outcome = outcomes.get(name)
         row: dict[str, Any] = {"step": step.number, "name": name, "error": difference.error}
         if outcome is not None:
-            row |= {"judged": True, "floor": outcome.floor, "excess": outcome.excess,
-                    "beyond": outcome.excess > 1, "count": outcome.count,
-                    "lopsided": outcome.lopsided}  # fmt: skip
+            row |= {"judged": True, "error": outcome.error, "floor": outcome.floor,
+                    "excess": outcome.excess, "beyond": outcome.excess > 1,
+                    "count": outcome.count, "lopsided": outcome.lopsided}  # fmt: skip
+            if outcome.measure == SINGLE_VALUE:
+                row["error_kind"] = SINGLE_VALUE
             if outcome.lopsided:
                 row |= {"status": "nonfinite", "reason": outcome.side}
         else:
@@ -371,11 +374,11 @@ def _finding(
     of_key_data = pl.col("slot") == KEY_DATA
     rows = table.filter(~of_key_data)
     held = [
-        Outcome(found, error, floor, lopsided, side, count)
-        for found, error, floor, lopsided, side, count in table.filter(
+        Outcome(found, error, floor, lopsided, side, count, kind or ALL_VALUES)
+        for found, error, floor, lopsided, side, count, kind in table.filter(
             of_key_data & pl.col("judged")
         )
-        .select("name", "error", "floor", "lopsided", "reason", "count")
+        .select("name", "error", "floor", "lopsided", "reason", "count", "error_kind")
         .iter_rows()
     ]
     handed = [one for one in held if keydata.is_given(one.name) and not one.lopsided]

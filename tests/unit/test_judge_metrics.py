@@ -169,3 +169,45 @@ def test_what_is_made_of_numbers_that_are_not_finite_has_no_bound_and_is_no_agre
     assert [one.allowed for one in found] == [None]
     # the trainer leaves the NaN out of its mean: nobody knows what the rest may differ by
     assert _judged(step, [{"actor/pg_loss": 0.5}, {"actor/pg_loss": 9.0}]) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"),
+    [
+        ("values", "critic/values/mean"),
+        ("old_log_probs", "rollout_corr/kl"),
+        ("given_returns", "critic/vf_explained_var"),
+        ("entropys", "actor/entropy"),
+    ],
+)
+def test_what_is_not_finite_on_both_sides_is_known_by_what_is_made_of_it(
+    name: str, metric: str
+) -> None:
+    """Such a metric is held against nothing: whoever reads "judged n of m" must learn its name."""
+    chance = np.random.default_rng(7)
+    step, _ = _step(chance, 0.0)
+    assert metrics.not_finite(step) == {}
+    odd = chance.normal(size=(SAMPLES, TOKENS)).astype(np.float32)
+    odd[2, 3] = np.nan
+    step.key_data[name] = keydata.compare(_rows(odd), _rows(odd), name, 0)
+    found = metrics.not_finite(step)
+    assert list(found) == [name] and any(known.search(metric) for known in found[name])
+    assert not any(known.search("critic/lr") for known in found[name])
+
+
+@pytest.mark.parametrize(
+    ("values", "metric", "known"),
+    [
+        ((math.nan, math.nan), "actor/pg_loss", True),
+        ((math.inf, math.nan), "actor/pg_loss", True),
+        ((1.0, math.nan), "actor/pg_loss", False),  # one side alone is a divergence
+        ((1.0, 1.0), "actor/pg_loss", False),
+        ((math.nan, math.nan), "actor/kl_loss", False),
+    ],
+)
+def test_a_loss_that_is_not_finite_on_both_sides_is_named_with_its_metric(
+    values: tuple[float, float], metric: str, known: bool
+) -> None:
+    step = Step(0, {stages.ACTOR_UPDATE: _losses({"actor_pg_loss": values})})
+    found = metrics.not_finite(step)
+    assert any(made.search(metric) for own in found.values() for made in own) == known

@@ -61,14 +61,19 @@ class Samples:
     Args:
         benchmark, target: a run, a scratch space or a dump tree.
         map_steps: the target's step for steps of the benchmark, see :func:`planner.plan`.
+        opened: key data of both where they have been opened already.
     """
 
     def __init__(
-        self, benchmark: Path, target: Path, map_steps: Mapping[int, int] | None = None
+        self,
+        benchmark: Path,
+        target: Path,
+        map_steps: Mapping[int, int] | None = None,
+        opened: tuple[KeyData | None, KeyData | None] | None = None,
     ) -> None:
         self._paths = benchmark, target
         self._map_steps = map_steps or {}
-        self._sides = open_side(benchmark), open_side(target)
+        self._sides = opened or (open_side(benchmark), open_side(target))
 
     @property
     def lone(self) -> str | None:

@@ -46,6 +46,15 @@ def check(step: Step) -> list[Said]:
     if alike:
         found.append(say("key data are one number throughout: {names}", names=listed(alike, 4)))
     for name, difference in sorted(step.key_data.items()):
+        if difference.both_nonfinite:
+            found.append(
+                say(
+                    "{name} are not finite on both sides at {nonfinite:,} of {count:,} values",
+                    name=name,
+                    nonfinite=difference.both_nonfinite,
+                    count=difference.count,
+                )
+            )
         if name in alike or not keydata.result_of(name):
             continue
         samples = [key for key, *sides in difference.pairs if _is_one_number(sides)]

@@ -6,7 +6,9 @@ a module, so it is a caveat and names the first.
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate import contradictions, impossible
+from rlprobe.diagnose.gate import contradictions, gaps, impossible
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, rows_of
 from rlprobe.documents import npyfile
 from rlprobe.errors import DumpError
@@ -25,7 +27,7 @@ from rlprobe.judge.extent import is_computed
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.reasons import NO_NUMBERS, NO_PARTNER, UNREADABLE
 from rlprobe.judge.roundoff import UNIT
-from rlprobe.said import SEMICOLON, Said, joined, listed, say
+from rlprobe.said import COMMA, SEMICOLON, Said, joined, listed, say
 from rlprobe.store.read import Run
 
 ITEM = "recorded alike"
@@ -47,6 +49,7 @@ def check(evidence: Evidence) -> GateItem | None:
         *_proofs(evidence),
         *_weights(evidence),
         *_unpaired(evidence),
+        *gaps.check(evidence.step),
         *_numbers(evidence),
         *impossible.check(evidence.step),
         *_metrics(evidence),
@@ -128,10 +131,37 @@ def _metrics(evidence: Evidence) -> list[Said]:
         if metrics.is_never_zero(name) and value == 0 and sides[1].get(name) == 0
     ]
     found = [say("metrics on one side only: {lone}", lone=listed(lone, 4))] if lone else []
+    found += _not_finite(evidence.step, sides)
     if zero:
         found.append(
             say("0 on both sides, which proves no agreement: {zero}", zero=listed(zero, 4))
         )
+    return found
+
+
+def _not_finite(step: Step, sides: Sequence[Mapping[str, float]]) -> list[Said]:
+    """Metrics that are not finite on both sides, or of which a part is not: neither is judged."""
+    shared = sorted(sides[0].keys() & sides[1].keys())
+    finite = {name: [math.isfinite(side[name]) for side in sides] for name in shared}
+    odd = [name for name in shared if not any(finite[name])]
+    made_of = metrics.not_finite(step)
+    parts = [
+        say("{metric} ({parts})", metric=name, parts=joined(own, COMMA))
+        for name in shared
+        if all(finite[name])
+        and (own := [p for p, made in made_of.items() if any(m.search(name) for m in made)])
+    ]
+    found = []
+    if odd:
+        found.append(
+            say("metrics that are not finite on both sides and were not judged: {names}",
+                names=listed(odd, 4))
+        )  # fmt: skip
+    if parts:
+        found.append(
+            say("metrics made of numbers that are not finite on both sides: {names}",
+                names=listed(parts, 4))
+        )  # fmt: skip
     return found
 
 

@@ -16,21 +16,33 @@ from pathlib import Path
 import polars as pl
 from msgspec import structs
 
+from rlprobe import stages
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
+from rlprobe.compare.samples.run import Samples
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.run import Examined, examine
 from rlprobe.dumps import results as tables
+from rlprobe.dumps.key_data import TOKENS, BatchKey, KeyData, MicroBatch, Row
 from rlprobe.errors import NotComparableError, RlprobeError, UsageError
-from rlprobe.judge import analysis
+from rlprobe.judge import analysis, propagated
 from rlprobe.judge.curves import LEFT, Curve
 from rlprobe.judge.extent import Extents
 from rlprobe.judge.inputs import NAME as PLAN
 from rlprobe.judge.inputs import Results, save
-from rlprobe.judge.judge import Kept
+from rlprobe.judge.judge import Kept, key_data
+from rlprobe.judge.keydata import LATER, Difference
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.selftest.blind import disturb
-from rlprobe.selftest.blind.quantities import METRIC, MISSING, RECORD, Quantity
+from rlprobe.selftest.blind.quantities import (
+    KEY_DATA,
+    METRIC,
+    MISSING,
+    PROOF,
+    RECORD,
+    WEIGHT,
+    Quantity,
+)
 from rlprobe.store.manifest import NAME as MANIFEST
 from rlprobe.store.manifest import File, Manifest
 from rlprobe.store.read import Run
@@ -96,7 +108,16 @@ class Laboratory:
             if run is not None:
                 _remember(run)
         self._kept = Kept()
+        self._left = sides.resolve(str(self._benchmark), None)
+        self._samples = Samples(self._benchmark, self.target, opened=self._key_data())
+        vars(self._samples)["compare"] = functools.cache(self._samples.compare)
         self.before = self._judgement(examine(self._opened, self._kept))
+
+    def _key_data(self) -> tuple[KeyData | None, KeyData | None]:
+        """Of both sides, as they were opened."""
+        runs = (self._opened.run(role) for role in (BENCHMARK, TARGET))
+        left, right = (None if run is None else run.recorded for run in runs)
+        return left, right
 
     def _of_no_run(self) -> None:
         """Comparisons that do not say whose they are: only the stage that is touched is compared
@@ -152,11 +173,12 @@ class Laboratory:
         contents = disturb.contents(self.target, quantity, way)
         with self._changed(quantity, way, contents):
             try:
-                if quantity.stage is not None:
-                    self._compare(quantity.stage)
                 if whole:
+                    self._compare(quantity.stage, None)
                     return self._judged(Results.open(self.results), Kept())
-                return self._judged(self._with_target(quantity), self._untouched(quantity))
+                results = self._with_target(quantity)
+                self._compare(quantity.stage, self._samples_of(quantity, results))
+                return self._judged(results, self._untouched(quantity, results))
             except RlprobeError as error:
                 return str(error)
 
@@ -165,23 +187,54 @@ class Laboratory:
         was = self._opened.run(TARGET)
         assert was is not None
         target = Run(was.store, was.path, Manifest.load(self.target))
-        if quantity.kind in (RECORD, METRIC):  # its key data and weights are what they were
-            vars(target).update(
-                {name: getattr(was, name) for name in ("_checked_data", "recorded", "weights")}
-            )
+        kept = {name: vars(was)[name] for name in _REMEMBERED - {_MADE_OF.get(quantity.kind, "")}}
+        if quantity.kind in (RECORD, METRIC):  # its key data are what they were
+            kept |= {name: getattr(was, name) for name in ("_checked_data", "recorded")}
+            vars(target).update(kept)
         else:
-            _remember(target)
+            kept |= {n: functools.cache(getattr(target, n)) for n in _REMEMBERED - kept.keys()}
+            vars(target).update(kept)
+            _remember_rows(target)
+        if _of_one_key(quantity) and target.recorded is not None and was.recorded is not None:
+            vars(target)["recorded"] = _Touched(target.recorded, was.recorded, quantity.key)
         runs = {role: run for role in self._opened.plan.runs
                 if (run := self._opened.run(role)) is not None}  # fmt: skip
         return dataclasses.replace(self._opened, _opened=runs | {TARGET: target})
 
-    def _untouched(self, quantity: Quantity) -> Kept:
-        """What does not depend on a quantity: of a record all but its stage, of key data, samples
-        and weights nothing."""
-        if quantity.kind not in (RECORD, METRIC):
+    def _samples_of(self, quantity: Quantity, results: Results) -> Samples | None:
+        """Key data of both sides as comparing reads them; None where they are read anew."""
+        target = results.run(TARGET)
+        if quantity.kind == RECORD:
+            return self._samples
+        if not _of_one_key(quantity) or target is None:
+            return None
+        opened = self._key_data()[0], target.recorded
+        return Samples(self._benchmark, self.target, opened=opened)
+
+    def _untouched(self, quantity: Quantity, results: Results) -> Kept:
+        """What does not depend on a quantity: of a record all but its stage, of a stage's key data
+        all but that and what is made of it, of tokens, samples and weights nothing."""
+        of_one_key = _of_one_key(quantity)
+        if not of_one_key and quantity.kind not in (RECORD, METRIC):
             return Kept()
-        stages = {at: found for at, found in self._kept.stages.items() if at[0] != quantity.stage}
-        return Kept(stages, dict(self._kept.key_data), dict(self._kept.findings))
+        touched = {quantity.stage}
+        if of_one_key and quantity.key in propagated.NAMES:
+            touched |= stages.UPDATE_STAGES
+        left = {at: found for at, found in self._kept.stages.items() if at[0] not in touched}
+        if not of_one_key:
+            return Kept(left, dict(self._kept.key_data), dict(self._kept.findings))
+        return Kept(left, self._key_data_with(quantity.key, results))
+
+    def _key_data_with(
+        self, key: str, results: Results
+    ) -> dict[tuple[int, tuple[tuple[str, int | None], ...]], dict[str, Difference]]:
+        """Differences of key data, of which those of one key are found anew."""
+        found = {}
+        for (step, passes), every in self._kept.key_data.items():
+            new = key_data(results, step, dict(passes), {key})
+            rest = {n: d for n, d in every.items() if n.removesuffix(LATER) != key}
+            found[step, passes] = dict(sorted((rest | new).items()))
+        return found
 
     def _judged(self, results: Results, kept: Kept) -> Judgement | str:
         try:
@@ -245,20 +298,29 @@ class Laboratory:
             if data is not None
         ]
         files.sort(key=lambda file: file.path)
-        stages = dict(self._manifest.stages)
+        captured = dict(self._manifest.stages)
         if quantity.kind == RECORD and way == MISSING and quantity.stage is not None:
-            one = stages[quantity.stage]
-            stages[quantity.stage] = one.model_copy(update={"records": one.records - 1})
-        changed = self._manifest.model_copy(update={"files": files, "stages": stages})
+            one = captured[quantity.stage]
+            captured[quantity.stage] = one.model_copy(update={"records": one.records - 1})
+        changed = self._manifest.model_copy(update={"files": files, "stages": captured})
         self._replace(self.target / MANIFEST, changed.to_bytes())
 
-    def _compare(self, stage: str) -> None:
-        left, right = (sides.resolve(str(run), None) for run in (self._benchmark, self.target))
+    def _compare(self, stage: str | None, samples: Samples | None) -> None:
+        """Compare a stage anew.
+
+        Args:
+            stage: canonical name; None: no comparison is touched.
+            samples: key data of both sides; None: read anew.
+        """
+        if stage is None:
+            return
+        right = sides.resolve(str(self.target), None)
         out = self.results / "compare" / TARGET
         aside = self.results.parent / "again"
         shutil.rmtree(aside, ignore_errors=True)
+        options = Options(TARGET, (stage,), self._found.plan.coverage, samples=samples)
         with contextlib.suppress(NotComparableError):  # it has written what there was to say
-            compare(left, right, aside, Options(TARGET, (stage,), self._found.plan.coverage))
+            compare(self._left, right, aside, options)
         shutil.rmtree(out / stage, ignore_errors=True)
         (aside / stage).rename(out / stage)
 
@@ -269,9 +331,55 @@ class Laboratory:
         path.write_bytes(data)
 
 
+class _Touched(KeyData):
+    """A run's key data of which the files of one key were changed; the others are as they were."""
+
+    def __init__(self, now: KeyData, was: KeyData, key: str) -> None:
+        """
+        Args:
+            now: as they lie there.
+            was: as they were, which remembers its rows.
+            key: what was changed; names no samples.
+        """
+        super().__init__(now.data, now.proof)
+        self._was, self._key = was, key
+        self._now = functools.cache(super().rows)
+
+    def micro_batches(self, step: int) -> dict[BatchKey, MicroBatch]:
+        return self._was.micro_batches(step)
+
+    def rows(self, key: str, step: int) -> list[Row]:
+        return self._now(key, step) if key == self._key else self._was.rows(key, step)
+
+    def samples(self, key: str, step: int) -> frozenset[str | None]:
+        return super().samples(key, step) if key == self._key else self._was.samples(key, step)
+
+    def contradicted(self, step: int) -> dict[str, str]:
+        wrong = self.contradiction(self._key, step)
+        rest = {key: why for key, why in self._was.contradicted(step).items() if key != self._key}
+        return rest | ({} if wrong is None else {self._key: wrong})
+
+
+def _of_one_key(quantity: Quantity) -> bool:
+    """Whether nothing but one key's own values changes: no tokens, which name samples, and no
+    parts of a list or mask that several stages share."""
+    shared = (*TOKENS, "loss_mask")
+    return quantity.kind == KEY_DATA and quantity.key not in shared
+
+
+#: What judging asks a run for many times, and reads from a file each time; and of which a
+#: quantity's kind is a part.
+_REMEMBERED = frozenset({"weights", "gradients", "mock_proof", "environment", "metrics"})
+_MADE_OF = {WEIGHT: "weights", PROOF: "mock_proof", METRIC: "metrics"}
+
+
 def _remember(run: Run) -> None:
     """Read once what judging asks a run for many times."""
-    vars(run)["weights"] = functools.cache(run.weights)
+    vars(run).update({name: functools.cache(getattr(run, name)) for name in _REMEMBERED})
+    _remember_rows(run)
+
+
+def _remember_rows(run: Run) -> None:
     if run.recorded is not None:
         vars(run.recorded)["rows"] = functools.cache(run.recorded.rows)
 

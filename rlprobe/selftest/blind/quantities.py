@@ -63,6 +63,8 @@ class Quantity:
     declared: str | None
     #: Step, rank and name of a record.
     record: tuple[int, int, str] | None = None
+    #: Name of key data.
+    key: str = ""
 
 
 def of(judged: Examined) -> list[Quantity]:
@@ -153,7 +155,7 @@ def _key_data(found: Examined) -> Iterator[Quantity]:
         why = declared.get((called, step))
         group = (KEY_DATA, stage or "", name, str(micro), str(step), "")
         floor = floors.get((called, step))
-        yield Quantity(KEY_DATA, stage, file.path, None, group, file.path, floor, why)
+        yield Quantity(KEY_DATA, stage, file.path, None, group, file.path, floor, why, key=name)
 
 
 def _metrics(target: Run, extents: Extents, curves: Sequence[Curve]) -> Iterator[Quantity]:

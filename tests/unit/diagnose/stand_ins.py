@@ -19,8 +19,10 @@ def rows(**changes: Any) -> pl.DataFrame:
     row: dict[str, Any] = {
         "name": "Module.m.Linear.forward.0.output.0", "slot": "output", "status": "matched",
         "reason": None, "error": 0.0, "error_kind": "digest", "excess": 0.0, "floor": 1e-6,
-        "direction": "forward", "unjudged_because": None, "module": "m", "rank": 0,
-        "shape_benchmark": [4, 8],
+        "direction": "forward", "op": "Linear", "index": "0", "module": "m",
+        "unjudged_because": None, "rank": 0,
+        "shape_benchmark": [4, 8], "phase": 0, "judged": True,
+        "value_benchmark": None, "value_target": None,
     }  # fmt: skip
     for side in ("benchmark", "target"):
         row |= {f"dtype_{side}": "torch.float32", f"max_{side}": 2.0, f"min_{side}": -2.0,
@@ -31,7 +33,14 @@ def rows(**changes: Any) -> pl.DataFrame:
         row.setdefault(f"{name}_diff", None if None in (b, t) else t - b)
     numbers = {name: pl.Float64 for name in row if name.startswith((*STATISTICS, "excess"))}
     return pl.DataFrame(
-        [row], schema_overrides={"reason": pl.String, "unjudged_because": pl.String, **numbers}
+        [row],
+        schema_overrides={
+            "reason": pl.String,
+            "value_benchmark": pl.String,
+            "value_target": pl.String,
+            "unjudged_because": pl.String,
+            **numbers,
+        },
     )
 
 

@@ -123,6 +123,17 @@ def test_what_is_judged_in_part_must_be_what_the_whole_says(
     assert any("as a whole" in short for short in score.shortfalls([found]))
 
 
+def test_each_key_is_judged_in_part_as_the_whole_is(aligned: Alignment, tmp_path: Path) -> None:
+    """Of key data only what a key is of, and what is made of it, is found anew."""
+    laboratory = Laboratory(aligned.results, tmp_path)
+    found = quantities.of(laboratory.examined)
+    first = {one.key: one for one in found if one.kind == quantities.KEY_DATA}
+    assert {"old_log_probs", "advantages", "responses"} <= first.keys()
+    for number, one in enumerate(first.values()):
+        way = (quantities.TEN_FLOORS, quantities.CONTRADICTION, quantities.NAN)[number % 3]
+        assert run._is_alike(laboratory, one, way), (one.key, way)
+
+
 def test_several_processes_find_what_one_does(aligned: Alignment, tmp_path: Path) -> None:
     one, two = (
         run.disturbed(aligned.results, tmp_path / str(jobs), 6, seed=3, jobs=jobs)

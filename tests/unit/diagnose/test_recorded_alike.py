@@ -37,7 +37,9 @@ def test_another_format_under_one_precision_is_said(slot: str) -> None:
 )
 def test_key_data_of_another_format_are_said(formats: tuple[str, str], said: str) -> None:
     kept = {
-        "old_log_probs": SimpleNamespace(pairs=[], formats=formats, benchmark_only=0, target_only=0)
+        "old_log_probs": keydata.Difference(
+            "old_log_probs", 0, 0.0, 0.0, 0.0, 8, 0, 0, formats=formats
+        )
     }
     text = found(key_data=kept)
     assert said in text and bool(text) == bool(said)
@@ -136,7 +138,7 @@ def test_the_norm_of_the_whole_gradient_is_compared_whatever_the_ranks(
 
 
 def test_key_data_without_partners_are_said() -> None:
-    difference = SimpleNamespace(pairs=[], benchmark_only=1, target_only=0, formats=("a", "a"))
+    difference = keydata.Difference("old_log_probs", 0, 0.0, 0.0, 0.0, 7, 1, 0)
     assert "1 rows on the benchmark only" in found(key_data={"values": difference})
 
 
@@ -241,3 +243,19 @@ def test_metrics_of_one_side_and_those_that_are_zero_and_cannot_be_are_said() ->
     said = found(left=run(metrics=both), right=run(metrics={}))
     assert "metrics on one side only" in said and "timing" not in said
     assert found(left=run(metrics=both), right=run(metrics=both | {"timing_s/gen": 1.0})) == ""
+
+
+def test_metrics_that_are_held_against_nothing_are_named() -> None:
+    """Not finite on both sides, or made of what is not: they agree, and prove nothing."""
+    values = {"actor/entropy": 1.0, "critic/values/mean": float("nan"), "actor/lr": 1e-3}
+    assert found(None, run(metrics=values | {"critic/values/mean": 0.5}),
+                 run(metrics=values | {"critic/values/mean": 0.5})) == ""  # fmt: skip
+    text = found(None, run(metrics=values), run(metrics=values))
+    assert (
+        "metrics that are not finite on both sides and were not judged: critic/values/mean" in text
+    )
+    odd = keydata.Difference("entropys", 0, 0.0, 0.0, 0.0, 8, 0, 0, count=64, both_nonfinite=3)
+    text = found(None, run(metrics={"actor/entropy": 1.0}), run(metrics={"actor/entropy": 1.0}),
+                 key_data={"entropys": odd})  # fmt: skip
+    assert "entropys are not finite on both sides at 3 of 64 values" in text
+    assert "numbers that are not finite on both sides: actor/entropy (entropys)" in text
