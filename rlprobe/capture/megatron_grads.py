@@ -1,10 +1,11 @@
-"""Gradients as Megatron's optimizers use them, under the parameters they belong to.
+"""Gradients and weights as Megatron's optimizers have them, under the parameters they belong to.
 
 A module's ``main_grad`` is a view into Megatron's gradient buffer: with a distributed optimizer on
 several data-parallel ranks only the stretch that this rank owns holds the reduced gradient, and
 clipping changes copies. What is clipped and stepped with is ``.grad`` (``.decoupled_grad`` of a
 precision-aware optimizer) of the *main* parameters, which ``prepare_grads`` fills inside ``step``.
-Before it they hold nothing, or the last step's.
+Before it they hold nothing, or the last step's. Main parameters of a half-precision model are fp32
+copies; the model's own weights are these, rounded after each step.
 
 Read from megatron-core 0.16 (``optimizer.py``, ``distrib_optimizer.py``), of which nothing is
 imported.
@@ -33,6 +34,7 @@ _SHARDED = (
 )
 #: Half-precision parameters and their fp32 copies.
 _COPIED = ("float16_groups", "fp32_from_float16_groups")
+_HALF = (torch.bfloat16, torch.float16)
 
 
 def is_megatron(optimizer: Any) -> bool:
@@ -57,6 +59,30 @@ def gradients(models: list[nn.Module], optimizer: Any) -> Iterator[tuple[Held, T
             yield item, gradient.reshape(item.local.shape)
         else:
             yield _stretch(item, gradient, start), gradient
+
+
+def copied(models: list[nn.Module], optimizer: Any) -> Iterator[tuple[Held, Tensor]]:
+    """Every parameter of which something is this rank's, with its numbers as finely as they are.
+
+    Of a half-precision parameter they are those of the fp32 copy that is stepped, and the item is
+    the part that the copy is of; where an element of the copy does not round to what the model
+    computes with (it was not handed on), the model's counts. Where no copy is kept, in fp32 or by a
+    precision-aware optimizer, and of frozen parameters, they are the model's.
+
+    Args:
+        models: the model's chunks.
+        optimizer: Megatron's, outside its step.
+    """
+    copies = any(map(_keeps_copies, _parts(optimizer)))
+    mains = _mains(optimizer) if copies else {}
+    for item in held(models):
+        main, start = mains.get(id(item.parameter), (None, None))
+        if main is not None and main.dtype != item.parameter.dtype:
+            own = main.detach()
+            if own.numel():
+                yield _copy(item, own, start)
+        elif main is not None or not (copies and _is_stepped_as_copy(item.parameter)):
+            yield item, item.local  # else another data-parallel rank's
 
 
 def stepped(models: list[nn.Module], optimizer: Any) -> Iterator[tuple[Held, Any]]:
@@ -139,6 +165,33 @@ def _mains(optimizer: Any) -> dict[int, tuple[Tensor, int | None]]:
         for parameter, main in _pairs(part, *_COPIED):
             found[id(parameter)] = (main, None)
     return found
+
+
+def _keeps_copies(part: Any) -> bool:
+    """Whether an optimizer has fp32 copies of half-precision parameters, here or on other ranks."""
+    settings = getattr(part, "config", None)
+    if getattr(settings, "use_precision_aware_optimizer_no_fp8_or_ds_fp8", False):
+        return False
+    return hasattr(part, _COPIED[1]) or hasattr(part, _SHARDED[0][1])
+
+
+def _is_stepped_as_copy(parameter: Tensor) -> bool:
+    return parameter.requires_grad and parameter.dtype in _HALF
+
+
+def _copy(item: Held, main: Tensor, start: int | None) -> tuple[Held, Tensor]:
+    """The part of a parameter that an fp32 copy is of, and its numbers."""
+    if main.numel() == item.local.numel():
+        place, model = item, item.local
+        main = main.view(model.shape)
+    else:
+        first = start or 0
+        place = _stretch(item, main, start)
+        model = item.local.reshape(-1)[first : first + main.numel()]
+    if model.dtype in _HALF and has_values(model) and has_values(main):
+        model = model.to(main.device)  # copies may be kept in host memory between updates
+        main = torch.where(main.to(model.dtype) == model, main, model.to(main.dtype))
+    return dataclasses.replace(place, local=main), main
 
 
 def _pairs(part: Any, models: str, mains: str) -> Iterator[tuple[Tensor, Tensor]]:

@@ -141,8 +141,9 @@ class Recorder:
         self._introduce(step, trainer_step, models)
         started = time.monotonic()
         directory = self.directory(stage, step)
-        scope = StageScope(self, stage, step, models, self._debug_file(stage, step, directory))
-        before = self._digest(stage, step, models)
+        debug = self._debug_file(stage, step, directory)
+        scope = StageScope(self, stage, step, models, debug, optimizer)
+        before = self._digest(stage, step, models, optimizer)
         context = StageContext(stage, step, self.rank, directory, chosen_forwards)
         # before the engine's hooks are in place: they see what the module hands on
         with self._grafted(directory, models):
@@ -241,7 +242,9 @@ class Recorder:
             self._debug[stage] = known
         return known[1]
 
-    def _digest(self, stage: str, step: int, models: list[nn.Module]) -> dict[str, Tensor]:
+    def _digest(
+        self, stage: str, step: int, models: list[nn.Module], optimizer: Any = None
+    ) -> dict[str, Tensor]:
         """Record the weights a stage begins with; copies of them when it will change them."""
         options = self.session.capture
         if not options.provenance:
@@ -254,7 +257,7 @@ class Recorder:
             described = weights.describe(models, options.sketch, options.coordinate_sketch)
             self._parts.lines("weights", [{**common, **record} for record in described])
         if stage in stages.UPDATE_STAGES:
-            return updates.snapshot(models, _wanted(options), options.coordinate_sketch)
+            return updates.snapshot(models, _wanted(options), options.coordinate_sketch, optimizer)
         return {}
 
 
@@ -277,6 +280,7 @@ class StageScope:
         step: int,
         models: list[nn.Module],
         debug: DebugFile | None = None,
+        optimizer: Any = None,
     ) -> None:
         self.captured = debug is not None
         self._recorder = recorder
@@ -284,6 +288,7 @@ class StageScope:
         self._step = step
         self._models = models
         self._debug = debug
+        self._optimizer = optimizer
         #: Digests of the samples that this entry generated, in the order of their forwards.
         self.generated: list[str] = []
         self.request: str | None = None
@@ -437,7 +442,7 @@ class StageScope:
             )
 
     def _places(self) -> list[dict[str, Any]]:
-        """Where an optimizer's gradients lie in their parameters."""
+        """Where an optimizer's gradients and copies lie in their parameters."""
         return [] if self._updates is None else list(self._updates.places.values())
 
     def _publish(self, before: dict[str, Tensor]) -> int:
@@ -445,7 +450,7 @@ class StageScope:
         if self._updates is None or self._debug is None:
             return 0
         if before:
-            self._updates.changes(self._models, before)
+            self._updates.changes(self._models, before, self._optimizer)
         count = self._updates.resolve()
         self._debug.publish(self._updates.data)
         return count

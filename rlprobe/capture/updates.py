@@ -1,7 +1,9 @@
 """What an update does that no module shows: gradients per parameter, changes, the loss.
 
 They go to debug.json: ``{parameter}.grad.{n}.debug``, ``.grad_reduced.``, ``.grad_clipped.``,
-``.change.`` (new minus old) and ``loss.{part}.{n}.debug``.
+``.change.`` (new minus old) and ``loss.{part}.{n}.debug``. Where an optimizer steps fp32 copies of
+half-precision weights, changes are read off the copies: most of an update is smaller than what such
+a weight can hold.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class UpdateRecords:
         self._sketches: list[tuple[dict[str, Any], Tensor]] = []
         self.data: dict[str, Any] = {}
         #: Which part of its parameter each gradient is of, where an optimizer has another part of
-        #: it than the model: a line of ``parts/gradients`` each.
+        #: it than the model, and the format of the copies that changes were read off: a line of
+        #: ``parts/gradients`` each.
         self.places: dict[str, dict[str, Any]] = {}
 
     def gradients(self, models: list[nn.Module], kind: str, optimizer: Any = None) -> None:
@@ -82,15 +85,25 @@ class UpdateRecords:
                     if optimizer is not None:
                         self.places[item.name] = _place(item, part)
 
-    def changes(self, models: list[nn.Module], before: dict[str, Tensor]) -> None:
-        """Statistics of every parameter's new value minus ``before`` (see :func:`snapshot`)."""
-        for item, local in _apart(models, self._wanted, self._by_expert):
+    def changes(
+        self, models: list[nn.Module], before: dict[str, Tensor], optimizer: Any = None
+    ) -> None:
+        """Statistics of every parameter's new value minus ``before``.
+
+        Args:
+            models: the model's chunks.
+            before: :func:`snapshot` of the same models and optimizer.
+            optimizer: what stepped them.
+        """
+        for item, local in _apart(models, self._wanted, self._by_expert, optimizer):
             old = before.get(item.name)
             if old is None or old.shape != local.shape:
                 continue
             wide = _wide(local)
             new = local.to(wide)
             self._add(f"{item.name}.change", item, new - old.to(device=new.device, dtype=wide))
+            if local.dtype != item.parameter.dtype:
+                self.places[item.name] = {**_place(item, local), "kept": str(local.dtype)}
 
     def loss(self, part: str, value: Any) -> None:
         """A loss or a part of it: a scalar tensor or a number."""
@@ -179,21 +192,35 @@ def _gradient(item: Held) -> Tensor | None:
     return None if gradient is None else item.part_of(gradient)
 
 
-def snapshot(models: list[nn.Module], wanted: Wanted, by_expert: bool = False) -> dict[str, Tensor]:
-    """Copies of all parameters on this rank, in host memory, by name."""
+def snapshot(
+    models: list[nn.Module], wanted: Wanted, by_expert: bool = False, optimizer: Any = None
+) -> dict[str, Tensor]:
+    """Copies of all parameters on this rank, in host memory, by name.
+
+    Args:
+        models: the model's chunks.
+        wanted: whether a module's parameters are captured.
+        by_expert: weights of stacked experts apart.
+        optimizer: about to step them; of one that keeps fp32 copies (Megatron's, in half precision)
+            these are taken.
+    """
     return {
         item.name: local.to("cpu", copy=True)
-        for item, local in _apart(models, wanted, by_expert)
+        for item, local in _apart(models, wanted, by_expert, optimizer)
         if has_values(local)
     }
 
 
 def _apart(
-    models: list[nn.Module], wanted: Wanted, by_expert: bool
+    models: list[nn.Module], wanted: Wanted, by_expert: bool, optimizer: Any
 ) -> Iterator[tuple[Held, Tensor]]:
     """Every parameter that is captured, with its values; those of fused projections apart."""
     projections = FusedParameters(models, by_expert)
-    for whole in held(models):
-        for item, local in projections.apart(whole, whole.local):
+    if megatron_grads.is_megatron(optimizer):
+        values = megatron_grads.copied(models, optimizer)
+    else:
+        values = ((item, item.local) for item in held(models))
+    for whole, every in values:
+        for item, local in projections.apart(whole, every):
             if wanted(item.name.rpartition(".")[0]):
                 yield item, local

@@ -106,7 +106,7 @@ def annotate(
     every = layers.distinct(table) if every_layer is None else every_layer
     parts = [
         _process(part, products, inherited, one_precision, every)
-        for part in table.select(*_NEEDED, "_layer")
+        for part in table.select(*_NEEDED, "_layer", _rounding(table))
         .with_row_index("_row")
         .partition_by(_PROCESS, maintain_order=True)
     ]
@@ -114,6 +114,12 @@ def annotate(
     return table.drop("_layer").with_columns(
         annotated.get_column(name) for name in ("noise", "ratio", "noise_dense")
     )
+
+
+def _rounding(table: pl.DataFrame) -> pl.Expr:
+    """What rounding the weights makes of a change (:mod:`rlprobe.judge.kept`); null if unknown."""
+    known = pl.col("rounding") if "rounding" in table.columns else pl.lit(None, pl.Float64)
+    return known.alias("rounding")
 
 
 def _process(

@@ -19,8 +19,9 @@ bound is 2 sqrt(k / n) with k the number of flips exceeded with probability ``FL
 (Poisson). Flips leave the *norm* of a change alone, so that is bounded as well, linearly; a wrong
 learning rate is seen there long before it outgrows the flips. So is what remains of the difference
 when the few buckets of a sketch that flips touch are left out (``dense_model``). All add the
-rounding of the new value: u |w| / |change|. Whether an optimizer is linear is read off the records:
-it multiplies all gradients by one number.
+rounding of the new value: u |w| / |change|, with the u of the format that weights are kept in where
+that is coarser than what gradients are computed in (:mod:`rlprobe.judge.kept`). Whether an
+optimizer is linear is read off the records: it multiplies all gradients by one number.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def _changes(table: pl.DataFrame) -> pl.DataFrame:
         .agg(weight=pl.col("norm_benchmark").first())
     )
     joined = (
-        changes.select("_row", *key, "norm_benchmark", "size", "u", vector=_is_vector())
+        changes.select("_row", *key, "norm_benchmark", "size", "rounding", vector=_is_vector())
         .join(used, on=key, how="left", maintain_order="left", nulls_equal=True)
         .join(weights, on=["module", "index"], how="left", maintain_order="left", nulls_equal=True)
     )
@@ -219,6 +220,7 @@ def _change_bounds(changes: pl.DataFrame, linear: bool) -> pl.DataFrame:
             "weight",
             "gradient_u",
             "updates",
+            "rounding",
         )
     }
     norm, size = columns["norm_benchmark"], columns["size"]
@@ -236,9 +238,10 @@ def _change_bounds(changes: pl.DataFrame, linear: bool) -> pl.DataFrame:
     error = np.where(same, 0.0, error) + 4.0 * u
     with np.errstate(divide="ignore", invalid="ignore"):
         stored = np.where(columns["weight"] > 0, 2.0 * u * columns["weight"] / norm, 0.0)
+        rounded = np.nan_to_num(columns["rounding"] * columns["updates"] / norm)
         deviation = columns["gradient_norm"] / np.sqrt(size)
         near = np.where(deviation > 0, 10.0 * ADAM_EPSILON / deviation, 1.0)
-    stored = np.where(np.isfinite(stored), stored, 0.0)
+    stored = np.maximum(np.where(np.isfinite(stored), stored, 0.0), rounded)
     near = np.where(np.isfinite(near), np.minimum(near, 1.0), 0.0)
     if linear:
         model = error + stored

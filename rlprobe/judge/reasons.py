@@ -40,7 +40,7 @@ NO_PARTNER, OTHER_SHAPE, OTHER_KIND, UNREADABLE, NO_NUMBERS, BOTH_NONFINITE = (
 )
 GIVEN, NOT_JOINED, AS_CHANGES, METRIC = "given", "not_joined", "as_changes", "metric"
 NO_TRAJECTORY = "no_trajectory"
-ALL_ZERO = "all_zero"
+ALL_ZERO, ROUNDED_AWAY = "all_zero", "rounded_away"
 OTHER_MODULES = "other_modules"
 NO_FLOOR, GENERATED, CHOICE = "no_floor", "generated", "choice"
 UNJUDGED: dict[str, str] = {
@@ -55,6 +55,8 @@ UNJUDGED: dict[str, str] = {
     UNREADABLE: "its file cannot be read",
     NO_NUMBERS: "nothing of it was measured",
     ALL_ZERO: "zero on both sides, as all records of its kind in the update: 0 = 0 says nothing",
+    ROUNDED_AWAY: "a change smaller than half a unit in the last place of the 16-bit weights that "
+    "it was read off",
     BOTH_NONFINITE: "not finite on both sides",
     GIVEN: "what a stage was given; looked at by the gate and by the cause",
     METRIC: "a number that the trainer reports, whose curve has no verdict",

@@ -83,7 +83,7 @@ def joined(
         for name in set(layouts[0]) & set(layouts[1])
         if every
         or not _alike(*(p[name] for p in layouts))
-        or owned[0].get(name) != owned[1].get(name)
+        or owned[0].parts.get(name) != owned[1].parts.get(name)
     )
     parameter = pl.concat_str("module", "index", separator=".")
     affected = rows.filter(pl.col("slot").is_in(UPDATES) & parameter.is_in(other))
@@ -127,23 +127,31 @@ def _layouts(run: Run, stage: str, step: int) -> dict[str, _Layout]:
     return found
 
 
-def _owned(run: Run, stage: str, step: int) -> dict[str, _Layout]:
-    """By parameter, which part of its gradient each rank's optimizer has, where that is another."""
+@dataclass(frozen=True)
+class _Owned:
+    """Which part of each parameter every rank's optimizer has, where that is another."""
+
+    parts: dict[str, _Layout]
+    #: Parameters of which the optimizer steps copies, off which changes were read.
+    copied: set[str]
+
+
+def _owned(run: Run, stage: str, step: int) -> _Owned:
     table = run.gradients()
     if table is None:
-        return {}
+        return _Owned({}, set())
     found: dict[str, _Layout] = {}
     here = table.filter((pl.col("stage") == stage) & (pl.col("step") == step))
     for rank, name, part in unshard.parts(here):
         found.setdefault(name, {})[rank] = part
-    return found
+    copied = here.filter(pl.col("kept").is_not_null()).get_column("name")
+    return _Owned(found, set(copied))
 
 
-def _held_by(
-    slot: str, name: str, parameters: dict[str, _Layout], gradients: dict[str, _Layout]
-) -> _Layout:
+def _held_by(slot: str, name: str, parameters: dict[str, _Layout], owned: _Owned) -> _Layout:
     """How a parameter's gradient or change is spread over the ranks."""
-    return parameters[name] if slot == "change" else gradients.get(name, parameters[name])
+    of_the_model = slot == "change" and name not in owned.copied
+    return parameters[name] if of_the_model else owned.parts.get(name, parameters[name])
 
 
 def _alike(benchmark: _Layout, target: _Layout) -> bool:

@@ -13,6 +13,7 @@ from rlprobe.judge import (
     compared,
     execution,
     floors,
+    kept,
     layers,
     nesting,
     noise,
@@ -34,6 +35,7 @@ from rlprobe.judge.excuses import (
     near_ties,
     positions,
     recomposed,
+    rounded_away,
     unwritten,
 )
 from rlprobe.judge.execution import Call
@@ -210,6 +212,7 @@ def _with_floors(
         if frame is not None:
             repeats[pair] = frame
     precise = compared.control(results, HIGH_PRECISION, stage, step)
+    kept.with_rounding(parts, results, stage, step)
     errors = changes.dense(parts, results, stage, step, sketches)
     losses = pl.concat(part.filter(pl.col("slot") == "loss") for part in parts)
     given = propagated.inherited(results, stage, step, losses)
@@ -248,6 +251,7 @@ def _process(
     ordered = reduce(ordered, inherited.excuses(ordered))
     ordered = reduce(ordered, earlier_updates.excuses(ordered, moved or {}))
     ordered = reduce(ordered, all_zero.excuses(ordered))
+    ordered = reduce(ordered, rounded_away.excuses(ordered))
     ties, flips = near_ties.excuses(ordered)
     ordered = reduce(ordered, ties)
     ordered = reduce(ordered, masked_value.excuses(ordered))

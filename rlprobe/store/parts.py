@@ -43,6 +43,12 @@ GRADIENTS: dict[str, Any] = {
     for key in ("step", "stage", "role", "rank", "name", "shape", "local_shape", "offset",
                 "complete")
 }  # fmt: skip
+#: Further ones, which runs of earlier versions lack.
+COPIES: dict[str, Any] = {
+    # format of the copies that changes were read off, which lie as the gradients do; null where
+    # changes are those of the model's own weights
+    "kept": pl.String,
+}
 FORMAT = 1
 _SHAPES = ("shape", "local_shape")
 _FILE = re.compile(r"(?P<role>[a-z][a-z0-9_]*)-rank(?P<rank>\d{1,9})\.jsonl?")
@@ -84,12 +90,13 @@ class _Gradient(msgspec.Struct, forbid_unknown_fields=True):
     local_shape: list[int]
     complete: bool
     offset: Any = None
+    kept: str | None = None
 
     def row(self) -> tuple[Any, ...]:
         values = msgspec.structs.asdict(self)
         if self.offset is not None:
             values["offset"] = canonical_json(self.offset).decode()
-        return tuple(values[column] for column in GRADIENTS)
+        return tuple(values[column] for column in GRADIENTS | COPIES)
 
 
 def _table(
@@ -120,7 +127,7 @@ def gradients(side: Path) -> pl.DataFrame | None:
     Raises:
         StoreError: a line is not what capture writes.
     """
-    table = _table(side, "gradients", _Gradient, GRADIENTS, "no place of a gradient")
+    table = _table(side, "gradients", _Gradient, GRADIENTS | COPIES, "no place of a gradient")
     if table is None:
         return None
     first = table.unique(["step", "stage", "rank", "name"], keep="first", maintain_order=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import polars as pl
@@ -36,6 +37,7 @@ _PARTS = ("runs", "objects", "alignments", "manifests")
 _BEGUN = frozenset({"tmp", "locks"})
 #: Sizes printed in a message before "and N more".
 _SHOWN = 5
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -182,15 +184,18 @@ class Run:
         return self._parts("weights.parquet", parts.WEIGHTS)
 
     def gradients(self) -> pl.DataFrame | None:
-        """``gradients.parquet`` (columns: ``parts.GRADIENTS``), None where the model's parts do.
+        """``gradients.parquet`` (columns: ``parts.GRADIENTS`` and ``parts.COPIES``), None where the
+        model's parts do.
 
         Raises:
             StoreError: the table is missing, damaged, or holds what capture does not write.
         """
-        return self._parts("gradients.parquet", parts.GRADIENTS)
+        return self._parts("gradients.parquet", parts.GRADIENTS, parts.COPIES)
 
-    def _parts(self, name: str, schema: dict[str, Any]) -> pl.DataFrame | None:
-        table = self._table(name, schema)
+    def _parts(
+        self, name: str, schema: dict[str, Any], later: Mapping[str, Any] = _NONE
+    ) -> pl.DataFrame | None:
+        table = self._table(name, schema, later)
         return None if table is None else parts.require(table, f"{self.path}/{name}")
 
     def mock_proof(self) -> list[proof.Entry] | None:
@@ -242,7 +247,11 @@ class Run:
         formats.check(value.get("format"), (1,), str(path), StoreError)
         return value
 
-    def _table(self, name: str, schema: dict[str, Any]) -> pl.DataFrame | None:
+    def _table(
+        self, name: str, schema: dict[str, Any], later: Mapping[str, Any] = _NONE
+    ) -> pl.DataFrame | None:
+        """A table with these columns; ``later`` ones are null where a run has been written before
+        there were any."""
         if not self.has(name):
             return None
         path = self.checked(name)
@@ -252,6 +261,9 @@ class Run:
             table = pl.read_parquet(path, glob=False)
         except UNREADABLE as error:
             raise StoreError(f"{path} is not a readable table: {error}") from error
+        added = [pl.lit(None, kind).alias(key) for key, kind in later.items()
+                 if key not in table.columns]  # fmt: skip
+        table, schema = table.with_columns(added), {**schema, **later}
         wrong = [key for key, kind in schema.items() if table.schema.get(key) != kind]
         if wrong:
             found = table.schema.get(wrong[0])

@@ -271,10 +271,13 @@ def main() -> int:
     parser.add_argument("--experts", action="store_true", help="of a model with experts")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--clean", action="store_true", help="without faults")
+    parser.add_argument("--faults", nargs="+", metavar="NAME", help="these alone")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     results = json.loads(options.json.read_text()) if options.json.is_file() else {}
     faults = [] if options.clean else cases(options.experts)
+    if options.faults:
+        faults = [case for case in faults if case.name in options.faults]
     pairs = options.pairs or (PAIRS_OF_EXPERTS if options.experts else PAIRS)
     with ForkServers(options.directory / "logs") as servers:
         layouts = Layouts(options.directory, servers, options.experts, options.precision)

@@ -206,3 +206,87 @@ def test_every_gradient_of_megatrons_own_optimizers_is_found(tmp_path: Path) -> 
         assert found["dtypes"] == ["torch.float32"], found
         assert found["norm"] == pytest.approx(found["own"], rel=1e-5) and found["own"] > 0, found
         assert found["stepped"] == 4, found
+
+
+def step(optimizer: Any, by: float) -> None:
+    """Move every copy, and hand it on to the model, rounded."""
+    parameters = list(optimizer.model.parameters())
+    for parameter, main in zip(
+        parameters, optimizer.optimizer.param_groups[0]["params"], strict=True
+    ):
+        main.add_(by)
+        first = optimizer.ranges[id(parameter)].start if isinstance(optimizer, Shards) else 0
+        parameter.data.view(-1)[first : first + main.numel()].copy_(main.view(-1))
+
+
+def changes(tmp_path: Path, model: nn.Module, optimizer: Any, stepped: Any) -> dict[str, Any]:
+    capturing = recorder(tmp_path, provenance=True)
+    with capturing.stage("actor_update", 0, 1, model, optimizer=optimizer):
+        stepped()
+    return dump(tmp_path, name="debug.json")
+
+
+@pytest.mark.parametrize("kind", [Copies, Shards])
+def test_changes_are_read_off_the_copies_that_are_stepped(
+    tmp_path: Path, kind: type[Optimizer]
+) -> None:
+    model = Model()
+    optimizer = kind(model)
+    small = 2.0**-20  # far less than a bf16 weight can show
+    data = changes(tmp_path, model, optimizer, lambda: step(optimizer, small))
+    found = data["first.weight.change.0.debug"]
+    assert found["Max"] == pytest.approx(small, rel=0.01) and found["Min"] > 0
+    assert found["shape"] == ([12] if kind is Shards else [4, 6])
+    places = (tmp_path / "side/parts/gradients/actor-rank0.jsonl").read_text().splitlines()
+    (first,) = (json.loads(line) for line in places if "first.weight" in line)
+    assert first["kept"] == "torch.float32"
+    assert first["offset"] == ({"element": 12} if kind is Shards else None)
+
+
+@pytest.mark.parametrize("kind", [Copies, Shards])
+def test_a_copy_that_is_not_handed_on_changes_nothing(
+    tmp_path: Path, kind: type[Optimizer]
+) -> None:
+    """What a model computes with is what counts."""
+    model = Model()
+    optimizer = kind(model)
+
+    def stepped() -> None:
+        step(optimizer, 0.25)
+        main = optimizer.optimizer.param_groups[0]["params"][1]
+        main.add_(1.0)
+
+    data = changes(tmp_path, model, optimizer, stepped)
+    for name in _NAMES:
+        assert data[f"{name}.change.0.debug"]["Max"] == pytest.approx(0.25, rel=0.01)
+
+
+class Aware(Shards):
+    """A precision-aware optimizer: it steps the model's own numbers, and keeps no copy here."""
+
+    config = types.SimpleNamespace(use_precision_aware_optimizer_no_fp8_or_ds_fp8=True)
+
+    def mains(self) -> list[Tensor]:
+        super().mains()
+        self.shard_fp32_from_float16_groups = [[None, None]]  # type: ignore[list-item]
+        return self.shard_float16_groups[0]
+
+
+def test_without_copies_changes_are_the_models(tmp_path: Path) -> None:
+    model = Model()
+    optimizer = Aware(model)
+    data = changes(tmp_path, model, optimizer, lambda: model.first.weight.data.add_(1.0))
+    assert data["first.weight.change.0.debug"]["shape"] == [4, 6]
+    places = (tmp_path / "side/parts/gradients").rglob("*")
+    assert not [path for path in places if path.stat().st_size], "nothing was copied"
+
+
+def test_what_another_rank_steps_is_its_own_to_record(tmp_path: Path) -> None:
+    model = Model()
+    optimizer = Shards(model)
+    # the copies are the optimizer's parameters, so that they are taken out of both
+    del optimizer.model_float16_groups[0][1], optimizer.shard_fp32_from_float16_groups[0][1]
+    frozen = nn.Parameter(torch.ones(3, dtype=torch.bfloat16), requires_grad=False)
+    model.register_parameter("frozen", frozen)
+    data = changes(tmp_path, model, optimizer, lambda: model.first.weight.data.add_(1.0))
+    assert {name.partition(".change")[0] for name in data} == {"first.weight", "frozen"}

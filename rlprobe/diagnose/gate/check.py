@@ -17,6 +17,7 @@ from rlprobe.diagnose.gate import (
     precise,
     recorded,
     rejoined,
+    rounded,
     routers,
     samples,
     settings,
@@ -65,6 +66,7 @@ def check(evidence: Evidence) -> Gate:
     hidden = unused.check(evidence.step)
     unlike = recorded.check(evidence)
     shaped = shapes.check(evidence.step)
+    coarse = rounded.check(evidence)
     excused = precise.check(evidence.step)
     lost = lacking.check(evidence)
     unsized = differing.check(evidence.step)
@@ -87,6 +89,7 @@ def check(evidence: Evidence) -> Gate:
             *([lost] if lost is not None else []),
             *([unlike] if unlike is not None else []),
             *([shaped] if shaped is not None else []),
+            *([coarse] if coarse is not None else []),
             *([excused] if excused is not None else []),
             *([unsized] if unsized is not None else []),
         ],

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlprobe.capture import megatron_grads
 from rlprobe.capture.light.pieces import Undivided
 from rlprobe.capture.megatron_places import MegatronPlaces
 from rlprobe.capture.names import named_modules
+from rlprobe.capture.parameters import held
 from rlprobe.selftest import fault
 
 REFERENCE, LOG_PROB = "reference_compute_log_prob", "actor_compute_log_prob"
@@ -136,6 +138,36 @@ def learning_rate(site: Any) -> Iterator[None]:
     yield
     for group in groups:
         group["lr"] /= 1.02
+
+
+def stepped(site: Any, name: str) -> Iterator[tuple[Tensor, Any]]:
+    """What of a parameter this rank steps, and the torch optimizer that steps it."""
+    if megatron_grads.is_megatron(site.optimizer):
+        found = megatron_grads.stepped(chunks(site), site.optimizer)
+    else:
+        found = ((item, site.optimizer) for item in held(chunks(site)))
+    for item, optimizer in found:
+        if item.name == name:
+            yield getattr(item.parameter, "_local_tensor", item.parameter), optimizer
+
+
+@fault(stage=ACTOR, module="model.layers.2.self_attn.o_proj", cause="optimizer")
+def one_step(site: Any) -> Iterator[None]:
+    """The optimizer moves one module's weights half as far again."""
+    with ExitStack() as stack:
+        for main, optimizer in list(stepped(site, "model.layers.2.self_attn.o_proj.weight")):
+            before: list[Tensor] = []
+
+            def keep(*_: Any, main: Tensor = main, before: list[Tensor] = before) -> None:
+                before[:] = [main.detach().clone()]
+
+            def further(*_: Any, main: Tensor = main, before: list[Tensor] = before) -> None:
+                with torch.no_grad():
+                    main.add_(main - before[0], alpha=0.5)
+
+            stack.callback(optimizer.register_step_pre_hook(keep).remove)
+            stack.callback(optimizer.register_step_post_hook(further).remove)
+        yield
 
 
 @fault(stage=LOG_PROB, module="model.layers.1.mlp.gate_proj", cause="constant_factor")

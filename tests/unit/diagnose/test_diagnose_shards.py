@@ -70,13 +70,15 @@ class Side:
         return self._path
 
 
-def join(benchmark: Side, target: Side) -> tuple[list[dict[str, Any]], shards.Joined]:
+def join(
+    benchmark: Side, target: Side, slot: str = "grad_reduced"
+) -> tuple[list[dict[str, Any]], shards.Joined]:
     """Rows after joining, of the records as compare pairs them: rank by rank."""
     rows = []
     for rank in range(max(len(benchmark.numbers), len(target.numbers))):
         row: dict[str, Any] = {
             "rank": rank, "order": 7, "name": NAME, "module": "layer", "index": "weight",
-            "slot": "grad_reduced", "status": "shape", "reason": None, "error": 0.5,
+            "slot": slot, "status": "shape", "reason": None, "error": 0.5,
             "error_kind": "statistics", "error_uncertainty": 1.0,
         }  # fmt: skip
         for name, side in (("benchmark", benchmark), ("target", target)):
@@ -123,10 +125,17 @@ def test_replicas_count_once(tmp_path: Path) -> None:
 
 
 class Owned(Side):
-    """Ranks with the whole parameter, whose optimizers have stretches of its gradient each."""
+    """Ranks with the whole parameter, whose optimizers have stretches of its gradient each.
 
-    def __init__(self, directory: Path, cut: int) -> None:
+    Args:
+        directory: where the record table goes.
+        cut: the first element of the second stretch.
+        kept: format of the copies that the stretches are stepped as.
+    """
+
+    def __init__(self, directory: Path, cut: int, kept: str | None = None) -> None:
         super().__init__(directory, [(0, 6), (0, 6)])
+        self.kept = kept
         flat = WHOLE.reshape(-1)
         records = pl.read_parquet(self._path).to_dicts()
         self.owned = []
@@ -142,7 +151,7 @@ class Owned(Side):
             self.owned.append(
                 {"rank": rank, "name": "layer.weight", "stage": STAGE, "step": 0,
                  "shape": [6, 5], "local_shape": [part.size], "complete": False,
-                 "offset": json.dumps({"stretches": stretches})}
+                 "offset": json.dumps({"stretches": stretches}), "kept": self.kept}
             )  # fmt: skip
         pl.DataFrame(records, schema=SCHEMA).write_parquet(self._path)
 
@@ -158,6 +167,14 @@ def test_stretches_that_optimizers_own_are_compared_with_the_whole(
         (row,), _ = join(Side(tmp_path, sides), Owned(tmp_path, cut))
         assert (row["status"], row["error"]) == ("matched", UNSEEN)
         assert row["norm_target"] == pytest.approx(np.linalg.norm(WHOLE), rel=1e-6)
+
+
+def test_changes_of_copies_lie_as_the_gradients_do(tmp_path: Path) -> None:
+    (row,), _ = join(Side(tmp_path, [(0, 6)]), Owned(tmp_path, 7, "torch.float32"), "change")
+    assert (row["status"], row["error"]) == ("matched", UNSEEN)
+    # those of the model's own weights lie as these do, and a stretch of them is no whole
+    (row,), _ = join(Side(tmp_path, [(0, 6)]), Owned(tmp_path, 7), "change")
+    assert row["error"] is None
 
 
 def test_without_sketches_norms_are_compared(tmp_path: Path) -> None:

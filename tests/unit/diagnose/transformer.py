@@ -407,6 +407,7 @@ def optimize(
         else:
             step = g / (np.sqrt(g * g) + F32(1e-8))
             new = old * (1 - rate * decay) - rate * step
+        new = device.fault("keep", stage, lambda w: w)(new)
         dump.debug[f"{name}.change.0.debug"] = leaf((new - old).astype(F32))
 
 
@@ -421,7 +422,8 @@ def parts(
     ):
         lines(side / "parts" / "weights" / f"{owner}-rank0.jsonl", [
             {"step": number, "stage": stage, "role": owner, "rank": 0, "name": name,
-             "dtype": "torch.float32", "shape": list(value.shape), "local_shape": list(value.shape),
+             "dtype": device.faults.get("kept in", "torch.float32") if owner == "actor"
+             else "torch.float32", "shape": list(value.shape), "local_shape": list(value.shape),
              "digest": "sha256:" + hashlib.sha256(
                  value.tobytes() + bytes(device.faults.get("steps read", {}).get(
                      (number, stage, name), step))).hexdigest(),
