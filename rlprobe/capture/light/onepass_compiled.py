@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from rlprobe.compiled import compiled
+from rlprobe.compiled import compiled, prefetch
 from rlprobe.sketch import K
 
 #: As in the definition; numba freezes globals of the module that a loop is in.
 _WIDTH, _RUN, _NUMBERS = 8 * K, 16, 4
+#: Elements of a cache line, fp32.
+_LINE = 16
 
 
 @compiled()
@@ -36,6 +38,9 @@ def read(flat: Any, signs: Any, out: Any) -> None:
         row = first
         while row + 4 <= last:
             at = row * _WIDTH
+            # four rows are read side by side, which no processor takes for one stream
+            for ahead in range(at + 4 * _WIDTH, at + 8 * _WIDTH, _LINE):
+                prefetch(flat, ahead)
             if signs is None:
                 _four(flat, at, high, low, one, two)
             else:
