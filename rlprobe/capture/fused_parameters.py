@@ -42,7 +42,7 @@ class FusedParameters:
         self._gated = bool(getattr(config, "gated_linear_unit", False))
         heads = int(getattr(config, "num_attention_heads", 0) or 0)
         groups = int(getattr(config, "num_query_groups", 0) or heads)
-        self._groups = groups // self._size if groups % self._size == 0 else 0
+        self._groups = groups
         self._queries = heads // groups if groups and heads % groups == 0 else 0
 
     def apart(self, item: Held, tensor: Tensor) -> Iterator[tuple[Held, Tensor]]:
@@ -67,31 +67,32 @@ class FusedParameters:
         if not parts or None in parts:
             yield item, tensor
             return
-        for part in parts:
-            if part is not None and part[1].numel():
-                yield part
+        for found in parts:
+            if found is not None and found[1].numel():
+                yield found
 
-    def _rows(self, module: str, item: Held) -> Sequence[Sequence[int]]:
+    def _rows(self, module: str, item: Held) -> Sequence[fused.Own]:
         """Of each part, which rows of what this rank holds of the fused parameter are its own."""
         if "experts" in item.name.split(".") and self._expert_size != self._size:
             return ()  # where this rank's part of it lies is told by other groups
         count, rest = divmod(item.shape[0], self._size)
         if module == fused.GATE_UP and self._gated and not rest:
-            return fused.halves(count)
-        each, over = divmod(count, self._groups * (self._queries + 2) or 1)
+            return fused.halves_of_rank(count, self._size, self._rank)
+        each, over = divmod(item.shape[0], self._groups * (self._queries + 2) or 1)
         if module == fused.QKV and self._groups and self._queries and not (rest or over):
-            return fused.by_group(self._groups, self._queries, each)
+            return fused.qkv_of_rank(self._groups, self._queries, each, self._size, self._rank)
         return ()
 
     def _part(
-        self, item: Held, tensor: Tensor, name: str, rows: Sequence[int], inner: int
+        self, item: Held, tensor: Tensor, name: str, part: fused.Own, inner: int
     ) -> tuple[Held, Tensor] | None:
         """One part; None where the place of a stretch is not known."""
-        shape = (self._size * len(rows), *item.shape[1:])
+        shape = (part.whole, *item.shape[1:])
         count = item.shape[0] // self._size
-        before = self._rank * len(rows)
+        before = part.first
         if tensor.shape[:1] == (count,) and tensor.shape[1:] == item.shape[1:]:
-            own = torch.cat([tensor.narrow(0, first, n) for first, n in fused.runs(rows)])
+            slices = [tensor.narrow(0, first, n) for first, n in fused.runs(part.rows)]
+            own = torch.cat(slices) if slices else tensor.narrow(0, 0, 0)
             cut = (0, before) if self._size > 1 else None
             held = Held(name, item.parameter, own, shape, cut, None, self._size == 1)
             return held, own
@@ -102,7 +103,7 @@ class FusedParameters:
         places: list[tuple[int, int]] = []
         pieces: list[Tensor] = []
         at = 0
-        for first, n in fused.runs(rows):
+        for first, n in fused.runs(part.rows):
             low = max(first * inner, begin)
             high = min((first + n) * inner, begin + tensor.numel())
             if low < high:

@@ -73,7 +73,7 @@ class MegatronPlaces:
         heads = int(getattr(config, "num_attention_heads", 0) or 0)
         groups = int(getattr(config, "num_query_groups", 0) or heads)
         self._queries = heads // groups if groups and heads % groups == 0 else 0
-        self._groups = groups // self._size if groups % self._size == 0 else 0
+        self._groups = groups
 
     @classmethod
     def of(cls, chunks: Sequence[nn.Module]) -> MegatronPlaces | None:
@@ -96,7 +96,10 @@ class MegatronPlaces:
         if kind == _ROW:
             return self._row(path, module, slot, width)
         if _HEADS.search(path):
-            return (self._shard(path, width),)
+            # of fewer groups than ranks, several ranks have the same keys, and each its own part of
+            # their gradient
+            shared = path.endswith(".k_norm") and self._groups < self._size
+            return () if shared else (self._shard(path, width),)
         if self._size > 1 and not _WHOLE.search(path):
             return ()
         return (Piece(path, 0, width),)
@@ -134,10 +137,10 @@ class MegatronPlaces:
         if not parts:
             whole = self._size == 1 or getattr(module, "gather_output", False)
             return (Piece(path, 0, width) if whole else self._shard(path, width),)
-        features = self._split(name, width)
         return [
-            self._shard(f"{stem}.{part}", len(own), tuple(own))
-            for part, own in zip(parts, features, strict=False)
+            Piece(f"{stem}.{part}", own.first, own.whole, tuple(own.rows))
+            for part, own in zip(parts, self._split(name, width), strict=False)
+            if own.rows
         ]
 
     def _taken(
@@ -168,13 +171,13 @@ class MegatronPlaces:
             return ()
         return (Piece(path, 0, width),)
 
-    def _split(self, name: str, width: int) -> Sequence[Sequence[int]]:
+    def _split(self, name: str, width: int) -> Sequence[fused.Own]:
         if name == fused.GATE_UP:
-            return fused.halves(width)
-        each, rest = divmod(width, self._groups * (self._queries + 2) or 1)
+            return fused.halves_of_rank(width, self._size, self._rank)
+        each, rest = divmod(width * self._size, self._groups * (self._queries + 2) or 1)
         if rest or not self._groups or not self._queries:
             return ()
-        return fused.by_group(self._groups, self._queries, each)
+        return fused.qkv_of_rank(self._groups, self._queries, each, self._size, self._rank)
 
     def _shard(self, path: str, width: int, features: tuple[int, ...] | None = None) -> Piece:
         return Piece(path, self._rank * width, self._size * width, features)

@@ -84,6 +84,8 @@ LAYOUTS: dict[str, Layout] = {
         2,
         _megatron("pipeline_model_parallel_size=2", "virtual_pipeline_model_parallel_size=2"),
     ),
+    # fewer groups of heads than ranks
+    "megatron-tp4": Layout(4, _megatron("tensor_model_parallel_size=4")),
     "megatron-tp2-dp2": Layout(4, _megatron("tensor_model_parallel_size=2")),
     "megatron-dp2": Layout(2, _megatron("use_distributed_optimizer=false")),
     "megatron-dp2-sharded": Layout(2, _megatron("use_distributed_optimizer=true")),

@@ -337,8 +337,27 @@ def test_a_bias_that_is_added_outside_leaves_no_record(places: Any) -> None:
     assert not places(tp=1).pieces(f"{MLP}.down_proj", row, "forward", "output", 4)
 
 
-def test_fewer_key_heads_than_ranks_are_not_guessed(places: Any) -> None:
-    found = places({"num_query_groups": 1}, tp=2).pieces(
+def test_a_group_of_heads_may_lie_on_several_ranks(places: Any) -> None:
+    """Of fewer groups than ranks each rank has a stretch of the fused projection's features."""
+    found = {}
+    for rank in range(4):
+        # 2 groups of 4 queries, a key and a value, 2 features a head: 24 features
+        own = places({"num_query_groups": 2}, tp=4, tp_rank=rank)
+        path = f"{ATTENTION}.qkv_proj"
+        found[rank] = of(own.pieces(path, ColumnParallelLinear(), "forward", "output", 6))
+        assert own.pieces(f"{ATTENTION}.q_norm", nn.LayerNorm(4), "forward", "output", 4)
+        assert not own.pieces(f"{ATTENTION}.k_norm", nn.LayerNorm(4), "forward", "output", 4)
+    q, k, v = (f"{ATTENTION}.{name}_proj" for name in "qkv")
+    assert found == {
+        0: [(q, 0, 16, (0, 1, 2, 3, 4, 5))],
+        1: [(q, 6, 16, (0, 1)), (k, 0, 4, (2, 3)), (v, 0, 4, (4, 5))],
+        2: [(q, 8, 16, (0, 1, 2, 3, 4, 5))],
+        3: [(q, 14, 16, (0, 1)), (k, 2, 4, (2, 3)), (v, 2, 4, (4, 5))],
+    }
+
+
+def test_heads_that_groups_do_not_divide_are_not_guessed(places: Any) -> None:
+    found = places({"num_query_groups": 3}, tp=2).pieces(
         f"{ATTENTION}.qkv_proj", ColumnParallelLinear(), "forward", "output", 12
     )
     assert not found
