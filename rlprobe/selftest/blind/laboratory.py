@@ -23,7 +23,7 @@ from rlprobe.compare.samples.run import Samples
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.run import Examined, examine
 from rlprobe.dumps import results as tables
-from rlprobe.dumps.key_data import TOKENS, BatchKey, KeyData, MicroBatch, Row
+from rlprobe.dumps.key_data import KeyData
 from rlprobe.errors import NotComparableError, RlprobeError, UsageError
 from rlprobe.judge import analysis, propagated
 from rlprobe.judge.curves import LEFT, Curve
@@ -34,14 +34,14 @@ from rlprobe.judge.judge import Kept, key_data
 from rlprobe.judge.keydata import LATER, Difference
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.selftest.blind import disturb
-from rlprobe.selftest.blind.quantities import (
-    KEY_DATA,
-    METRIC,
-    MISSING,
-    PROOF,
-    RECORD,
-    WEIGHT,
-    Quantity,
+from rlprobe.selftest.blind.quantities import METRIC, MISSING, RECORD, WEIGHT, Quantity
+from rlprobe.selftest.blind.remembered import (
+    MADE_OF,
+    REMEMBERED,
+    Touched,
+    of_one_key,
+    remember,
+    remember_rows,
 )
 from rlprobe.store.manifest import NAME as MANIFEST
 from rlprobe.store.manifest import File, Manifest
@@ -106,7 +106,7 @@ class Laboratory:
         for role in self._opened.plan.runs:
             run = self._opened.run(role)
             if run is not None:
-                _remember(run)
+                remember(run)
         self._kept = Kept()
         self._left = sides.resolve(str(self._benchmark), None)
         self._samples = Samples(self._benchmark, self.target, opened=self._key_data())
@@ -125,6 +125,12 @@ class Laboratory:
         for path in self.results.glob(f"compare/*/*/{tables.SUMMARY}"):
             said = tables.summary(path.parent) or {}
             self._replace(path, tables.sealed(said | {"of": {}}).encode())
+
+    @property
+    def _has_shards(self) -> bool:
+        runs = [self._opened.run(role) for role in (BENCHMARK, TARGET)]
+        sizes = [process.world_size for run in runs if run for process in run.manifest.layout]
+        return max(sizes, default=1) > 1
 
     @property
     def examined(self) -> Examined:
@@ -187,16 +193,16 @@ class Laboratory:
         was = self._opened.run(TARGET)
         assert was is not None
         target = Run(was.store, was.path, Manifest.load(self.target))
-        kept = {name: vars(was)[name] for name in _REMEMBERED - {_MADE_OF.get(quantity.kind, "")}}
+        kept = {name: vars(was)[name] for name in REMEMBERED - {MADE_OF.get(quantity.kind, "")}}
         if quantity.kind in (RECORD, METRIC):  # its key data are what they were
             kept |= {name: getattr(was, name) for name in ("_checked_data", "recorded")}
             vars(target).update(kept)
         else:
-            kept |= {n: functools.cache(getattr(target, n)) for n in _REMEMBERED - kept.keys()}
+            kept |= {n: functools.cache(getattr(target, n)) for n in REMEMBERED - kept.keys()}
             vars(target).update(kept)
-            _remember_rows(target)
-        if _of_one_key(quantity) and target.recorded is not None and was.recorded is not None:
-            vars(target)["recorded"] = _Touched(target.recorded, was.recorded, quantity.key)
+            remember_rows(target)
+        if of_one_key(quantity) and target.recorded is not None and was.recorded is not None:
+            vars(target)["recorded"] = Touched(target.recorded, was.recorded, quantity.key)
         runs = {role: run for role in self._opened.plan.runs
                 if (run := self._opened.run(role)) is not None}  # fmt: skip
         return dataclasses.replace(self._opened, _opened=runs | {TARGET: target})
@@ -206,7 +212,7 @@ class Laboratory:
         target = results.run(TARGET)
         if quantity.kind == RECORD:
             return self._samples
-        if not _of_one_key(quantity) or target is None:
+        if not of_one_key(quantity) or target is None:
             return None
         opened = self._key_data()[0], target.recorded
         return Samples(self._benchmark, self.target, opened=opened)
@@ -214,14 +220,16 @@ class Laboratory:
     def _untouched(self, quantity: Quantity, results: Results) -> Kept:
         """What does not depend on a quantity: of a record all but its stage, of a stage's key data
         all but that and what is made of it, of tokens, samples and weights nothing."""
-        of_one_key = _of_one_key(quantity)
-        if not of_one_key and quantity.kind not in (RECORD, METRIC):
+        one_key = of_one_key(quantity)
+        # weights tell how shards of records lie, of which one process has none
+        of_gate = (METRIC,) if self._has_shards else (METRIC, WEIGHT)
+        if not one_key and quantity.kind != RECORD and quantity.kind not in of_gate:
             return Kept()
         touched = {quantity.stage}
-        if of_one_key and quantity.key in propagated.NAMES:
+        if one_key and quantity.key in propagated.NAMES:
             touched |= stages.UPDATE_STAGES
         left = {at: found for at, found in self._kept.stages.items() if at[0] not in touched}
-        if not of_one_key:
+        if not one_key:
             return Kept(left, dict(self._kept.key_data), dict(self._kept.findings))
         return Kept(left, self._key_data_with(quantity.key, results))
 
@@ -329,59 +337,6 @@ class Laboratory:
         # another file in the same place: the one that is linked elsewhere stays as it is
         path.unlink(missing_ok=True)
         path.write_bytes(data)
-
-
-class _Touched(KeyData):
-    """A run's key data of which the files of one key were changed; the others are as they were."""
-
-    def __init__(self, now: KeyData, was: KeyData, key: str) -> None:
-        """
-        Args:
-            now: as they lie there.
-            was: as they were, which remembers its rows.
-            key: what was changed; names no samples.
-        """
-        super().__init__(now.data, now.proof)
-        self._was, self._key = was, key
-        self._now = functools.cache(super().rows)
-
-    def micro_batches(self, step: int) -> dict[BatchKey, MicroBatch]:
-        return self._was.micro_batches(step)
-
-    def rows(self, key: str, step: int) -> list[Row]:
-        return self._now(key, step) if key == self._key else self._was.rows(key, step)
-
-    def samples(self, key: str, step: int) -> frozenset[str | None]:
-        return super().samples(key, step) if key == self._key else self._was.samples(key, step)
-
-    def contradicted(self, step: int) -> dict[str, str]:
-        wrong = self.contradiction(self._key, step)
-        rest = {key: why for key, why in self._was.contradicted(step).items() if key != self._key}
-        return rest | ({} if wrong is None else {self._key: wrong})
-
-
-def _of_one_key(quantity: Quantity) -> bool:
-    """Whether nothing but one key's own values changes: no tokens, which name samples, and no
-    parts of a list or mask that several stages share."""
-    shared = (*TOKENS, "loss_mask")
-    return quantity.kind == KEY_DATA and quantity.key not in shared
-
-
-#: What judging asks a run for many times, and reads from a file each time; and of which a
-#: quantity's kind is a part.
-_REMEMBERED = frozenset({"weights", "gradients", "mock_proof", "environment", "metrics"})
-_MADE_OF = {WEIGHT: "weights", PROOF: "mock_proof", METRIC: "metrics"}
-
-
-def _remember(run: Run) -> None:
-    """Read once what judging asks a run for many times."""
-    vars(run).update({name: functools.cache(getattr(run, name)) for name in _REMEMBERED})
-    _remember_rows(run)
-
-
-def _remember_rows(run: Run) -> None:
-    if run.recorded is not None:
-        vars(run.recorded)["rows"] = functools.cache(run.recorded.rows)
 
 
 def _why(found: Examined) -> str:

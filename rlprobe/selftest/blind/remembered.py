@@ -1,0 +1,63 @@
+"""What judging an alignment many times need not read each time."""
+
+from __future__ import annotations
+
+import functools
+
+from rlprobe.dumps.key_data import TOKENS, BatchKey, KeyData, MicroBatch, Row
+from rlprobe.selftest.blind.quantities import KEY_DATA, METRIC, PROOF, WEIGHT, Quantity
+from rlprobe.store.read import Run
+
+
+class Touched(KeyData):
+    """A run's key data of which the files of one key were changed; the others are as they were."""
+
+    def __init__(self, now: KeyData, was: KeyData, key: str) -> None:
+        """
+        Args:
+            now: as they lie there.
+            was: as they were, which remembers its rows.
+            key: what was changed; names no samples.
+        """
+        super().__init__(now.data, now.proof)
+        self._was, self._key = was, key
+        self._now = functools.cache(super().rows)
+
+    def micro_batches(self, step: int) -> dict[BatchKey, MicroBatch]:
+        return self._was.micro_batches(step)
+
+    def rows(self, key: str, step: int) -> list[Row]:
+        return self._now(key, step) if key == self._key else self._was.rows(key, step)
+
+    def samples(self, key: str, step: int) -> frozenset[str | None]:
+        return super().samples(key, step) if key == self._key else self._was.samples(key, step)
+
+    def contradicted(self, step: int) -> dict[str, str]:
+        wrong = self.contradiction(self._key, step)
+        rest = {key: why for key, why in self._was.contradicted(step).items() if key != self._key}
+        return rest | ({} if wrong is None else {self._key: wrong})
+
+
+def of_one_key(quantity: Quantity) -> bool:
+    """Whether nothing but one key's own values changes: no tokens, which name samples, and no
+    parts of a list or mask that several stages share."""
+    shared = (*TOKENS, "loss_mask")
+    return quantity.kind == KEY_DATA and quantity.key not in shared
+
+
+#: What judging asks a run for many times, and reads from a file each time; and of which a
+#: quantity's kind is a part.
+REMEMBERED = frozenset({"weights", "gradients", "mock_proof", "environment", "metrics"})
+MADE_OF = {WEIGHT: "weights", PROOF: "mock_proof", METRIC: "metrics"}
+
+
+def remember(run: Run) -> None:
+    """Read once what judging asks a run for many times."""
+    vars(run).update({name: functools.cache(getattr(run, name)) for name in REMEMBERED})
+    remember_rows(run)
+
+
+def remember_rows(run: Run) -> None:
+    """The same of its key data."""
+    if run.recorded is not None:
+        vars(run.recorded)["rows"] = functools.cache(run.recorded.rows)
