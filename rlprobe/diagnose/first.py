@@ -16,6 +16,7 @@ from rlprobe.judge import forced, tokens
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.logical.ranks import Place
+from rlprobe.judge.outcomes import SINGLE_VALUE
 from rlprobe.judge.row import Row
 from rlprobe.rollouts import hdf5
 from rlprobe.said import say
@@ -109,6 +110,9 @@ def _of_key_data(diverged: Finding) -> tuple[str | None, int | None]:
     beyond = {outcome.name for outcome in diverged.outcomes if outcome.excess > 1}
     found = [d for d in found if d.name in beyond] or found
     worst = max(found, key=lambda d: (max(d.lopsided), d.error or 0.0))
+    single = {outcome.name for outcome in diverged.outcomes if outcome.measure == SINGLE_VALUE}
+    if worst.name in single:
+        return worst.peak_sample, worst.peak_position
     return worst.sample, worst.position
 
 

@@ -88,7 +88,7 @@ class Wrong:
                 plain=plain,
                 error=own.error,
                 allowed=own.floor,
-                sample=d.peak_at[0] if d.peak_at is not None else d.sample,
+                sample=d.peak_sample or d.sample,
             )
         displaced = NOTHING_SAID
         if d.shift is not None:

@@ -116,9 +116,10 @@ class Difference:
     #: How many are not finite on both sides alike; they are left out of the differences.
     both_nonfinite: int = 0
     #: Largest difference of a single value, relative to the larger of its own size and the root
-    #: mean square of the benchmark's values that are not zero; and its sample and place.
+    #: mean square of all that are not zero; its sample, and its token of the response.
     peak: float = 0.0
-    peak_at: tuple[str, int] | None = None
+    peak_sample: str | None = None
+    peak_position: int | None = None
     #: Formats of the values as they were saved: numpy's names of floating-point ones; whole
     #: numbers are of one, and truth values.
     formats: tuple[str, str] = ("", "")
@@ -134,6 +135,7 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
     """
     pairs: list[tuple[str, Array, Array]] = []
     whole: list[Array] = []
+    begins: list[int | None] = []
     squares = norms = total = 0.0
     count = partners = differing = both = 0
     alone = np.zeros(2, dtype=np.int64)
@@ -147,6 +149,7 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
         partners += 1
         wide_b, wide_t = b.astype(np.float64), t.astype(np.float64)
         pairs.append((key, wide_b, wide_t))
+        begins.append(one.response_at)
         nans = [~np.isfinite(wide) for wide in (wide_b, wide_t)]
         same = (wide_t == wide_b) | (np.isnan(wide_t) & np.isnan(wide_b))
         alone += [int(np.sum(nan & ~same)) for nan in nans]
@@ -171,7 +174,8 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
         scale = np.sqrt(norms)
         error = float(np.sqrt(squares) / scale) if scale > 0 else (0.0 if squares == 0 else np.inf)
     flat = [pair for pair in pairs if pair[1].ndim == 1]
-    peak, peak_at = _peak(pairs)
+    peak, at, place = _peak(pairs)
+    begin = None if at is None else begins[at]
     measured = [] if name in TOKENS else flat  # tokens and masks follow no law of numbers
     with np.errstate(invalid="ignore"):  # infinity less infinity
         apart = [np.abs(t - b) for _, b, t in flat]
@@ -197,7 +201,8 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
         lopsided=(int(alone[0]), int(alone[1])),
         both_nonfinite=both,
         peak=peak,
-        peak_at=peak_at,
+        peak_sample=None if at is None else pairs[at][0],
+        peak_position=None if begin is None or place < begin else place - begin,
         formats=(_formats(benchmark), _formats(target)),
         pairs=flat,
     )
@@ -207,22 +212,25 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
 _KINDS = {"i": "whole numbers", "u": "whole numbers", "b": "truth values"}
 
 
-def _peak(pairs: list[tuple[str, Array, Array]]) -> tuple[float, tuple[str, int] | None]:
-    """The value that is farthest off by itself, and where it is; 0 where no scale is known."""
+def _peak(pairs: list[tuple[str, Array, Array]]) -> tuple[float, int | None, int]:
+    """The value that is farthest off by itself, which row has it, and where in it.
+
+    0 and no row where all are equal, or no scale is known.
+    """
     finite = [np.isfinite(b) & np.isfinite(t) for _, b, t in pairs]
     there = [b[known & (b != 0)] for (_, b, _), known in zip(pairs, finite, strict=True)]
     count = sum(part.size for part in there)
     if not count:
-        return 0.0, None
+        return 0.0, None, 0
     scale = math.sqrt(sum(float(np.sum(part**2)) for part in there) / count)
-    found, at = 0.0, None
-    for (key, b, t), known in zip(pairs, finite, strict=True):
+    found: tuple[float, int | None, int] = (0.0, None, 0)
+    for row, ((_, b, t), known) in enumerate(zip(pairs, finite, strict=True)):
         with np.errstate(invalid="ignore"):  # infinity less infinity, left out
             apart = np.where(known, np.abs(t - b) / np.maximum(np.abs(b), scale), 0.0)
         most = float(apart.max(initial=0.0))
-        if most > found:
-            found, at = most, (key, int(np.argmax(apart)))
-    return found, at
+        if most > found[0]:
+            found = most, row, int(np.unravel_index(np.argmax(apart), apart.shape)[0])
+    return found
 
 
 def _formats(rows: list[Row]) -> str:

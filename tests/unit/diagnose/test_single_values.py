@@ -56,7 +56,18 @@ def test_one_wrong_token_of_very_many_is_beyond(seed: int, place: tuple[int, int
     assert one.excess > 1 and one.measure == outcomes.SINGLE_VALUE
     assert outcome(mine, other, by_value=False).excess <= 1, "all together it is nothing"
     difference = keydata.compare(rows(mine), rows(other), "old_log_probs", 0)
-    assert difference.peak_at == (f"s{place[0]}", place[1])
+    assert (difference.peak_sample, difference.peak_position) == (f"s{place[0]}", place[1])
+
+
+def test_a_token_is_counted_from_the_response_where_the_row_has_the_prompt_too() -> None:
+    mine = np.ones((2, 8), np.float32)
+    other = mine.copy()
+    other[1, 6] = 3.0
+    for begin, position in ((0, 6), (4, 2), (7, None), (None, None)):
+        sides = [[Row(f"s{n}", row, 0, 0, n, begin) for n, row in enumerate(side)]
+                 for side in (mine, other)]  # fmt: skip
+        found = keydata.compare(sides[0], sides[1], "values", 0)
+        assert (found.peak_sample, found.peak_position) == ("s1", position)
 
 
 def test_no_token_of_as_noisy_a_device_as_the_floor_allows_is_beyond() -> None:
