@@ -57,6 +57,12 @@ GIVEN: dict[str, tuple[str | None, str]] = {
     "given_returns": (None, stages.CRITIC_UPDATE),
     "given_critic_mask": (None, stages.CRITIC_UPDATE),
 }
+#: Key data that stages hand back when they are through: what it is made of, and the stage.
+HANDED: dict[str, tuple[str, str]] = {
+    "handed_ref_log_prob": ("ref_log_prob", stages.REFERENCE),
+    "handed_old_log_probs": ("old_log_probs", stages.LOG_PROB),
+    "handed_values": ("values", stages.VALUES),
+}
 REWARDS, ADVANTAGES = "token_level_rewards", "advantages"
 PROMPTS, RESPONSES, MASK, INPUT_IDS = "prompts", "responses", "attention_mask", "input_ids"
 TOKENS = (INPUT_IDS, PROMPTS, RESPONSES, MASK, "position_ids")
@@ -92,6 +98,8 @@ def stage_of(key: str) -> str:
     """The stage whose micro-batches a key's values are of."""
     if key in GIVEN:
         return GIVEN[key][1]
+    if key in HANDED:
+        return HANDED[key][1]
     found = OUTCOMES.get(key) or CHOICES.get(key) or FREE.get(key)
     return found or _GIVEN.get(key, stages.LOG_PROB)
 

@@ -1,4 +1,4 @@
-"""Whether an update was given other numbers than the stages before it computed.
+"""Whether an update was given other numbers than the stages before it computed, or handed on.
 
 A stage that computes rightly from wrong inputs is not at fault. What an update is given (old and
 reference log-probs, values, returns, masks) is key data of its own; a difference there that is
@@ -59,9 +59,16 @@ class Wrong:
         return self.difference.name.endswith("_mask")
 
     @property
+    def is_handed(self) -> bool:
+        """Whether it is what a stage handed back, and not what it was given."""
+        return self.difference.name in keydata.HANDED
+
+    @property
     def said(self) -> Said:
         """Evidence in a sentence."""
         d = self.difference
+        if self.is_handed:
+            return self._handed_back()
         plain = d.name.removeprefix("given_").replace("_", " ")
         if self.is_mask:
             return say(
@@ -104,6 +111,36 @@ class Wrong:
             sample=d.sample,
         )
 
+    def _handed_back(self) -> Said:
+        d, own = self.difference, self.outcome
+        plain = d.name.removeprefix("handed_").replace("_", " ")
+        if any(d.lopsided):
+            return say(
+                "the {plain} that the stage handed back are not finite at {lopsided:,} of "
+                "{count:,} values on one side only; first in sample {sample}",
+                plain=plain,
+                lopsided=max(d.lopsided),
+                count=d.count,
+                sample=d.sample,
+            )
+        if own.measure == SINGLE_VALUE and d.peak_at is not None:
+            return say(
+                "one of the {plain} that the stage handed back differs by {error:.3g} of its size, "
+                "and what it is made from by {allowed:.2g} at most; in sample {sample}",
+                plain=plain,
+                error=own.error,
+                allowed=own.floor,
+                sample=d.peak_at[0],
+            )
+        return say(
+            "the {plain} that the stage handed back differ by {error:.3g}, and those that it "
+            "computed by {allowed:.2g} at most; most in sample {sample}",
+            plain=plain,
+            error=d.error,
+            allowed=self.allowed,
+            sample=d.sample,
+        )
+
 
 def wrong(found: dict[str, Difference], stage: str) -> list[Wrong]:
     """What a stage was given wrongly, masks first.
@@ -141,7 +178,8 @@ def _side(difference: Difference) -> str | None:
 
 def _joined(found: dict[str, Difference], stage: str) -> list[Wrong]:
     """What a stage was given and could be joined, with what it may differ by."""
-    names = [name for name, (_, owner) in keydata.GIVEN.items() if owner == stage]
+    known = keydata.GIVEN | keydata.HANDED
+    names = [name for name, (_, owner) in known.items() if owner == stage]
     if stage == stages.ACTOR_UPDATE:
         names.append(keydata.ADVANTAGES)
     if stage == stages.LOG_PROB:
@@ -154,10 +192,15 @@ def _joined(found: dict[str, Difference], stage: str) -> list[Wrong]:
 
 
 def _has_source(found: dict[str, Difference], name: str) -> bool:
-    copied = keydata.GIVEN.get(name, (None, ""))[0]
+    copied = _copied(name)
     return name == _REPLAYED or any(
         source in found for source in ((copied,) if copied is not None else _SOURCES)
     )
+
+
+def _copied(name: str) -> str | None:
+    """What key data are a copy of."""
+    return (keydata.GIVEN | keydata.HANDED).get(name, (None, ""))[0]
 
 
 def _whole(difference: Difference) -> float:
@@ -182,7 +225,7 @@ def _allowed(
         return 0.0
     if name == _REPLAYED:
         return _LEAST
-    copied = keydata.GIVEN.get(name, (None, ""))[0]
+    copied = _copied(name)
     if copied is not None:
         source = found.get(copied)
         return max(_LEAST, _COPIED * (measured(source) if source is not None else 0.0))

@@ -266,12 +266,23 @@ def _with_given(finding: Finding, handed: list[Outcome]) -> Finding:
     if finding.origin is not None or not wrong:
         return dataclasses.replace(finding, given=handed)
     worst = max(wrong, key=lambda outcome: outcome.excess)
-    reason = say(
-        "{name}, which the stage was given, differs by {error:.3g} where its sources explain "
-        "{floor:.2g}; all that it computes agrees",
-        name=worst.name,
-        error=worst.error,
-        floor=worst.floor,
+    handed_back = worst.name in keydata.HANDED
+    reason = (
+        say(
+            "{name}, which the stage handed back, differs by {error:.3g} where what it computed "
+            "explains {floor:.2g}; all that it computes agrees",
+            name=worst.name,
+            error=worst.error,
+            floor=worst.floor,
+        )
+        if handed_back
+        else say(
+            "{name}, which the stage was given, differs by {error:.3g} where its sources explain "
+            "{floor:.2g}; all that it computes agrees",
+            name=worst.name,
+            error=worst.error,
+            floor=worst.floor,
+        )
     )
     origin = Origin(OUTCOME, None, worst.name, _row(worst), reason)
     return dataclasses.replace(

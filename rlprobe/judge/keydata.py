@@ -18,6 +18,7 @@ from rlprobe.dumps.key_data import (
     CHOICES,
     FREE,
     GIVEN,
+    HANDED,
     OUTCOMES,
     REWARDS,
     TOKENS,
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from rlprobe.store.read import Run
 
 __all__ = [
-    "ADVANTAGES", "CHOICES", "FREE", "GIVEN", "OUTCOMES", "REWARDS", "TOKENS", "Array", "Row",
+    "ADVANTAGES", "CHOICES", "FREE", "GIVEN", "HANDED", "OUTCOMES", "REWARDS", "TOKENS", "Array",
+    "Row",
 ]  # fmt: skip
 
 #: What an update's results after its first change of weights are called, behind their name: other

@@ -36,8 +36,7 @@ def outcome(scene: Scene) -> Symptoms:
         return Symptoms([Fact("nonfinite", (scene.origin.reason,))])
     for item in given.wrong(scene.step.key_data, finding.stage.name):
         if item.difference.name == scene.origin.operator:
-            cause = "label_or_mask_shift" if item.is_mask else "data"
-            return Symptoms([Fact(cause, (item.said,))])
+            return Symptoms([_came_in(item)])
     differ = {o.name for o in finding.outcomes if o.excess > 1}
     moved = [d.name for d in finding.key_data if d.name in differ]
     found = Symptoms()

@@ -160,6 +160,19 @@ def key_outputs(stage: str, output: Any, aligning: bool) -> Iterator[tuple[str, 
             yield ours, value
 
 
+#: What a stage hands back is called ours behind this.
+_HANDED = "handed_"
+
+
+def handed(stage: str, result: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """The key data that a stage hands back, in the order of its samples."""
+    names = {"log_probs", "values"} & _OUTPUTS.get(stage, {}).keys()
+    for name in names:
+        value = tensor(result, name)
+        if value is not None:
+            yield f"{_HANDED}{_OUTPUTS[stage][name]}", value
+
+
 def loss_parts(metrics: Any) -> Iterator[tuple[str, float]]:
     """The scalars a loss function reports of a micro batch, by verl's names."""
     for name, value in (metrics or {}).items():

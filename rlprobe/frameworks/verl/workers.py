@@ -128,8 +128,12 @@ def _run(session: Session, stage: str, worker: Any, data: Any, call: Callable[[]
         began = time.monotonic()
         if rank == 0:
             progress.report(session, stage, step, trainer_step)
+        samples = batch.sample_digests(data) if wanted and aligning else []
         try:
-            return call()
+            result = call()
+            if samples:
+                _hands_back(_running[-1], samples, result)
+            return result
         finally:
             _running.pop()
             if rank == 0:
@@ -292,6 +296,14 @@ def _ends(stage: _Stage, loss: Any, output: Any, number: int | None = None) -> N
         stage.scope.loss("loss", loss)
         for name, value in batch.loss_parts(output.get("metrics")):
             stage.scope.loss(name, value)
+
+
+def _hands_back(stage: _Stage, samples: list[str], result: Any) -> None:
+    """A stage is through: its results stand behind those of its micro-batches."""
+    number = stage.micro_steps
+    stage.scope.rows(samples, number)
+    for name, value in batch.handed(stage.name, result):
+        stage.scope.key_data(name, value, number)
 
 
 def _megatron_begins(number: int, micro_batch: Any, first: bool) -> None:
