@@ -147,6 +147,11 @@ _WITHIN = {
 }
 
 
+#: Classes that an experiment shows whatever the operators are: who attends to whom, and that both
+#: sides compute the same where nothing is rounded.
+_SHOWN = ("mask", "rounding_order")
+
+
 def _decided(cause: Cause, refined: Refined, diagnosis: Diagnosis) -> Cause:
     """The best known cause, without its evidence."""
     observed, tried = refined.observed, refined.tried
@@ -158,6 +163,8 @@ def _decided(cause: Cause, refined: Refined, diagnosis: Diagnosis) -> Cause:
         return _both(cause, law, refined.said(observed.statement))
     if observed is not None and observed.cause not in ("unknown", IMPLEMENTATION):
         return Cause(observed.cause, OBSERVED, refined.said(observed.statement), [])
+    if tried is not None and tried.cause in _SHOWN:
+        return Cause(tried.cause, REPRODUCED, refined.said(tried.statement), [])
     reproduced = _reproduced(refined, _floor(diagnosis))
     if reproduced is not None:
         return reproduced

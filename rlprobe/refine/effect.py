@@ -10,47 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 
 from rlprobe.diagnose.cause.hypotheses.experts import is_choice, may_route
 from rlprobe.judge.roundoff import UNIT
-from rlprobe.refine import meaning
+from rlprobe.refine import meaning, vocabulary
+from rlprobe.refine.stretch import Stretch, argument, hides, numbers
 from rlprobe.refine.trace import Operator, Trace, Value, error
-
-#: A value as it was handed on, and what the other side has in its place.
-Handed = tuple[Value, Value]
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """Operators of one side without a partner, and what became of their results.
-
-    Args:
-        trace: of the side that ran them.
-        operators: in order, views included.
-        handed: what operators of both sides go on with.
-    """
-
-    trace: Trace
-    operators: Sequence[Operator]
-    handed: Sequence[Handed]
-
-    @cached_property
-    def working(self) -> list[Operator]:
-        """Those that are no view, no copy and no constant."""
-        quiet = meaning.VIEWS | meaning.MAKES
-        return [op for op in self.operators if meaning.plain(op) not in quiet]
-
-    @cached_property
-    def changed(self) -> list[Handed]:
-        """What is handed on and is another value than the other side's."""
-        return [(v, w) for v, w in self.handed if v.digest is None or v.digest != w.digest]
-
-    @property
-    def around(self) -> bool:
-        """Whether they surround the model."""
-        return self.trace.kind == "outputs"
 
 
 def of(stretch: Stretch) -> str | None:
@@ -84,23 +49,13 @@ def moved(stretch: Stretch) -> str:
 def _moves_rows(op: Operator, length: int) -> bool:
     """Whether an operator moves rows of tokens as they are."""
     if len(op.outputs[0].shape) > 1:
-        return _argument(op, "dim", "dims") == 0
-    places = _argument(op, "shifts")
+        return argument(op, "dim", "dims") == 0
+    places = argument(op, "shifts")
     return places is not None and places % length == 0
 
 
 #: Moves that keep the order of what they move.
 _SHIFTS = frozenset({"roll", "slice", "narrow", "cat", "select"})
-
-
-def _argument(op: Operator, *names: str) -> int | None:
-    """A whole number among an operator's arguments; None where it is not said, or several are."""
-    for argument in op.arguments:
-        if argument.name in names:
-            found = argument.scalar
-            found = found[0] if isinstance(found, list) and len(found) == 1 else found
-            return found if isinstance(found, int) else None
-    return None
 
 
 def _tokens(trace: Trace) -> list[int] | None:
@@ -134,7 +89,7 @@ def _makes_mask(op: Operator) -> bool:
         return False
     kind = meaning.plain(op)
     if kind in ("masked_fill", "where"):
-        return all(_hides(n) or n == 0 for n in _numbers(op))
+        return all(hides(n) or n == 0 for n in numbers(op))
     moves = kind in meaning.MOVES or kind in _OF_MASKS
     return moves and all(_is_mask(v) for v in op.inputs if math.prod(v.shape) > 1)
 
@@ -148,24 +103,7 @@ def _puts_mask(op: Operator) -> bool:
     kind = meaning.plain(op)
     if kind == "add":
         return any(map(meaning.is_mask, op.inputs))
-    return kind == "masked_fill" and all(map(_hides, _numbers(op)))
-
-
-def _hides(number: float) -> bool:
-    return number <= meaning.MASKED
-
-
-def _numbers(op: Operator) -> list[float]:
-    """Numbers among an operator's arguments, as scalars or as tensors of one element."""
-    found = [a.scalar for a in op.arguments if not a.tensors and not a.default]
-    found += [v.elements[0] for v in op.inputs if v.shape == [] and v.elements]
-    return [float(n) for n in found if _is_number(n)]
-
-
-def _is_number(value: object) -> bool:
-    if isinstance(value, str):
-        return value in ("inf", "-inf")
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return kind == "masked_fill" and all(map(hides, numbers(op)))
 
 
 # formats
@@ -175,27 +113,49 @@ _SCALES = frozenset({
     "mul", "div", "abs", "max", "min", "amax", "amin", "aminmax", "clamp", "neg", "clamp_min",
     "clamp_max", "reciprocal", "round", "floor", "true_divide",
 })  # fmt: skip
+#: How numbers are rounded by their bits, as whole numbers of the same memory.
+_BITS = frozenset({
+    "bitwise_and", "__and__", "bitwise_or", "__or__", "bitwise_left_shift", "__lshift__",
+    "bitwise_right_shift", "__rshift__", "add", "sub", "bitwise_not",
+})  # fmt: skip
+#: Bits of a float's fraction, by the whole numbers that stand for them.
+_FRACTION = {"torch.int32": 23, "torch.int16": 7}
 #: Unit round-off of what is rounded to whole numbers: seven bits are usual, four occur.
 _WHOLE_UNIT = 2.0**-3
 
 
 def _quantised(stretch: Stretch) -> bool:
     """Numbers go through a shorter format, scaled to its range and back."""
+    bits = [op for op in stretch.working if _is_of_bits(op)]
     casts = [op for op in stretch.working if meaning.plain(op) in meaning.CASTS]
-    rest = {meaning.plain(op) for op in stretch.working} - meaning.CASTS
-    units = [_unit(v) for op in casts for v in op.outputs]
+    rest = {meaning.plain(op) for op in stretch.working if op not in bits} - meaning.CASTS
+    units = [_unit(v) for op in casts for v in op.outputs] + [_cleared(op) for op in bits]
     if "round" in rest:
         units.append(_WHOLE_UNIT)
     # to shape a maximum per row, or to leave a scale of 0 out, moves nothing
     return (
-        bool(rest)
+        bool(rest or bits)
         and rest <= _SCALES
         and all(
             v.dtype == w.dtype and _within(error(w, v), max(units, default=0.0))
-            and max(units, default=0.0) > max(_unit(w), UNIT["torch.bfloat16"] / 2)
+            and max(units, default=0.0) > max(_unit(w), 0.0 if bits else UNIT["torch.bfloat16"] / 2)
             for v, w in stretch.changed
         )
     )  # fmt: skip
+
+
+def _is_of_bits(op: Operator) -> bool:
+    """Whether an operator works on the bits of floating-point numbers."""
+    return meaning.plain(op) in _BITS and all(v.dtype in _FRACTION for v in op.outputs)
+
+
+def _cleared(op: Operator) -> float:
+    """Unit round-off of a float whose last bits an operator sets to 0; 0 where it sets none."""
+    masks = [int(n) for n in numbers(op) if n == int(n)]
+    if "and" not in meaning.plain(op) or not masks or not masks[0]:
+        return 0.0
+    kept = _FRACTION[op.outputs[0].dtype] - ((masks[0] & -masks[0]).bit_length() - 1)
+    return 2.0**-kept if kept > 0 else 0.0
 
 
 def _unit(value: Value) -> float:
@@ -319,50 +279,10 @@ def _is_table(value: Value) -> bool:
     return bool(ends) and math.prod(value.shape) > 1 and all(abs(float(e)) <= 1.001 for e in ends)
 
 
-# what surrounds the model, and experts
-
-_ORDERS = frozenset({"sort", "topk", "kthvalue", "argsort"})
+# experts
 
 
-def _truncated(stretch: Stretch) -> bool:
-    """A vocabulary's scores are put in order: what draws from the first of them does that."""
-    sizes = _vocabularies(stretch)
-    return any(
-        meaning.plain(op) in _ORDERS
-        and any(v.shape and v.shape[-1] in sizes for v in op.inputs)
-        and _argument(op, "dim") in (-1, len(op.inputs[0].shape) - 1)
-        for op in stretch.working
-    )
-
-
-def tempered(stretch: Stretch) -> bool:
-    """All scores of a token are multiplied by one number before anything is made of them."""
-    sizes = _vocabularies(stretch)
-    of_scores = [op for op in stretch.working if _last(op.outputs[0]) in sizes]
-    return bool(of_scores) and all(
-        meaning.plain(op) in meaning.TIMES
-        and sum(_last(v) in sizes for v in op.inputs) == 1
-        and all(_last(v) in {*sizes, 1} for v in op.inputs)
-        for op in of_scores
-    ) and all(_last(v) in sizes for v, _ in stretch.changed)  # fmt: skip
-
-
-def _vocabularies(stretch: Stretch) -> set[int]:
-    """How many scores the model gives a token, where it is what surrounds the model."""
-    outputs = (
-        v
-        for op in stretch.trace.operators
-        for v in op.inputs
-        if v.origin is not None and v.origin.startswith("model output")
-    )
-    return {size for v in outputs if (size := _last(v)) > 1} if stretch.around else set()
-
-
-def _last(value: Value) -> int:
-    return value.shape[-1] if value.shape else 1
-
-
-def _routed(stretch: Stretch) -> bool:
+def routed(stretch: Stretch) -> bool:
     """What is handed on are experts' weights or the choice of them: of a router's choice's shape.
 
     A choice are whole numbers that the suspect is given or hands out, beside weights of their
@@ -387,13 +307,14 @@ def _is_input(value: Value) -> bool:
 
 
 _LAWS: tuple[tuple[str, Callable[[Stretch], bool]], ...] = (
+    ("sampling_semantics", vocabulary.of_fewer_ids),
     ("mask", _masks),
     ("rounding_order", _quantised),
-    ("routing", _routed),
+    ("routing", routed),
     ("saturation", _of_part(meaning.CUTS)),
     ("saturation", _cut),
     ("constant_factor", _of_part(meaning.TIMES)),
     ("position", _turned),
-    ("sampling_semantics", _truncated),
-    ("sampling_semantics", tempered),
+    ("sampling_semantics", vocabulary.truncated),
+    ("sampling_semantics", vocabulary.tempered),
 )

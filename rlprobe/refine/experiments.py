@@ -7,19 +7,27 @@ R = error of the target / error of the benchmark, as for whole runs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from rlprobe.judge.floors import R_LIMIT
-from rlprobe.refine.trace import Again
-from rlprobe.said import NOTHING_SAID, Said, of_side, say
+from rlprobe.judge.roundoff import UNIT
+from rlprobe.refine import reach
+from rlprobe.refine.trace import Again, AgainBackward
+from rlprobe.said import NOTHING_SAID, Said, listed, of_side, say
 
 #: fp64 of one function differs by so little of what the sides differ by.
 _SAME = 0.05
 #: Errors below this are the last bits of fp32.
 _LEAST = 1e-7
+#: Unit round-offs of a shorter format by which results may be off that went through it.
+_ROUNDINGS = 8.0
+#: Gradients of one sentence that are named.
+_NAMED = 4
+IN_FORWARD, IN_BACKWARD = say("forward"), say("backward")
 
 Array = npt.NDArray[np.float64]
 
@@ -43,119 +51,243 @@ class Side:
     #: What it made in the run, and in fp64, by output; None where one was not kept.
     outputs: list[Array | None]
     wide: list[Array | None]
+    #: The same of its backward pass; gradients by name.
+    back: AgainBackward | None = None
+    made: Mapping[str, Array] = field(default_factory=dict)
+    back_wide: Mapping[str, Array] = field(default_factory=dict)
+    #: Which tokens depend on which (:mod:`rlprobe.refine.reach`).
+    reach: Array | None = None
+    #: Formats of what its operators made.
+    formats: frozenset[str] = frozenset()
 
 
-def judge(benchmark: Side, target: Side, *, stable: bool = False) -> Experiments:
+def judge(
+    benchmark: Side,
+    target: Side,
+    floor: float = 0.0,
+    *,
+    stable: bool = False,
+    backward: bool = False,
+) -> Experiments:
     """What the experiments on the two sides show together.
 
     Args:
         benchmark, target: the sides.
+        floor: relative difference of results that agree.
         stable: whether the runs of the experiments repeat the diagnosed ones bit for bit. What a
             suspect then makes otherwise the second time is no chance: it keeps something.
+        backward: whether it is the backward pass in which the sides part.
     """
     found = Experiments()
-    _repeats(found, benchmark.again, target.again, stable)
-    _nearer(found, benchmark, target)
+    _repeats(found, benchmark, target, stable)
+    _widened(found, benchmark, target)
+    if backward:
+        near = _nearer(found, _gradients(benchmark, target), IN_BACKWARD)
+    else:
+        near = _nearer(found, _outputs(benchmark, target), IN_FORWARD)
+        _reaches(found, benchmark, target, floor)
+    if near is not None:
+        found.ratio = near.ratio
+        if found.cause is None and near.ratio > R_LIMIT:
+            _less_exact(found, near, _shorter(benchmark, target))
     return found
 
 
-def _repeats(
-    found: Experiments, benchmark: Again | None, target: Again | None, stable: bool
-) -> None:
-    wrong = []
-    for name, again in (("benchmark", benchmark), ("target", target)):
-        if again is None:
-            continue
-        if again.failed:
-            found.evidence.append(
-                say(
-                    "the {side} could not be run again: {failed}",
-                    side=of_side(name),
-                    failed=again.failed,
-                )
+def _less_exact(found: Experiments, near: _Nearness, shorter: list[str]) -> None:
+    """The target computes the same less exactly: in shorter formats, or by another kernel."""
+    found.cause, found.statement = "implementation", near.said
+    unit = max((UNIT[name] for name in shorter), default=0.0)
+    if near.off <= _ROUNDINGS * unit:
+        found.cause = "rounding_order"
+        found.statement = say(
+            "the target's operators work on {formats}, the benchmark's do not; {said}",
+            formats=listed([f.removeprefix("torch.") for f in shorter], _NAMED),
+            said=near.said,
+        )
+
+
+def _shorter(benchmark: Side, target: Side) -> list[str]:
+    """Formats that the target alone works on and that round more than the benchmark's."""
+    coarsest = max((UNIT.get(name, 0.0) for name in benchmark.formats), default=1.0)
+    return sorted(name for name in target.formats if UNIT.get(name, 0.0) > coarsest)
+
+
+def _reaches(found: Experiments, benchmark: Side, target: Side, floor: float) -> None:
+    """Whether tokens attend to others on one side alone."""
+    own, other = (side.outputs[0] if side.outputs else None for side in (benchmark, target))
+    if benchmark.reach is None or target.reach is None or own is None or other is None:
+        return
+    reached = reach.judge(benchmark.reach, target.reach, (own, other), floor)
+    if reached is None:
+        return
+    found.evidence.append(reached.said)
+    if reached.accounts and found.cause is None:
+        found.cause, found.statement = "mask", reached.said
+
+
+def _repeats(found: Experiments, benchmark: Side, target: Side, stable: bool) -> None:
+    wrong: list[tuple[str, Said]] = []
+    for name, side in (("benchmark", benchmark), ("target", target)):
+        _say_failed(found, name, side)
+        said, chance = _not_repeated(name, side, stable)
+        found.evidence += said
+        wrong += [(name, said[-1])] if chance else []
+    sides = {name for name, _ in wrong}
+    if len(sides) == 1:
+        found.cause, found.statement = "nondeterministic", wrong[-1][1]
+    elif not wrong:
+        _say_repeated(found, benchmark, target)
+
+
+def _say_repeated(found: Experiments, benchmark: Side, target: Side) -> None:
+    forward = [side.again is not None and side.again.repeats for side in (benchmark, target)]
+    back = [side.back is not None and side.back.repeats for side in (benchmark, target)]
+    if all(forward) and all(back):
+        found.evidence.append(
+            say(
+                "run forward and backward twice on the same inputs, each side repeats its numbers "
+                "exactly"
             )
-        if again.repeats is False and stable:
-            found.evidence.append(
-                say(
-                    "run twice on the same inputs, the {side} makes other numbers, and in another "
-                    "run it makes the same ones again: it keeps something from call to call",
-                    side=of_side(name),
-                )
-            )
-        elif again.repeats is False:
-            size = NOTHING_SAID
-            if again.difference is not None:
-                size = say(" (they differ by {difference:.2g})", difference=again.difference)
-            found.evidence.append(
-                say(
-                    "run twice on the same inputs and random state, the {side} makes other "
-                    "numbers{size}",
-                    side=of_side(name),
-                    size=size,
-                )
-            )
-            wrong.append(name)
-        elif again.draws:
-            found.evidence.append(
-                say("the {side} draws random numbers: dropout, or noise, is on", side=of_side(name))
-            )
-            wrong.append(f"{name} draws")
-    both = {w.split()[0] for w in wrong} == {"benchmark", "target"}
-    if wrong and not both:
-        found.cause, found.statement = "nondeterministic", found.evidence[-1]
-    elif all(again is not None and again.repeats for again in (benchmark, target)) and not wrong:
+        )
+    elif all(forward):
         found.evidence.append(
             say("run forward twice on the same inputs, each side repeats its numbers exactly")
         )
 
 
-def _nearer(found: Experiments, benchmark: Side, target: Side) -> None:
-    for name, side in (("benchmark", benchmark), ("target", target)):
-        if side.again is not None and side.again.wide_failed:
+def _say_failed(found: Experiments, name: str, side: Side) -> None:
+    for run, way in ((side.again, IN_FORWARD), (side.back, IN_BACKWARD)):
+        if run is not None and run.failed:
             found.evidence.append(
                 say(
-                    "the {side} could not be run in fp64: {failed}",
+                    "the {side} could not be run again {way}: {failed}",
                     side=of_side(name),
-                    failed=side.again.wide_failed,
+                    way=way,
+                    failed=run.failed,
                 )
             )
-    kept = [
-        [a for a in arrays if a is not None]
-        for arrays in zip(
-            benchmark.outputs, target.outputs, benchmark.wide, target.wide, strict=False
+
+
+def _not_repeated(name: str, side: Side, stable: bool) -> tuple[list[Said], bool]:
+    """What a side made otherwise the second time, in words, and whether it is by chance."""
+    again, back = side.again, side.back
+    whose = of_side(name)
+    for run in (again, back):
+        if run is not None and run.repeats is False and stable:
+            return [_kept(name)], False
+    if again is not None and again.repeats is False:
+        said = say(
+            "run twice on the same inputs and random state, the {side} makes other numbers{size}",
+            side=whose,
+            size=_by(again.difference),
         )
+    elif again is not None and again.draws:
+        said = say("the {side} draws random numbers: dropout, or noise, is on", side=whose)
+    elif back is not None and back.repeats is False:
+        said = say(
+            "run backward twice on the same inputs, gradient and random state, the {side} "
+            "makes other gradients of {names}{size}",
+            side=whose,
+            names=listed(back.differs, _NAMED),
+            size=_by(back.difference),
+        )
+    elif back is not None and back.draws:
+        said = say("the {side} draws random numbers in its backward pass", side=whose)
+    else:
+        return [], False
+    return [said], True
+
+
+def _kept(name: str) -> Said:
+    return say(
+        "run twice on the same inputs, the {side} makes other numbers, and in another "
+        "run it makes the same ones again: it keeps something from call to call",
+        side=of_side(name),
+    )
+
+
+def _by(difference: float | None) -> Said:
+    if difference is None:
+        return NOTHING_SAID
+    return say(" (they differ by {difference:.2g})", difference=difference)
+
+
+def _widened(found: Experiments, benchmark: Side, target: Side) -> None:
+    """Say which side could not be run in fp64."""
+    for name, side in (("benchmark", benchmark), ("target", target)):
+        for run, way in ((side.again, IN_FORWARD), (side.back, IN_BACKWARD)):
+            if run is not None and run.wide_failed:
+                found.evidence.append(
+                    say(
+                        "the {side} could not be run in fp64 {way}: {failed}",
+                        side=of_side(name),
+                        way=way,
+                        failed=run.wide_failed,
+                    )
+                )
+
+
+#: What one output or gradient is: the benchmark's, the target's, and both in fp64.
+_Four = tuple[Array, Array, Array, Array]
+
+
+def _outputs(benchmark: Side, target: Side) -> list[_Four]:
+    every = zip(benchmark.outputs, target.outputs, benchmark.wide, target.wide, strict=False)
+    return [
+        (a, b, c, d)
+        for a, b, c, d in every
+        if a is not None and b is not None and c is not None and d is not None
     ]
-    whole = [four for four in kept if len(four) == 4 and len({a.shape for a in four}) == 1]
+
+
+def _gradients(benchmark: Side, target: Side) -> list[_Four]:
+    held = (benchmark.made, target.made, benchmark.back_wide, target.back_wide)
+    names = [name for name in held[0] if all(name in each for each in held)]
+    return [(held[0][n], held[1][n], held[2][n], held[3][n]) for n in names]
+
+
+@dataclass(frozen=True)
+class _Nearness:
+    """How far the sides are from what both make in fp64: R, the target's error, and in words."""
+
+    ratio: float
+    off: float
+    said: Said
+
+
+def _nearer(found: Experiments, kept: list[_Four], way: Said) -> _Nearness | None:
+    """Which side is nearer to fp64; None where that is not known, or they do not agree there."""
+    whole = [four for four in kept if len({a.shape for a in four}) == 1]
     if not whole:
-        return
+        return None
     # of several outputs the one that differs most: others may agree
     own_b, own_t, wide_b, wide_t = max(whole, key=lambda four: _size(four[0], four[1]))
     apart, differ = _error(own_b, own_t), _error(wide_b, wide_t)
     if not apart or not np.isfinite(apart):
-        return
+        return None
     if not differ <= _SAME * apart:
         found.evidence.append(
             say(
-                "in fp64 the sides differ by {differ:.2g} too, as against {apart:.2g}: "
+                "{way}, in fp64, the sides differ by {differ:.2g} too, as against {apart:.2g}: "
                 "they compute something else, or were given it, and no rounding or kernel "
                 "alone accounts for it",
+                way=way,
                 differ=differ,
                 apart=apart,
             )
         )
-        return
+        return None
     errors = [max(_error(wide_b, own_b), _LEAST), max(_error(wide_b, own_t), _LEAST)]
-    found.ratio = errors[1] / errors[0]
     said = say(
-        "in fp64 both sides make the same (they differ by {differ:.2g}); against "
+        "{way}, in fp64, both sides make the same (they differ by {differ:.2g}); against "
         "it the target is off by {target:.2g} and the benchmark by {benchmark:.2g}",
+        way=way,
         differ=differ,
         target=errors[1],
         benchmark=errors[0],
     )
     found.evidence.append(said)
-    if found.cause is None and found.ratio > R_LIMIT:
-        found.cause, found.statement = "implementation", said
+    return _Nearness(errors[1] / errors[0], errors[1], said)
 
 
 def _size(one: Array, other: Array) -> float:

@@ -9,13 +9,24 @@ operator itself.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rlprobe.judge.roundoff import UNIT
-from rlprobe.refine import conditioning, effect, meaning, wiring, written
+from rlprobe.refine import (
+    conditioning,
+    effect,
+    idle,
+    meaning,
+    settings,
+    stepped,
+    vocabulary,
+    wiring,
+    written,
+)
 from rlprobe.refine.difference import IMPLEMENTATION, Difference, apart, number
 from rlprobe.refine.entering import entering
 from rlprobe.refine.pairing import Apart, Both, pair, reordered, scalars
+from rlprobe.refine.stretch import Stretch
 from rlprobe.refine.trace import Operator, Trace, Value, error, measurable
 from rlprobe.said import NOTHING_SAID, Said, exactly, listed, of_side, say
 
@@ -65,42 +76,47 @@ def observe(
     live = [{op.n for op in trace.live()} for trace in (benchmark, target)]
     found = Observed(operators=(len(live[0]), len(live[1])))
     if target.kind == "update":
-        found.differences += _settings(benchmark, target)
+        found.differences += settings.differences(benchmark, target)
         steps = pair(*sides)  # in the order they ran: gradients are added up before the step
     else:
         ways = (True,) if forward and target.kind == "module" else (True, False)
         steps = [step for way in ways for step in pair(*(_way(s, way) for s in sides))]
     steps = reordered(steps)
-    unused = _unused(benchmark, target), _unused(target, benchmark)
+    unused = idle.unused(benchmark, target), idle.unused(target, benchmark)
+    ran = idle.Idle(benchmark), idle.Idle(target)
     wires = wiring.Wires(steps, floor)
     outside = written.Written((benchmark, target))
     for at, step in enumerate(steps):
         if isinstance(step, Apart):
             step = Apart(
-                [op for op in step.benchmark if op.n in live[0] - unused[0]],
-                [op for op in step.target if op.n in live[1] - unused[1]],
+                ran[1].without([op for op in step.benchmark if op.n in live[0] - unused[0]]),
+                ran[0].without([op for op in step.target if op.n in live[1] - unused[1]]),
             )
             if not (step.benchmark or step.target):
                 continue
             used = _used(step, steps[at + 1 :], (benchmark, target))
             # where nothing that both sides run uses what they made, they may be a cause
             differs = not used or any(_differ(one, other, 0.0, floor) for one, other in used)
+            differs = differs or _writes_parameters(step, (benchmark, target))
             _add(found, [_apart(step, (benchmark, target), used, differs, floor)])
         else:
             other = wires.difference(step, _changed(step.benchmark, step.target, 0.0, 1.0, floor))
             other = other or outside.difference(step)
             _add(found, [other] if other else _both(step, sides[1], noise, floor))
-    return _with_settings(found)
-
-
-def _with_settings(found: Observed) -> Observed:
-    """Another setting is another constant only of the same computation: else of another one."""
-    if not any(d.kind == "operators" and d.effective for d in found.differences):
-        return found
-    found.differences = [
-        replace(d, cause="optimizer") if d.kind == _SETTING else d for d in found.differences
-    ]
+    found.differences = settings.of_another_computation(found.differences)
     return found
+
+
+def _writes_parameters(step: Apart, traces: tuple[Trace, Trace]) -> bool:
+    """Whether one side alone changes parameters, by however little of them.
+
+    A step changes weights by a small part of them, so that floors of values do not hold there.
+    """
+    lone = [side for side in (step.benchmark, step.target) if _working(side)]
+    if traces[0].kind != "update" or len(lone) != 1:
+        return False
+    trace = traces[0] if lone[0] is step.benchmark else traces[1]
+    return stepped.writes_parameters(trace, [op for op in lone[0] if _working([op])])
 
 
 def _with_modules(trace: Trace) -> list[Operator]:
@@ -113,27 +129,6 @@ def _with_modules(trace: Trace) -> list[Operator]:
     return [*forward, *(op for op in live if op.direction != "forward")]
 
 
-_Key = tuple[object, ...]
-
-
-def _unused(one: Trace, other: Trace) -> set[int]:
-    """Operators that one side's results depend on by a number alone, and that the other runs too.
-
-    Where the other does not use that number, they are no operators of one side alone: the number's
-    own use is what differs.
-    """
-    ran = [Counter(_key(op) for op in side.operators) for side in (one, other)]
-    plain = {op.n for op in one.live(numbers=False)}
-    by_number = [op for op in one.live() if op.n not in plain]
-    return {op.n for op in by_number if ran[1][_key(op)] >= ran[0][_key(op)]}
-
-
-def _key(op: Operator) -> _Key:
-    """What tells an operator from others of a trace: its name, place in the code and shapes."""
-    shapes = tuple(tuple(value.shape) for value in op.inputs)
-    return op.name, op.site, op.node, op.direction, shapes, str(scalars(op))
-
-
 def _add(found: Observed, differences: list[Difference]) -> None:
     """Take what is not said yet; of what changes no number, half as much."""
     for difference in differences:
@@ -141,47 +136,6 @@ def _add(found: Observed, differences: list[Difference]) -> None:
         said = any(d.said == difference.said for d in found.differences)
         if not said and len(listed) < (_MOST if difference.effective else _MOST // 2):
             found.differences.append(difference)
-
-
-def _settings(benchmark: Trace, target: Trace) -> list[Difference]:
-    """What the optimizer was told otherwise, in the first step in which it was."""
-    for step, (b, t) in enumerate(zip(benchmark.settings, target.settings, strict=False)):
-        found = [
-            Difference(
-                "hyperparameter" if _is_constant(one.get(name), other.get(name)) else "optimizer",
-                say(
-                    "{name} {target} on the target instead of {benchmark} in group {group} of the "
-                    "optimizer, step {number}",
-                    name=name,
-                    target=number(other.get(name)),
-                    benchmark=number(one.get(name)),
-                    group=group,
-                    number=step,
-                ),
-                True,
-                _SETTING,
-            )
-            for group, (one, other) in enumerate(zip(b, t, strict=False))
-            for name in sorted({*one, *other})
-            if one.get(name) != other.get(name) and name not in _HOW
-        ]
-        if found:
-            return found
-    return []
-
-
-#: Kind of a difference of an optimizer's settings.
-_SETTING = "setting"
-
-
-def _is_constant(*values: object) -> bool:
-    """Whether a setting is a number, and not a switch between ways to compute."""
-    parts = [p for value in values for p in (value if isinstance(value, list) else [value])]
-    return all(isinstance(p, (int, float)) and not isinstance(p, bool) for p in parts)
-
-
-#: How an optimizer is run, which is no setting of what it computes.
-_HOW = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
 
 
 def _way(operators: list[Operator], forward: bool) -> list[Operator]:
@@ -234,13 +188,17 @@ def _meant(
     """What operators of one side alone are a cause of: by their names, or by their effect."""
     operators = step.target if on_target else step.benchmark
     handed = [(t, b) if on_target else (b, t) for b, t in used]
-    stretch = effect.Stretch(traces[on_target], operators, handed)
+    stretch = Stretch(traces[on_target], operators, handed)
+    if stepped.multiplies(stretch):
+        return IMPLEMENTATION
     cause = meaning.of_operators(operators, stretch.around)
     if cause in ("constant_factor", "layout") and effect.of_angles(stretch):
         return "position"
+    if cause == "layout" and effect.routed(stretch):
+        return "routing"
     if cause == "layout":
-        return effect.moved(stretch) if wiring.are_moved(used, floor) else IMPLEMENTATION
-    if cause == "constant_factor" and effect.tempered(stretch):
+        cause = effect.moved(stretch) if wiring.are_moved(used, floor) else IMPLEMENTATION
+    if cause == "constant_factor" and vocabulary.tempered(stretch):
         return "sampling_semantics"
     return effect.of(stretch) or cause if cause == IMPLEMENTATION else cause
 
@@ -287,8 +245,8 @@ def _working(operators: list[Operator]) -> bool:
 
 def _listed(operators: list[Operator]) -> Said:
     shown = [_with_numbers(op) for op in operators if meaning.plain(op) not in meaning.VIEWS]
-    shown = shown or [op.said for op in operators]
-    return listed(shown, _NAMED)
+    times = Counter(shown or [op.said for op in operators])
+    return listed([f"{n} x {text}" if n > 1 else text for text, n in times.items()], _NAMED)
 
 
 def _with_numbers(op: Operator) -> str:
@@ -313,6 +271,8 @@ def _both(step: Both, after: list[Operator], noise: float, floor: float) -> list
     b, t = step.benchmark, step.target
     given = _inputs_differ(b, t)
     changed = _changed(b, t, 0.0, given, floor)
+    if (b.repeats is False) != (t.repeats is False):
+        return [_race(t, "target" if t.repeats is False else "benchmark")]
     found = _formats(b, t, changed)
     if meaning.plain(t) not in meaning.VIEWS:  # how numbers lie shows where they are used
         found += _scalars(b, t, changed, after, noise)
@@ -334,6 +294,15 @@ def _both(step: Both, after: list[Operator], noise: float, floor: float) -> list
             )
         )
     return found
+
+
+def _race(op: Operator, side: str) -> Difference:
+    said = say(
+        "{operator}, run twice on the same, makes something else on the {side}",
+        operator=op.said,
+        side=of_side(side),
+    )
+    return Difference("nondeterministic", said, True, "race")
 
 
 def _inputs_differ(b: Operator, t: Operator) -> float:

@@ -2,7 +2,9 @@
 
 Traces of the same code are the same but for what differs: a common beginning and end are taken
 first, and what is left is aligned by the fewest operators without a partner (the algorithm of
-S. Needleman and C. Wunsch, 1970), preferring partners with equal arguments.
+S. Needleman and C. Wunsch, 1970), preferring partners with equal arguments, of the same function.
+Operators of other functions with other arguments and other numbers are nobody's partner: nothing
+is known of them together.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlprobe.refine.trace import Operator
+from rlprobe.refine.trace import Operator, error
 
 #: Cells of the table of an alignment; beyond, what is left is one piece that differs.
 _CELLS = 4_000_000
 _SAME_NAME, _SAME_SCALARS, _SAME_SHAPES, _SAME_VALUES = 4, 2, 1, 2
+_SAME_PLACE, _SAME_LINE, _SAME_DTYPES = 3, 1, 1
+#: Relative difference of values that are taken for one another's.
+_CLOSE = 1e-2
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,31 @@ def pair(benchmark: list[Operator], target: list[Operator]) -> list[Both | Apart
 
 
 def _alike(b: Operator, t: Operator) -> bool:
-    return b.name == t.name and b.direction == t.direction and scalars(b) == scalars(t)
+    """Whether two operators may be each other's without a look at those around them."""
+    return (
+        b.name == t.name
+        and b.direction == t.direction
+        and _same_place(b, t)
+        and _dtypes(b) == _dtypes(t)
+        and scalars(b) == scalars(t)
+    )
+
+
+def _same_place(b: Operator, t: Operator) -> bool:
+    """Whether the same function called both, wherever in it; in a backward pass the same node."""
+    return _function(b) == _function(t) and b.node == t.node
+
+
+def _function(op: Operator) -> str | None:
+    """``modeling.py forward`` of ``modeling.py:210 forward``."""
+    if op.site is None:
+        return None
+    file, _, rest = op.site.partition(":")
+    return f"{file} {rest.partition(' ')[2]}"
+
+
+def _dtypes(op: Operator) -> list[str]:
+    return [value.dtype for value in op.inputs]
 
 
 def scalars(op: Operator) -> list[tuple[str, object]]:
@@ -65,12 +94,26 @@ def scalars(op: Operator) -> list[tuple[str, object]]:
 def _score(b: Operator, t: Operator) -> int:
     if b.name != t.name or b.direction != t.direction:
         return -1
-    score = _SAME_NAME
-    score += _SAME_SCALARS * (scalars(b) == scalars(t))
-    score += _SAME_SHAPES * ([v.shape for v in b.inputs] == [v.shape for v in t.inputs])
+    place, equal = _same_place(b, t), scalars(b) == scalars(t)
     digests = [v.digest for v in b.inputs]
-    score += _SAME_VALUES * (None not in digests and digests == [v.digest for v in t.inputs])
+    given = None not in digests and digests == [v.digest for v in t.inputs]
+    if not (place or equal or given or _given_alike(b, t)):
+        return -1  # a name is all that they have in common
+    score = _SAME_NAME
+    score += _SAME_PLACE * place + _SAME_LINE * (place and b.site == t.site)
+    score += _SAME_SCALARS * equal
+    score += _SAME_SHAPES * ([v.shape for v in b.inputs] == [v.shape for v in t.inputs])
+    score += _SAME_DTYPES * (_dtypes(b) == _dtypes(t))
+    score += _SAME_VALUES * given
     return score
+
+
+def _given_alike(b: Operator, t: Operator) -> bool:
+    """Whether two operators are given about the same numbers."""
+    if not b.inputs or len(b.inputs) != len(t.inputs) or _dtypes(b) != _dtypes(t):
+        return False
+    sizes = (error(one, other) for one, other in zip(b.inputs, t.inputs, strict=True))
+    return all(size is not None and size <= _CLOSE for size in sizes)
 
 
 def _middle(benchmark: list[Operator], target: list[Operator]) -> list[Both | Apart]:

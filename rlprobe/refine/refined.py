@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rlprobe.dumps.tensors.spans import spans
 from rlprobe.dumps.tensors.tensorfile import TensorFileError
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
-from rlprobe.judge.origin import LOSS, OPTIMIZER
+from rlprobe.judge.origin import CLIPPING, LOSS, OPTIMIZER
 from rlprobe.refine import experiments, trace
 from rlprobe.refine.difference import IMPLEMENTATION, Difference
 from rlprobe.refine.look import Look, look
@@ -152,7 +153,7 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
         channels=judged.channels,
         records=shown,
         observed=None if watched is None else _seen(watched, plan, suspects),
-        tried=_tried(sides, repeated),
+        tried=_tried(sides, repeated, plan.floor, backward=".forward." not in suspects.record),
         operators=[] if watched is None else list(watched.operators),
     )
 
@@ -176,7 +177,15 @@ def _seen(watched: Observed, plan: Plan, suspects: Suspects) -> Seen:
             benchmark=benchmark,
             target=target,
         )
-        return Seen("unknown", "", [said])
+        if watched.differences:
+            said = say(
+                "of {benchmark} and {target} operators traced on benchmark and target, those that "
+                "differ change nothing by more than noise",
+                benchmark=benchmark,
+                target=target,
+            )
+        also = [say("the traces differ in: {said}", said=d.said) for d in watched.differences]
+        return Seen("unknown", "", [said, *also])
     where = NOTHING_SAID
     if suspects.trace_module:
         where = say(" in {module}", module=suspects.trace_module)
@@ -202,16 +211,17 @@ def _class(first: Difference, plan: Plan) -> str:
     return first.cause
 
 
-#: The classes of other operators in the loss and in the optimizer.
-_OF_PLACES = {LOSS: "loss", OPTIMIZER: "optimizer"}
+#: The classes of other operators in the loss, and in clipping and optimizer: parameters change
+#: otherwise there although their gradients agree.
+_OF_PLACES = {LOSS: "loss", CLIPPING: "optimizer", OPTIMIZER: "optimizer"}
 
 
-def _tried(sides: list[_Side], repeated: bool) -> Seen | None:
+def _tried(sides: list[_Side], repeated: bool, floor: float, *, backward: bool) -> Seen | None:
     traces = [side.trace for side in sides]
     if any(t is None or t.again is None for t in traces):
         return None
     benchmark, target = (side.experiment() for side in sides)
-    found = experiments.judge(benchmark, target, stable=repeated)
+    found = experiments.judge(benchmark, target, floor, stable=repeated, backward=backward)
     return Seen(found.cause or "unknown", found.statement, [*found.evidence])
 
 
@@ -298,7 +308,7 @@ class _Side:
     def experiment(self) -> experiments.Side:
         """What running the suspect again left, by output."""
         assert self.trace is not None
-        again = self.trace.again
+        again, back = self.trace.again, self.trace.again_backward
         wide = again.wide_data if again is not None else []
         return experiments.Side(
             again,
@@ -307,7 +317,18 @@ class _Side:
                 self._kept(data, value.shape)
                 for data, value in zip(wide, again.wide if again else [], strict=False)
             ],
+            back,
+            self._gradients(() if back is None else back.made),
+            self._gradients(() if back is None else back.wide),
+            None
+            if again is None or again.reach is None
+            else self._kept(again.reach.data, again.reach.shape),
+            frozenset(v.dtype for op in self.trace.operators for v in op.outputs),
         )
+
+    def _gradients(self, made: Iterable[trace.Gradient]) -> dict[str, np.ndarray[Any, Any]]:
+        """Gradients that were kept, by name."""
+        return {g.name: self._read(g.data, g.shape) for g in made if g.data is not None}
 
     def _kept(self, data: str | None, shape: list[int]) -> np.ndarray[Any, Any] | None:
         return None if data is None else self._read(data, shape)

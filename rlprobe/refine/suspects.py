@@ -28,6 +28,8 @@ from rlprobe.store.read import Run, runs
 
 NAME = "suspects.json"
 FORMAT = 1
+#: Whose operators are traced (:data:`rlprobe.capture.session.CaptureOptions.trace`).
+MODULE, OUTPUTS, UPDATE = "module", "outputs", "update"
 #: Children of a suspect that are looked at with it; a model's root has too many to be suspects.
 _CHILDREN = 12
 
@@ -78,8 +80,10 @@ def find(directory: Path, budget_mib: int) -> Plan:
     if diverged.stage.laid_out is not None:
         return nothing(f"{NO_COUNTERPART}: to look at them, lay both out alike")
     origin = diverged.origin
-    # a module's own gradients of parameters come late and are made in its backward pass
-    late = (origin.row.get("phase") or 0) >= execution.GRADIENTS and origin.module is None
+    # a module's own gradients of parameters come late and are made in its backward pass, unless
+    # those of each micro-batch agree: then in what adds them up
+    after = (origin.row.get("phase") or 0) >= execution.GRADIENTS
+    late = after and (origin.module is None or _agrees_by_micro_batch(diverged, origin.module))
     kind = _traced(diverged, late)
     modules = _nearest(diverged) if late else _modules(diverged) or _nearest(diverged)
     micro_steps = _micro_steps(benchmark, diverged, step.number)
@@ -94,8 +98,8 @@ def find(directory: Path, budget_mib: int) -> Plan:
             samples=_samples(benchmark, diverged, step.number),
             budget_mib=budget_mib,
             trace=kind,
-            trace_module=origin.module if kind == "module" else None,
-            blocks=_blocks(diverged) if kind == "module" else (),
+            trace_module=origin.module if kind == MODULE else None,
+            blocks=_blocks(diverged) if kind == MODULE else (),
         ),
         benchmark.key,
         target.key,
@@ -252,8 +256,19 @@ def _traced(diverged: Finding, late: bool) -> str:
     """Whose operators are to be traced: the suspect module's, or what surrounds the model."""
     assert diverged.origin is not None
     if late:
-        return "update"
-    return "module" if diverged.origin.module is not None else "outputs"
+        return UPDATE
+    return MODULE if diverged.origin.module is not None else OUTPUTS
+
+
+def _agrees_by_micro_batch(diverged: Finding, module: str) -> bool:
+    """Whether the gradients of a module's parameters were judged in each pass, and agree."""
+    passes = diverged.stage.rows.filter(pl.col("phase") == execution.BACKWARD)
+    own = passes.filter(
+        (pl.col("module") == module) & (pl.col("slot") == "grad") & pl.col("judged")
+    )
+    every = passes.get_column("micro_batch").n_unique()
+    whole = own.get_column("micro_batch").n_unique() == every > 1
+    return whole and not own.get_column("beyond").any()
 
 
 def _watched(diverged: Finding) -> str:
@@ -299,6 +314,8 @@ def _micro_steps(benchmark: Run, diverged: Finding, step: int) -> tuple[int, ...
     number = diverged.origin.row.get("micro_batch")
     if not isinstance(number, int):
         return ()
+    if (diverged.origin.row.get("phase") or 0) >= execution.GRADIENTS:
+        return ()  # of all of them together
     if diverged.stage.name != stages.FORCED:
         return (number,)
     known = forced.forwards(benchmark, step, diverged.rank or 0)

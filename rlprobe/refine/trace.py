@@ -6,6 +6,7 @@ is taken for granted.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +70,8 @@ class Operator(msgspec.Struct, frozen=True):
     of: int | None = None
     arguments: list[Argument] = []
     outputs: list[Value] = []
+    #: False where it was run twice on the same and made something else; None: it was not.
+    repeats: bool | None = None
 
     @property
     def inputs(self) -> list[Value]:
@@ -94,6 +97,29 @@ class Again(msgspec.Struct, frozen=True):
     wide: list[Value] = []
     wide_data: list[str | None] = []
     wide_failed: str | None = None
+    #: By how much each token's output changes with each token's input, where that was tried.
+    reach: Value | None = None
+    reach_failed: str | None = None
+
+
+class Gradient(Value, frozen=True):
+    """A gradient that running the suspect's backward pass again has made."""
+
+    name: str = ""
+
+
+class AgainBackward(msgspec.Struct, frozen=True):
+    """What running the suspect's backward pass again showed."""
+
+    repeats: bool | None = None
+    #: Gradients (``input 0``, or a parameter's name) that were others the second time.
+    differs: list[str] = []
+    difference: float | None = None
+    draws: bool | None = None
+    failed: str | None = None
+    made: list[Gradient] = []
+    wide: list[Gradient] = []
+    wide_failed: str | None = None
 
 
 @dataclass
@@ -107,6 +133,7 @@ class Trace:
     operators: list[Operator] = field(default_factory=list)
     outputs: list[Value] = field(default_factory=list)
     again: Again | None = None
+    again_backward: AgainBackward | None = None
     #: An optimizer's groups before each step.
     settings: list[list[dict[str, Any]]] = field(default_factory=list)
 
@@ -224,6 +251,8 @@ def _parsed(lines: list[dict[str, Any]], path: Path) -> Trace:
             trace.settings.append(msgspec.convert(raw["groups"], list[dict[str, Any]]))
         elif kind == "again":
             trace.again = msgspec.convert(raw, Again)
+        elif kind == "again_backward" and trace.again_backward is None:
+            trace.again_backward = msgspec.convert(raw, AgainBackward)
     return trace
 
 
@@ -251,5 +280,6 @@ def measurable(benchmark: Value, target: Value) -> bool:
     return sketched or benchmark.nonfinite != target.nonfinite
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def _decoded(text: str | None) -> npt.NDArray[np.float64] | None:
     return None if text is None else sketch.decode(text).astype(np.float64)

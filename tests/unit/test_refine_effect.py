@@ -121,10 +121,28 @@ def mirrored(y: Tensor) -> Tensor:
     return y - 2 * (y @ direction)[..., None] * direction
 
 
+def by_bits(kept: int, *, nearest: bool) -> Make:
+    """Floats of so many bits of fraction, by their bits."""
+
+    def changed(y: Tensor) -> Tensor:
+        bits = y.contiguous().view(torch.int32)
+        bits = bits + (1 << (22 - kept)) if nearest else bits
+        return (bits & (-1 << (23 - kept))).view(torch.float32)
+
+    return changed
+
+
+def signs_flipped(y: Tensor) -> Tensor:
+    return (y.contiguous().view(torch.int32) ^ (-1 << 31)).view(torch.float32)
+
+
 EFFECTS: dict[str, tuple[Make, str]] = {
     "int8": (in_int8, "rounding_order"),
     "e5m2": (in_e5m2, "rounding_order"),
     "tenths": (lambda y: torch.round(y * 10) / 10, "rounding_order"),
+    "ten bits": (by_bits(10, nearest=True), "rounding_order"),
+    "seven bits, cut off": (by_bits(7, nearest=False), "rounding_order"),
+    "other bits": (signs_flipped, "implementation"),
     "floored far": (lambda y: torch.round(y), "implementation"),
     "a channel": (part("channel"), "constant_factor"),
     "some tokens": (part("tokens"), "constant_factor"),
@@ -295,6 +313,9 @@ def nucleus(logits: Tensor) -> Tensor:
         (lambda x: x / 0.7, "sampling_semantics"),
         (lambda x: x * torch.tensor([1.0, 0.5, 2.0]).view(3, 1, 1), "sampling_semantics"),
         (lambda x: x / torch.tensor(0.9).clamp(min=1e-8), "sampling_semantics"),
+        (lambda x: torch.cat([x[..., :32], torch.full((3, 7, 8), -1e9)], -1), "sampling_semantics"),
+        (lambda x: x.masked_fill(torch.arange(40) == 3, float("-inf")), "sampling_semantics"),
+        (lambda x: x.masked_fill(torch.arange(40) == 3, 0.5), "implementation"),
         (lambda x: x * torch.linspace(0.5, 1.5, 40), "implementation"),
         (lambda x: x + x.mean(1, keepdim=True).sort(1).values, "implementation"),
         (lambda x: 3 * torch.tanh(x / 3), "implementation"),
@@ -305,6 +326,29 @@ def test_scores_that_are_put_in_order_are_of_another_distribution(
 ) -> None:
     sides = [run(tmp_path / name, kind="outputs", module=None, loss=of_scores(make))[0]
              for name, make in (("b", lambda x: x), ("t", wrong))]  # fmt: skip
+    assert first(observe(*sides)).cause == cause
+
+
+@pytest.mark.parametrize(
+    ("part", "cause"),
+    [
+        (lambda x: x[..., :32], "sampling_semantics"),
+        (lambda x: x[..., 1:].exp().log(), "sampling_semantics"),
+        (lambda x: x.index_select(-1, torch.arange(0, 40, 2)), "sampling_semantics"),
+        (lambda x: x[:, :, PLACES.repeat(40)[:40] % 40], "implementation"),
+    ],
+)
+def test_a_normaliser_of_fewer_ids_is_of_another_distribution(
+    tmp_path: Path, part: Make, cause: str
+) -> None:
+    def log_probs(make: Make) -> Make:
+        def loss(logits: Tensor) -> Tensor:
+            return (logits[..., 3] - torch.logsumexp(make(logits), -1)).mean()
+
+        return loss
+
+    sides = [run(tmp_path / name, kind="outputs", module=None, loss=log_probs(make))[0]
+             for name, make in (("b", lambda x: x), ("t", part))]  # fmt: skip
     assert first(observe(*sides)).cause == cause
 
 

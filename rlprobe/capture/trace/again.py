@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map
 
-from rlprobe.capture.trace.operators import tensors
+from rlprobe.capture.trace.operators import COLLECTIVES, equal, name_of, tensors
 from rlprobe.capture.trace.values import content, unpacked
 
 Generators = dict[str, Tensor]
@@ -58,7 +58,9 @@ class Before:
 
 def _copied(value: Any) -> Any:
     # a copy: an operator in place may change what the call was given
-    return value.detach().clone() if isinstance(value, Tensor) else value
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.requires_grad)
 
 
 def rerun(module: nn.Module, before: Before, output: Any) -> tuple[dict[str, Any], list[Tensor]]:
@@ -77,20 +79,20 @@ def rerun(module: nn.Module, before: Before, output: Any) -> tuple[dict[str, Any
     after = generators(before.device)
     wide: list[Tensor] = []
     try:
-        with torch.no_grad():
+        with torch.no_grad(), Alone():
             put_back(before.state, before.device)
             same = _outputs(module, before)
-            found["repeats"] = _equal(first, same)
+            found["repeats"] = equal(first, same)
             if found["repeats"] is False:
-                found["difference"] = _difference(first, same)
+                found["difference"] = difference(first, same)
             # other random numbers: what dropout left on would show
             put_back(after, before.device)
             drawn = _outputs(module, before)
-            found["draws"] = not _equal(same, drawn)
+            found["draws"] = not equal(same, drawn)
     except Exception as error:  # noqa: BLE001 - a kernel may refuse in any way: it is recorded
         found["failed"] = f"{type(error).__name__}: {error}"[:500]
     try:
-        with torch.no_grad(), Wide():
+        with torch.no_grad(), Alone(), Wide():
             put_back(before.state, before.device)
             own = {n: _widened(t) for n, t in [*module.named_parameters(), *module.named_buffers()]}
             args, kwargs = tree_map(_widened, (before.args, before.kwargs))
@@ -109,14 +111,7 @@ def _outputs(module: nn.Module, before: Before) -> list[Tensor]:
     return [unpacked(t).detach() for t in tensors(module.forward(*args, **kwargs))]
 
 
-def _equal(one: list[Tensor], other: list[Tensor]) -> bool:
-    return len(one) == len(other) and all(
-        a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-def _difference(one: list[Tensor], other: list[Tensor]) -> float | None:
+def difference(one: list[Tensor], other: list[Tensor]) -> float | None:
     """Largest relative L2 difference of the outputs."""
     sizes = [
         float((b.double() - a.double()).norm() / a.double().norm().clamp_min(1e-300))
@@ -131,6 +126,22 @@ def _widened(value: Any) -> Any:
         value = value.detach().clone()
         return value.double() if value.is_floating_point() else value
     return value
+
+
+class Alone(TorchDispatchMode):
+    """Refuses collectives: one rank alone runs something again, and would wait for the others."""
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        name = name_of(func)
+        if name.startswith(COLLECTIVES):
+            raise RuntimeError(f"{name} needs the other ranks, which do not run this again")
+        return func(*args, **(kwargs or {}))
 
 
 class Wide(TorchDispatchMode):

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map
 
 from rlprobe.capture.light.recompute import in_backward
 from rlprobe.capture.trace.values import Values, plain
@@ -25,7 +26,8 @@ from rlprobe.capture.trace.values import Values, plain
 _OF_A_LIST = 64
 _OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
 _FRAMES = 60
-_COLLECTIVES = ("c10d::", "_c10d_functional::")
+#: Namespaces of collectives.
+COLLECTIVES = ("c10d::", "_c10d_functional::")
 
 Line = dict[str, Any]
 
@@ -37,15 +39,21 @@ class Operators(TorchDispatchMode):
         values: numbers and describes tensors.
         wanted: whether operators are recorded now.
         write: takes a line; says whether another one will be taken.
+        twice: says whether operators are run a second time on copies now, to see if they repeat.
     """
 
     def __init__(
-        self, values: Values, wanted: Callable[[], bool], write: Callable[[Line], bool]
+        self,
+        values: Values,
+        wanted: Callable[[], bool],
+        write: Callable[[Line], bool],
+        twice: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__()
         self.values = values
         self._wanted = wanted
         self._write = write
+        self._twice = twice
         self._full = False
         #: ``(first number of an autograd node made after it, operator)`` in order.
         self._nodes: list[tuple[int, int]] = []
@@ -63,9 +71,12 @@ class Operators(TorchDispatchMode):
             return func(*args, **kwargs)
         with _disable_current_modes():
             line = self._begun(func, args, kwargs)
+            again = _again(func, args, kwargs) if self._twice() else None
         result = func(*args, **kwargs)
         with _disable_current_modes():
             made = list(tensors(result)) or written(func, args)
+            if again is not None and _differ(made, again):
+                line["repeats"] = False
             line["outputs"] = [
                 self._made(t, line["n"], index, func)
                 for index, t in enumerate(itertools.islice(made, _OF_A_LIST))
@@ -144,7 +155,7 @@ class Operators(TorchDispatchMode):
 
         A collective fills its tensors later: they are described where they are used.
         """
-        if name_of(func).startswith(_COLLECTIVES):
+        if name_of(func).startswith(COLLECTIVES):
             return self.values.pending(tensor)
         found = self._value(tensor, made=True)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
@@ -153,6 +164,49 @@ class Operators(TorchDispatchMode):
 
     def _value(self, tensor: Tensor, *, made: bool) -> Line:
         return self.values.made(tensor) if made else self.values.given(tensor)
+
+
+#: Larger inputs are not copied to run an operator twice.
+_TWICE = 1 << 26
+
+
+def _again(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor] | None:
+    """What an operator makes of copies of its arguments; None where that would not be the same.
+
+    Draws of random numbers, views and collectives are not run, nor what is spread over ranks.
+    """
+    given = list(tensors((args, kwargs)))
+    if not given or any(type(t) not in _PLAIN or t.numel() > _TWICE for t in given):
+        return None
+    tags = getattr(func, "tags", ())
+    if torch.Tag.nondeterministic_seeded in tags or not name_of(func).startswith("aten::"):
+        return None
+    if getattr(func, "is_view", False):
+        return None
+    args, kwargs = tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, (args, kwargs))
+    try:
+        result = func(*args, **kwargs)
+    except RuntimeError:
+        return None  # it takes no copies, as what resizes its output's storage
+    return list(tensors(result)) or written(func, args)
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _differ(made: list[Tensor], again: list[Tensor]) -> bool:
+    try:
+        return not equal(made, again)
+    except RuntimeError:
+        return False  # of a format that cannot be compared
+
+
+def equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Whether tensors are equal, bit for bit but for what is not finite."""
+    return len(one) == len(other) and all(
+        a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 def name_of(func: Any) -> str:

@@ -20,7 +20,16 @@ from rlprobe.capture.light.backward import LEAF
 from rlprobe.capture.light.recompute import in_backward
 from rlprobe.capture.names import named_modules
 from rlprobe.capture.session import CaptureOptions
-from rlprobe.capture.trace.again import Before, rerun, unseen, without_hooks
+from rlprobe.capture.trace import reach
+from rlprobe.capture.trace.again import (
+    Before,
+    generators,
+    put_back,
+    rerun,
+    unseen,
+    without_hooks,
+)
+from rlprobe.capture.trace.backward import Backward
 from rlprobe.capture.trace.file import TraceFile
 from rlprobe.capture.trace.operators import Operators, scalar, tensors
 from rlprobe.capture.trace.values import Values
@@ -54,7 +63,7 @@ class Tracing:
         self._file = TraceFile(context, self.kind, options.trace_module, device.type)
         self._spent = 0
         self._values = Values(context.directory, "trace", self._allow, self._keeps)
-        self._mode = Operators(self._values, self._wanted, self._file.operator)
+        self._mode = Operators(self._values, self._wanted, self._file.operator, self._adds_up)
         self._handles: list[Any] = []
         self._inside = 0
         self._micro_step = 0
@@ -62,6 +71,7 @@ class Tracing:
         self._entered = 0
         self._traced: set[int] = set()
         self._before: Before | None = None
+        self._again_backward = False
         self._ranges: list[int] = []
         self._began = 0
 
@@ -176,6 +186,10 @@ class Tracing:
             return False
         return self._is_own(torch._C._current_autograd_node()) if in_backward() else True
 
+    def _adds_up(self) -> bool:
+        """Whether gradients are being added up: what adds them is run twice on the same."""
+        return self.kind == UPDATE and in_backward()
+
     def _of_gradients(self) -> bool:
         """Whether what runs in the backward pass adds up, reduces or changes parameters' gradients.
 
@@ -275,8 +289,47 @@ class Tracing:
         self._watch_nodes(found)
         with without_hooks(module):
             again, wide = rerun(module, before, output)
+            reached = self._reached(module, before, output, again)
         again["wide_data"] = [self._values.save(t, f"wide{i}") for i, t in enumerate(wide)]
+        if reached is not None:
+            data = self._values.save(reached, "reach")
+            again["reach"] = {"dtype": "torch.float32", "shape": [*reached.shape], "data": data}
         self._file.add(again)
+        self._await_gradients(module, before, found)
+
+    def _reached(
+        self, module: nn.Module, before: Before, output: Any, again: dict[str, Any]
+    ) -> torch.Tensor | None:
+        """Which tokens depend on which, where the module repeats itself."""
+        if again.get("repeats") is not True or again.get("draws") is not False:
+            return None
+        after = generators(self._device)
+        try:
+            return reach.measured(module, before, output)
+        except Exception as error:  # noqa: BLE001 - a kernel may refuse in any way: it is recorded
+            again["reach_failed"] = f"{type(error).__name__}: {error}"[:500]
+            return None
+        finally:
+            put_back(after, self._device)
+
+    def _await_gradients(
+        self, module: nn.Module, before: Before, outputs: list[torch.Tensor]
+    ) -> None:
+        """Run the backward pass again when the gradients of the outputs have come."""
+        needed = [t for t in outputs if t.requires_grad]
+        if not needed or self._again_backward:
+            return
+        self._again_backward = True
+        backward = Backward(module, before, outputs)
+
+        def arrived(gradients: Sequence[torch.Tensor | None]) -> None:
+            found, made, wide = backward.run(gradients)
+            for kind, tensors_of in (("made", made), ("wide", wide)):
+                for line, (name, tensor) in zip(found[kind], tensors_of.items(), strict=True):
+                    line["data"] = self._values.save(tensor, f"{kind} {name}".replace(" ", "_"))
+            self._file.add(found)
+
+        self._handles.append(torch.autograd.graph.register_multi_grad_hook(needed, arrived))
 
     def _child_begins(self, *_: Any) -> None:
         if self._entered and not in_backward():

@@ -1,0 +1,58 @@
+"""What an optimizer was told otherwise on one side: learning rates, betas, epsilons, decay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rlprobe.refine.difference import Difference, number
+from rlprobe.refine.trace import Trace
+from rlprobe.said import say
+
+
+def differences(benchmark: Trace, target: Trace) -> list[Difference]:
+    """What the optimizer was told otherwise, in the first step in which it was."""
+    for step, (b, t) in enumerate(zip(benchmark.settings, target.settings, strict=False)):
+        found = [
+            Difference(
+                "hyperparameter" if _is_constant(one.get(name), other.get(name)) else "optimizer",
+                say(
+                    "{name} {target} on the target instead of {benchmark} in group {group} of the "
+                    "optimizer, step {number}",
+                    name=name,
+                    target=number(other.get(name)),
+                    benchmark=number(one.get(name)),
+                    group=group,
+                    number=step,
+                ),
+                True,
+                SETTING,
+            )
+            for group, (one, other) in enumerate(zip(b, t, strict=False))
+            for name in sorted({*one, *other})
+            if one.get(name) != other.get(name) and name not in _HOW
+        ]
+        if found:
+            return found
+    return []
+
+
+#: Kind of a difference of an optimizer's settings.
+SETTING = "setting"
+
+
+def _is_constant(*values: object) -> bool:
+    """Whether a setting is a number, and not a switch between ways to compute."""
+    parts = [p for value in values for p in (value if isinstance(value, list) else [value])]
+    return all(isinstance(p, (int, float)) and not isinstance(p, bool) for p in parts)
+
+
+#: How an optimizer is run, which is no setting of what it computes.
+_HOW = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
+
+
+def of_another_computation(found: Sequence[Difference]) -> list[Difference]:
+    """Another setting is another constant only of the same computation: else of another one."""
+    if not any(d.kind == "operators" and d.effective for d in found):
+        return list(found)
+    return [replace(d, cause="optimizer") if d.kind == SETTING else d for d in found]
