@@ -123,14 +123,14 @@ class Wrong:
                 count=d.count,
                 sample=d.sample,
             )
-        if own.measure == SINGLE_VALUE and d.peak_at is not None:
+        if own.measure == SINGLE_VALUE:
             return say(
                 "one of the {plain} that the stage handed back differs by {error:.3g} of its size, "
                 "and what it is made from by {allowed:.2g} at most; in sample {sample}",
                 plain=plain,
                 error=own.error,
                 allowed=own.floor,
-                sample=d.peak_at[0],
+                sample=d.peak_sample or d.sample,
             )
         return say(
             "the {plain} that the stage handed back differ by {error:.3g}, and those that it "
