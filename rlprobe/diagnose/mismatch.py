@@ -185,6 +185,20 @@ def temperature(run: Run, step: int, engine: str = GENERATED) -> fits.Fit | None
     return fits.temperature(pairs, own_entropies) if pairs else None
 
 
+def of_prompts(found: fits.Fit, sampled: object) -> bool:
+    """Whether an engine's log-probs are at temperature 1 where training's are at the rollout's.
+
+    That is how vLLM gives those of a prompt (its prefill), whatever the sampling.
+
+    Args:
+        found: of :func:`temperature`.
+        sampled: the rollout's temperature, as it was recorded.
+    """
+    if not isinstance(sampled, int | float) or not 0 < sampled != 1 or found.error is None:
+        return False
+    return abs(found.coefficient * sampled - 1.0) <= 5 * found.error * sampled
+
+
 def moved(benchmark: Run, target: Run, step: int, name: str) -> float | None:
     """Mean |difference| of both sides' log-probs of the same tokens: what the device makes.
 

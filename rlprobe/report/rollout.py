@@ -140,7 +140,7 @@ def gap(benchmark: Run, target: Run, step: Step) -> Gap | None:
         bars={name: f"{bar:g}" for name, bar in mismatch.BARS.items()},
         svg=chart.by_position(lines, mismatch.BARS["general"]) if drawn else None,
         said=[*_parts(parts),
-              *_temperatures(benchmark, target, step.number), *_begins(blocks),
+              *_temperatures(benchmark, target, step.number, recorded), *_begins(blocks),
               *_routed(parts.layers), *_responses(recorded)],
         blocks=blocks,
         repeats=list(_repeats(benchmark, target, step.number)),
@@ -266,8 +266,11 @@ _A_GAP = 1e-3
 _SHARP = 0.02
 
 
-def _temperatures(benchmark: Run, target: Run, step: int) -> Iterator[Markup]:
+def _temperatures(
+    benchmark: Run, target: Run, step: int, recorded: Rollouts | None
+) -> Iterator[Markup]:
     """Where an engine's log-probs are those of another temperature than training's."""
+    sampled = None if recorded is None else recorded.sampling.get("temperature")
     for engine, against in _AGAINST.items():
         for side, run in (("benchmark", benchmark), ("target", target)):
             gap = mismatch.measure(run, step, engine)
@@ -276,15 +279,20 @@ def _temperatures(benchmark: Run, target: Run, step: int) -> Iterator[Markup]:
             found = mismatch.temperature(run, step, engine)
             if found is None or found.error is None:
                 continue
-            if found.error <= _SHARP * abs(found.coefficient - 1.0):
-                yield words.together(
-                    ("gap_temperature", {
-                        "side_en": words.text(side, "en"), "side_zh": words.text(side, "zh"),
-                        "engine_en": words.text(against, "en"),
-                        "engine_zh": words.text(against, "zh"),
-                        "ratio": f"{found.coefficient:.3g}", "error": f"{found.error:.1g}",
-                    })
-                )  # fmt: skip
+            if not found.error <= _SHARP * abs(found.coefficient - 1.0):
+                continue
+            side_of = {"side_en": words.text(side, "en"), "side_zh": words.text(side, "zh")}
+            if engine == mismatch.PREFILL and mismatch.of_prompts(found, sampled):
+                yield words.together(("gap_of_prompts", {**side_of, "temperature": sampled}))
+                continue
+            yield words.together(
+                ("gap_temperature", {
+                    **side_of,
+                    "engine_en": words.text(against, "en"),
+                    "engine_zh": words.text(against, "zh"),
+                    "ratio": f"{found.coefficient:.3g}", "error": f"{found.error:.1g}",
+                })
+            )  # fmt: skip
 
 
 def _begins(blocks: dict[str, list[Block]]) -> Iterator[Markup]:

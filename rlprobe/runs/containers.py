@@ -230,8 +230,18 @@ def _pyxis(
     mounts = [Bind(local.tmp, _TMP), Bind(local.home, _HOME), *binds]
     texts = [bind.text() for bind in mounts] + [f"{path}:{path}" for path in _nodes(row)]
     command = [f"--container-image={container.image}", f"--container-workdir={Path.cwd()}"]
-    command += ["--no-container-mount-home", "--no-container-entrypoint"]
+    command += ["--no-container-mount-home", "--no-container-entrypoint", _pyxis_exports()]
     return [*command, f"--container-mounts={','.join(texts)}", *container.args]
+
+
+def _pyxis_exports(environ: Mapping[str, str] = os.environ) -> str:
+    """Keeps the shell's variables out of the container, but for what enroot and pyxis go by.
+
+    pyxis hands on whatever a step has (``--container-env`` in its ``args.c``), and a step has
+    whatever the shell had. Slurm's own variables come with NONE as well.
+    """
+    kept = sorted(name for name in environ if name.startswith(("ENROOT_", "PYXIS_")))
+    return f"--export={','.join(kept) or 'NONE'}"
 
 
 def _entry(

@@ -188,6 +188,22 @@ def test_pyxis_is_one_srun_on_the_wanted_node(ascend: devices.Device) -> None:
     assert "davinci2:" in mounts
 
 
+@pytest.mark.parametrize(
+    ("site", "exported"), [({}, "NONE"), ({"ENROOT_CONFIG_PATH": "/site"}, "ENROOT_CONFIG_PATH")]
+)
+def test_pyxis_hands_on_no_variable_of_the_shell(
+    site: dict[str, str], exported: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith(("ENROOT_", "PYXIS_"))]:
+        monkeypatch.delenv(name)
+    for name, value in {"OMP_NUM_THREADS": "3", **site}.items():
+        monkeypatch.setenv(name, value)
+    argv = wrap(PYXIS)
+    assert [word for word in argv if word.startswith("--export")] == [f"--export={exported}"]
+    # what is declared comes after it, in the container
+    assert argv.index(f"--export={exported}") < argv.index("SEED=a b,c")
+
+
 def test_other_runtimes_reach_another_node_through_srun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "16")
     outside = wrap(APPTAINER, node="n2")

@@ -12,6 +12,7 @@ import pytest
 from rlprobe.diagnose import engine_layers, mismatch, rollout
 from rlprobe.diagnose.engine_layers import Block, Layers, Router
 from rlprobe.dumps.key_data import Row
+from rlprobe.judge import fits
 from rlprobe.store.read import Run
 
 #: name -> step -> values of one sample; of the benchmark and of the target.
@@ -110,3 +111,23 @@ def test_without_an_engines_log_probs_there_are_no_rows(monkeypatch: pytest.Monk
     monkeypatch.setattr("rlprobe.diagnose.mismatch.keydata.load", lambda *_: [])
     run = cast(Run, SimpleNamespace(manifest=SimpleNamespace(steps=[0])))
     assert rollout.of(run, run).as_values() == []
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sampled", "answer"),
+    [
+        (1 / 0.7, 0.7, True),
+        (0.8334, 1.2, True),
+        # another temperature than the prompt's own
+        (1.4, 0.7, False),
+        (0.7, 0.7, False),
+        # nothing recorded, greedy, or training at 1 itself
+        (1 / 0.7, None, False),
+        (1 / 0.7, 0, False),
+        (1.0, 1.0, False),
+    ],
+)
+def test_log_probs_of_a_prompt_are_at_temperature_1_whatever_was_sampled(
+    ratio: float, sampled: object, answer: bool
+) -> None:
+    assert mismatch.of_prompts(fits.Fit(ratio, 1.0, 0.0002), sampled) is answer
