@@ -1,10 +1,10 @@
 """What a Ray cluster says of its nodes. Runs in the framework's image, beside the head.
 
     RAY_ADDRESS=10.0.0.1:6380 python -m rlprobe.frameworks.raynodes 2 --timeout 300
-    RAY_ADDRESS=10.0.0.1:6380 python -m rlprobe.frameworks.raynodes --lost
+    RAY_ADDRESS=10.0.0.1:6380 python -m rlprobe.frameworks.raynodes --lost --timeout 30
 
-The first waits until all have joined; the second prints the addresses of those that are gone, one a
-line after :data:`LOST`.
+The first waits until all have joined; the second waits until one is gone, and prints the addresses
+of those that are, one a line after :data:`LOST`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,25 @@ def wait(count: int, timeout_s: float) -> list[str]:
         ray.shutdown()
 
 
-def lost() -> list[str]:
-    """Addresses of nodes that had joined the cluster that RAY_ADDRESS names, and are gone."""
+def lost(timeout_s: float) -> list[str]:
+    """Addresses of nodes that had joined the cluster that RAY_ADDRESS names, and are gone.
+
+    Waits for the first at most so long: Ray gives a node up when some of its answers are missing.
+    """
     import ray
 
     ray.init(log_to_driver=False, logging_level="warning")
+    deadline = time.monotonic() + timeout_s
     try:
-        nodes = ray.nodes()
+        while True:
+            nodes = ray.nodes()
+            alive = {node["NodeManagerAddress"] for node in nodes if node["Alive"]}
+            gone = {node["NodeManagerAddress"] for node in nodes} - alive
+            if gone or time.monotonic() > deadline:
+                return sorted(gone)
+            time.sleep(_INTERVAL_S)
     finally:
         ray.shutdown()
-    alive = {node["NodeManagerAddress"] for node in nodes if node["Alive"]}
-    return sorted({node["NodeManagerAddress"] for node in nodes} - alive)
 
 
 def main() -> int:
@@ -56,11 +64,11 @@ def main() -> int:
     parser.add_argument("--timeout", type=float)
     parser.add_argument("--lost", action="store_true")
     given = parser.parse_args()
+    if given.timeout is None or (given.count is None) != given.lost:
+        parser.error("give --timeout and COUNT, or --timeout and --lost")
     if given.lost:
-        print("".join(f"{LOST}{address}\n" for address in lost()), end="")
+        print("".join(f"{LOST}{address}\n" for address in lost(given.timeout)), end="")
         return 0
-    if given.count is None or given.timeout is None:
-        parser.error("give COUNT and --timeout, or --lost")
     joined = wait(given.count, given.timeout)
     print(f"{len(joined)} of {given.count} Ray nodes joined: {', '.join(joined)}")
     return 0 if len(joined) >= given.count else 1

@@ -12,13 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rlprobe.runs import logs
+from rlprobe.runs import logs, sharedmemory
 
 #: Marks every process of one run, whatever it was forked from; Ray's daemons inherit it.
 MARK = "RLPROBE_RUN_ID"
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 10.0
+#: How often a run's processes are looked at for memory that they share.
+_LOOK_S = 5.0
 
 
 def run(
@@ -33,7 +35,7 @@ def run(
 
     The child leads a process group of its own and is told to end when this process dies, however
     it dies. Afterwards every process that carries this run's mark is ended, so that a cancelled or
-    crashed run leaves no Ray daemon.
+    crashed run leaves no Ray daemon, and what they shared in memory is removed.
 
     Returns:
         The child's exit status, negative for a signal.
@@ -49,15 +51,22 @@ def run(
             start_new_session=True,
             preexec_fn=end_with_parent,
         )
+        shared: set[sharedmemory.Segment] = set()
+        looked = time.monotonic()
         with _forwarding_signals(child), logs.written(child.stdout, output):
             try:
                 while child.poll() is None:
                     watch()
+                    if time.monotonic() - looked > _LOOK_S:
+                        shared |= sharedmemory.mapped(_marked(run_id))
+                        looked = time.monotonic()
                     time.sleep(interval_s)
                 watch()
             finally:
+                shared |= sharedmemory.mapped(_marked(run_id))
                 end_marked(run_id)
                 child.wait()
+                sharedmemory.remove(shared)
     return child.returncode
 
 

@@ -31,9 +31,10 @@ from rlprobe.runs.process import end_with_parent
 _log = logging.getLogger("rlprobe")
 _GRACE_S = 15.0
 _TAIL_LINES = 15
-#: ``ray start --block`` looks after its processes every second; Slurm tells of a step's end then.
-_LATE_S = 10.0
-#: Longest time for Ray to say which nodes it has: it attaches to the cluster first.
+#: ``ray start --block`` looks after its processes every second, and Slurm tells of a step's end
+#: then; where Slurm's daemon is gone as well, Ray misses five answers, three seconds apart.
+_LATE_S = 30.0
+#: Longest time besides for Ray to say which nodes it lost: it attaches to the cluster first.
 _ANSWER_S = 60.0
 
 
@@ -98,6 +99,8 @@ class Cluster:
         self._plan = plan
         self._steps: list[_Step] = []
         self.nodes = tuple(nodes)
+        #: Names of nodes that are known to be gone: nothing there is waited for.
+        self.gone: set[str] = set()
 
     @property
     def address(self) -> str:
@@ -139,19 +142,15 @@ class Cluster:
     def blame(self, within_s: float = _LATE_S) -> None:
         """:meth:`check` for a while, once the framework has failed, and ask Ray as well.
 
-        It hears of a lost node at once, and the node's own step ends a little later; where the
-        whole machine is gone, Slurm waits for it for minutes.
+        A lost node's own step ends a little later than the framework; where the whole machine is
+        gone, Slurm waits for it for minutes, and Ray hears of it after some seconds.
 
         Raises:
             RunError: a node is gone, which is why it failed.
         """
-        deadline = time.monotonic() + within_s
-        self.check()
-        gone = self._lost()
-        while time.monotonic() < deadline:
-            self.check()
-            time.sleep(0.2)
-        self.check()
+        _log.info("the framework failed; looking for %g s whether a node was lost", within_s)
+        gone = self._lost(within_s)
+        self.gone.update(node.name for node in gone)
         if gone:
             node, log = gone[0], self._log(gone[0])
             raise RunError(
@@ -159,19 +158,36 @@ class Cluster:
                 f"its log is {log} and ends with\n{_tail(log)}"
             )
 
-    def _lost(self) -> list[Node]:
-        """Nodes that Ray knows to be gone; none where it does not answer."""
+    def _lost(self, within_s: float) -> list[Node]:
+        """Nodes that Ray loses until then; none where it does not answer.
+
+        Raises:
+            RunError: a node's step ended meanwhile.
+        """
         log = self._plan.scratch / "logs" / "ray-lost.log"
+        began = time.monotonic()
         process = self._python(
-            ["-m", "rlprobe.frameworks.raynodes", "--lost"], self.environment(), log
+            ["-m", "rlprobe.frameworks.raynodes", "--lost", f"--timeout={within_s:g}"],
+            self.environment(),
+            log,
         )
         try:
-            process.wait(_ANSWER_S)
-        except subprocess.TimeoutExpired:
-            _log.warning("Ray did not say within %g s which nodes it has", _ANSWER_S)
+            while process.poll() is None or time.monotonic() < began + within_s:
+                self.check()
+                if process.poll() == 0 and self._named(log):
+                    break
+                if time.monotonic() > began + within_s + _ANSWER_S:
+                    _log.warning("Ray did not say which nodes it lost")
+                    break
+                time.sleep(0.2)
         finally:
             process.kill()
             process.wait()
+        self.check()
+        return self._named(log)
+
+    def _named(self, log: Path) -> list[Node]:
+        """Nodes that a log of ``raynodes --lost`` names."""
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         gone = {line.removeprefix(LOST).strip() for line in lines if line.startswith(LOST)}
         return [node for node in self.nodes if node.address in gone]
@@ -263,7 +279,8 @@ class Cluster:
         """End these steps, the head last, and no other process."""
         for step in reversed(self._steps):
             if step.process.poll() is None:
-                step.process.terminate()
+                # srun would wait for a node that does not answer
+                (step.process.kill if step.node.name in self.gone else step.process.terminate)()
         deadline = time.monotonic() + _GRACE_S
         for step in self._steps:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -312,16 +329,22 @@ def _clean_up(cluster: Cluster, names: Sequence[str], job: str) -> None:
     except RunError as error:
         _log.warning("Ray's steps end with the job: %s", error)
     for name in names:
+        if name in cluster.gone:
+            _left(name, job, "it was lost")
+            continue
         try:
             _on_every_node([name], "remove", job)
         except RunError as error:
-            _log.warning(
-                "%s: the run's directories on this node are left (%s, or where RLPROBE_NODE_TMP "
-                "says): %s",
-                name,
-                nodelocal.of_job(job).root,
-                error,
-            )
+            _left(name, job, error)
+
+
+def _left(name: str, job: str, why: object) -> None:
+    _log.warning(
+        "%s: the run's directories on this node are left (%s, or where RLPROBE_NODE_TMP says): %s",
+        name,
+        nodelocal.of_job(job).root,
+        why,
+    )
 
 
 def _await_head(cluster: Cluster) -> None:

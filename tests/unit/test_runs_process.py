@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from rlprobe.runs import process
+import pytest
+
+from rlprobe.runs import process, sharedmemory
 
 #: Another test session on this machine has processes of its own.
 _HERE = os.getpid()
@@ -105,3 +109,82 @@ def test_the_command_ends_when_rlprobe_is_killed(tmp_path: Path) -> None:
     while _alive(f"t-kill-{_HERE}") and time.monotonic() < deadline:
         time.sleep(0.05)
     assert _alive(f"t-kill-{_HERE}") == []
+
+
+#: Shares memory and dies without cleaning up, as a worker that Ray kills with the tracker that
+#: Python gave it. Arguments: where to say the segment's name, and what to wait for.
+_SHARES = """
+import os, pathlib, signal, sys, time
+from multiprocessing import resource_tracker, shared_memory
+made = shared_memory.SharedMemory(create=True, size=1 << 20)
+pathlib.Path(sys.argv[1]).write_text(made.name)
+while not pathlib.Path(sys.argv[2]).exists():
+    time.sleep(0.01)
+os.kill(resource_tracker._resource_tracker._pid, signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+#: Has a file mapped until it is killed; says when.
+_MAPS = """
+import mmap, sys, time
+with open(sys.argv[1], "r+b") as file:
+    held = mmap.mmap(file.fileno(), 0)
+print("mapped", flush=True)
+time.sleep(60)
+"""
+
+
+def _shared(tmp_path: Path, meanwhile: Callable[[Path], object]) -> Path:
+    """What a run's process made in /dev/shm, once the run has ended."""
+    name, go = tmp_path / "name", tmp_path / "go"
+    looked = [0]
+
+    def watch() -> None:
+        if name.exists() and name.read_text() and not go.exists():
+            looked[0] += 1
+            if looked[0] == 1:
+                meanwhile(Path("/dev/shm", name.read_text()))
+            elif looked[0] > 3:
+                go.touch()
+
+    process.run(
+        [sys.executable, "-c", _SHARES, str(name), str(go)],
+        run_id=f"t-shared-{tmp_path.name}-{_HERE}",
+        log=tmp_path / "log",
+        watch=watch,
+        interval_s=0.01,
+    )
+    return Path("/dev/shm", name.read_text())
+
+
+@pytest.fixture
+def closely(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_LOOK_S", 0.0)
+
+
+@pytest.mark.usefixtures("closely")
+def test_memory_that_a_killed_process_shared_is_removed(tmp_path: Path) -> None:
+    sizes = []
+    left = _shared(tmp_path, lambda path: sizes.append(path.stat().st_size))
+    assert sizes == [1 << 20] and not left.exists()
+
+
+@pytest.mark.usefixtures("closely")
+def test_memory_that_somebody_else_has_mapped_stays(tmp_path: Path) -> None:
+    others = []
+
+    def other(path: Path) -> None:
+        others.append(subprocess.Popen([sys.executable, "-c", _MAPS, path], stdout=subprocess.PIPE))
+        assert others[0].stdout is not None
+        assert others[0].stdout.readline() == b"mapped\n"
+
+    left = _shared(tmp_path, other)
+    try:
+        assert left.exists()
+        (segment,) = sharedmemory.mapped([others[0].pid])
+        others[0].kill()
+        others[0].wait()
+        # a file of that name which is another one, as a container has
+        assert sharedmemory.remove({dataclasses.replace(segment, inode=segment.inode + 1)}) == []
+        assert sharedmemory.remove({segment}) == [str(left)] and not left.exists()
+    finally:
+        left.unlink(missing_ok=True)

@@ -138,7 +138,16 @@ def test_a_node_that_ray_alone_knows_to_be_gone_is_named(
     else:
         with pytest.raises(RunError, match=rf"node {named} \(10\.0\.0\.\d\) was lost"):
             cluster.blame(0.1)
-    assert started.commands[-1] == [JOINED, "--lost"]
+    assert started.commands[-1] == [JOINED, "--lost", "--timeout=0.1"]
+
+
+def test_a_node_that_ray_gives_up_later_is_waited_for(cluster: Cluster, started: Started) -> None:
+    """The framework hears of a broken connection before Ray misses the node's answers."""
+    started.instead[JOINED] = "import time; time.sleep(1); print('lost 10.0.0.2')"
+    began = time.monotonic()
+    with pytest.raises(RunError, match=r"node b \(10\.0\.0\.2\) was lost"):
+        cluster.blame(30)
+    assert time.monotonic() - began < 20, "what is known is said at once"
 
 
 def test_a_ray_that_does_not_answer_is_not_waited_for(
@@ -185,3 +194,10 @@ def test_a_node_that_cannot_be_cleaned_is_said_and_changes_nothing_else(
     assert {r.getMessage()[0] for r in caplog.records if r.levelname == "WARNING"} == gone
     with pytest.raises(RunError, match="Ray on node b ended"), raycluster.running(cluster._plan, 2):
         raise RunError("Ray on node b ended with exit status 9")
+    # of one that is known to be lost nothing is asked, which would take a minute
+    cleaned.clear()
+    lost = pytest.raises(RunError, match="node b was lost")
+    with lost, raycluster.running(cluster._plan, 2) as made:
+        made.gone.add("b")
+        raise RunError("node b was lost")
+    assert set(cleaned) == {"a"} - gone
