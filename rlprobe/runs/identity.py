@@ -18,12 +18,15 @@ from rlprobe.config import (
 )
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
-from rlprobe.errors import ConfigError
+from rlprobe.errors import ConfigError, ReplayError
 from rlprobe.store import keys
 
 #: The head of an image file that is hashed: it holds the identifier and the table of contents that
 #: every build of a SIF writes anew, so that images of many GB need not be read whole.
 _IMAGE_HEAD = 1 << 20
+_REPLAYED = (
+    "accepted: what verl's skip.rollout saved, step{N}.h5 files, or a dump_path with key data"
+)
 
 
 def require(alignment: Alignment, fault: str | None) -> None:
@@ -120,20 +123,36 @@ def rollouts(path: str) -> str:
     """Digest of saved rollouts: names below the directory, and contents.
 
     Raises:
-        ConfigError: there is no such directory, or no file in it.
+        ConfigError: there is no such directory, or nothing in it that a run can replay.
     """
     directory = _existing(path, "benchmark.rollouts")
     below = sorted(p for p in directory.rglob("*") if p.is_file()) if directory.is_dir() else []
     if not below:
         raise ConfigError(
-            f"benchmark.rollouts: {directory} is no directory with files; accepted: what verl's "
-            "skip.rollout saved, step{N}.h5 files, or a dump_path with key data"
+            f"benchmark.rollouts: {directory} is no directory with files; {_REPLAYED}"
         )
+    _require_replayable(directory)
     total = hashlib.sha256()
     for found in below:
         name = found.relative_to(directory).as_posix()
         total.update(f"{name}\0{files.digest(found).sha256}\n".encode())
     return f"sha256:{total.hexdigest()}"
+
+
+def _require_replayable(directory: Path) -> None:
+    """What a run would refuse once its framework has started is refused before."""
+    from rlprobe.dumps.rollouts import recorded
+    from rlprobe.rollouts import hdf5
+
+    ours = (directory, directory / "rollouts")
+    if (directory / "data").is_dir() or any(p.is_dir() and hdf5.steps(p) for p in ours):
+        return
+    try:
+        there = recorded.found(directory)
+    except ReplayError as error:
+        raise ConfigError(f"benchmark.rollouts: {error}") from error
+    if there is None:
+        raise ConfigError(f"benchmark.rollouts: {directory} holds no rollouts; {_REPLAYED}")
 
 
 def function(reference: str, key: str) -> str:

@@ -21,6 +21,7 @@ from rlprobe.config import Alignment  # noqa: E402
 from rlprobe.errors import ConfigError, ReplayError  # noqa: E402
 from rlprobe.frameworks import RunDirectories  # noqa: E402
 from rlprobe.frameworks.verl.replay import generation, rollouts  # noqa: E402
+from rlprobe.rollouts import hdf5  # noqa: E402
 from rlprobe.runs import bindings  # noqa: E402
 from rlprobe.runs.launch import session_of  # noqa: E402
 from rlprobe.runs.plan import plan  # noqa: E402
@@ -206,3 +207,31 @@ def test_an_empty_directory_holds_no_rollouts(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="is no directory with files; accepted"):
         specs(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        ({"1.jsonl": b'{"input": "1+1?", "output": "2", "score": 1}\n'}, "skip.rollout"),
+        ({"1/0/tq_batch.pt": b"x"}, "rows without an order"),
+        ({"notes.txt": b"x", "logs/a.log": b"x"}, "holds no rollouts; accepted: what verl's"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused_before_anything_runs(
+    tmp_path: Path, left: dict[str, bytes], said: str
+) -> None:
+    for name, content in left.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"^benchmark.rollouts: .*{said}"):
+        specs(tmp_path)
+
+
+def test_what_a_run_recorded_is_accepted_in_each_of_its_places(tmp_path: Path) -> None:
+    recorded, _ = load(saved(tmp_path / "saved", output()))
+    for place in ("plain", "run/rollouts"):
+        hdf5.write(tmp_path / place / "step0.h5", recorded)
+    (tmp_path / "dump/data/responses").mkdir(parents=True)
+    (tmp_path / "dump/data/responses/x.npy").touch()
+    for place in ("plain", "run", "dump"):
+        assert specs(tmp_path / place)["benchmark"].rollouts == str(tmp_path / place)

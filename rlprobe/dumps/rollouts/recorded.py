@@ -27,6 +27,8 @@ from rlprobe.rollouts.model import CARRIERS, NAME
 #: What ``meta["source"]`` says of rollouts read here.
 SOURCE = "verl's skip.rollout"
 _NEEDED = ("prompts", "responses", "attention_mask", "position_ids", "input_ids")
+_VERLS = "they have texts without their tokens, or rows without an order"
+_SLIMES = "slime loads them itself (--load-debug-rollout-data)"
 _INSTEAD = (
     "save them with skip.rollout (verl's RolloutSkip), or name a directory of step{N}.h5 files, "
     "or a dump_path with key data"
@@ -44,10 +46,8 @@ def found(path: Path) -> Folder | None:
     except DumpError as error:
         raise ReplayError(str(error)) from error
     if there is not None and there.kind is not folder.SKIP:
-        raise ReplayError(
-            f"{path} holds {there.kind.name}, which cannot be replayed: they have texts without "
-            f"their tokens, or rows without an order; {_INSTEAD}"
-        )
+        why = _SLIMES if there.kind is folder.SLIME else f"{_VERLS}; {_INSTEAD}"
+        raise ReplayError(f"{path} holds {there.kind.name}, which cannot be replayed: {why}")
     return there
 
 
