@@ -269,8 +269,7 @@ def _nearer(found: Experiments, kept: list[_Four], way: Said) -> _Nearness | Non
         found.evidence.append(
             say(
                 "{way}, in fp64, the sides differ by {differ:.2g} too, as against {apart:.2g}: "
-                "they compute something else, or were given it, and no rounding or kernel "
-                "alone accounts for it",
+                "they compute something else, were given it, or round by other means than formats",
                 way=way,
                 differ=differ,
                 apart=apart,

@@ -169,7 +169,7 @@ def _apart(
             benchmark=_listed(step.benchmark) or say("none"),
         )
     else:
-        cause = IMPLEMENTATION
+        cause = "sampling_semantics" if vocabulary.narrowed(*traces) else IMPLEMENTATION
         said = say(
             "the target runs {target} where the benchmark runs {benchmark}",
             target=_listed(step.target),

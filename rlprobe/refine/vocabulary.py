@@ -6,8 +6,12 @@ scores are put in order, multiplied by one number, left out or hidden.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from rlprobe.refine import meaning
 from rlprobe.refine.stretch import Stretch, argument, hides, last, numbers
+from rlprobe.refine.trace import Operator, Trace, Value
 
 _ORDERS = frozenset({"sort", "topk", "kthvalue", "argsort"})
 
@@ -50,27 +54,72 @@ def of_fewer_ids(stretch: Stretch) -> bool:
     what no probability is left of.
     """
     sizes = _vocabularies(stretch)
-    cut = {
-        v.value
-        for op in stretch.operators
-        if meaning.plain(op) in meaning.MOVES and any(last(v) in sizes for v in op.inputs)
-        for v in op.outputs
-        if 1 < last(v) < max(sizes, default=0)
-    }
-    if any(last(w) in sizes and 1 < last(v) < last(w) for v, w in stretch.changed):
+    parts = _Parts(stretch.operators, sizes)
+    if any(last(w) in sizes and parts.is_lacking(v) for v, w in stretch.changed):
         return True
     hidden = False
     for op in stretch.operators:
         kind = meaning.plain(op).lstrip("_")
         hidden = hidden or any(map(hides, numbers(op)))
         whole = any(last(v) in sizes for v in op.outputs)
-        if kind in _NORMALISE and any(v.value in cut for v in op.inputs):
+        if kind in _NORMALISE and any(map(parts.is_lacking, op.inputs)):
             return True
         if whole and kind in _PUTS and any(map(hides, numbers(op))):
             return True
-        if whole and hidden and kind == "cat" and any(v.value in cut for v in op.inputs):
+        if whole and hidden and kind == "cat" and any(map(parts.is_lacking, op.inputs)):
             return True
     return False
+
+
+def narrowed(benchmark: Trace, target: Trace) -> bool:
+    """Whether the target alone normalises over fewer ids than the model scores."""
+    return not _normalises_part(benchmark) and _normalises_part(target)
+
+
+def _normalises_part(trace: Trace) -> bool:
+    sizes = _vocabularies(Stretch(trace, trace.operators, []))
+    parts = _Parts(trace.operators, sizes)
+    return any(
+        meaning.plain(op).lstrip("_") in _NORMALISE and any(map(parts.is_lacking, op.inputs))
+        for op in trace.live()
+    )
+
+
+class _Parts:
+    """Parts that are taken of a vocabulary's scores.
+
+    Args:
+        operators: that take them.
+        sizes: of vocabularies.
+    """
+
+    def __init__(self, operators: Iterable[Operator], sizes: set[int]) -> None:
+        self._whole: dict[int, tuple[int, int]] = {}
+        self._taken: Counter[int] = Counter()
+        for op in operators:
+            self._follow(op)
+            whole = next((v for v in op.inputs if last(v) in sizes), None)
+            if whole is None or meaning.plain(op) not in meaning.MOVES:
+                continue
+            for part in op.outputs:
+                if 1 < last(part) < last(whole) and part.value not in self._whole:
+                    self._whole[part.value] = whole.value, last(whole)
+                    self._taken[whole.value] += last(part)
+
+    def _follow(self, op: Operator) -> None:
+        """What is made of a part, element by element, is of the same ids."""
+        part = next((v for v in op.inputs if v.value in self._whole), None)
+        for made in op.outputs if part is not None else ():
+            if part is not None and last(made) == last(part):
+                self._whole.setdefault(made.value, self._whole[part.value])
+
+    def is_lacking(self, value: Value) -> bool:
+        """Whether a value is a part, and all parts of its scores together are not all of them.
+
+        A vocabulary may be gone through piece by piece.
+        """
+        whole, size = self._whole.get(value.value, (-1, 0))
+        return 0 < self._taken[whole] < size
 
 
 def _vocabularies(stretch: Stretch) -> set[int]:

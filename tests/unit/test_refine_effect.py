@@ -336,6 +336,10 @@ def test_scores_that_are_put_in_order_are_of_another_distribution(
         (lambda x: x[..., 1:].exp().log(), "sampling_semantics"),
         (lambda x: x.index_select(-1, torch.arange(0, 40, 2)), "sampling_semantics"),
         (lambda x: x[:, :, PLACES.repeat(40)[:40] % 40], "implementation"),
+        (
+            lambda x: torch.stack([torch.logsumexp(p, -1) for p in x.split(8, -1)], -1) * 1.01,
+            "implementation",
+        ),
     ],
 )
 def test_a_normaliser_of_fewer_ids_is_of_another_distribution(
@@ -349,6 +353,29 @@ def test_a_normaliser_of_fewer_ids_is_of_another_distribution(
 
     sides = [run(tmp_path / name, kind="outputs", module=None, loss=log_probs(make))[0]
              for name, make in (("b", lambda x: x), ("t", part))]  # fmt: skip
+    assert first(observe(*sides)).cause == cause
+
+
+@pytest.mark.parametrize(
+    ("norm", "cause"),
+    [
+        (lambda x: x[..., :32].exp().sum(-1).log(), "sampling_semantics"),
+        (lambda x: x[..., :32].logsumexp(-1), "sampling_semantics"),
+        (lambda x: x.exp().sum(-1).log() * 1.01, "implementation"),
+        (lambda x: sum(p.exp().sum(-1) for p in x.split(8, -1)).log() * 1.01, "implementation"),
+    ],
+)
+def test_a_normaliser_by_other_operators_is_of_fewer_ids_where_it_is(
+    tmp_path: Path, norm: Make, cause: str
+) -> None:
+    def by_row(x: Tensor) -> Tensor:
+        return torch.stack([torch.logsumexp(row, -1) for row in x])
+
+    def loss(make: Make) -> Make:
+        return lambda logits: (logits[..., 3] - make(logits)).mean()
+
+    sides = [run(tmp_path / name, kind="outputs", module=None, loss=loss(make))[0]
+             for name, make in (("b", by_row), ("t", norm))]  # fmt: skip
     assert first(observe(*sides)).cause == cause
 
 
