@@ -7,6 +7,7 @@ is in neither list is said to be unknown.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -73,6 +74,13 @@ def _configured(tree: Path) -> dict[str, Any] | None:
     path = tree / _CONFIGURATIONS
     if not path.is_file():
         return None
+    found = path.stat()
+    return dict(_settings(path, found.st_mtime_ns, found.st_size, found.st_ino))
+
+
+@functools.lru_cache(maxsize=4)
+def _settings(path: Path, *_: int) -> dict[str, Any]:
+    """A file's settings, read once while it is the same: several items ask for them."""
     # the vendor's tool writes secrets as they are
     return flattened(redaction.value(_json(path)))
 
