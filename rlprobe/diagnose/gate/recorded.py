@@ -166,11 +166,15 @@ def _not_finite(step: Step, sides: Sequence[Mapping[str, float]]) -> list[Said]:
 
 
 def _parameters(evidence: Evidence) -> list[Said]:
-    """Records of parameters that differ; their weights are digested apart, by item ``weights``."""
+    """Records of parameters that differ; their weights are digested apart, by item ``weights``.
+
+    Those of a later update inherit what the first has left, and are judged as its changes.
+    """
     found = []
     for name, finding in evidence.step.findings.items():
         other = (pl.col("excess") > 1).fill_null(False) | LOPSIDED
-        rows = finding.stage.rows.filter((pl.col("slot") == "parameters") & other)
+        held = pl.col("judged") & (pl.col("slot") == "parameters")
+        rows = finding.stage.rows.filter(held & other)
         if rows.height:
             found.append(
                 say(

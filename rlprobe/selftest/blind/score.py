@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rlprobe.diagnose.diagnosis import OPEN
 from rlprobe.judge import extent
 from rlprobe.selftest.blind.laboratory import Judgement
 
-#: The verdict or a gate item changed; the diagnosis counts it as not judged now; it had said before
-#: that it is not judged; nothing was changed; less than round-off was (a zero for what is smaller
-#: than its floor); nothing was said.
+#: The verdict or a gate item changed; the diagnosis counts it as not judged now, or a caveat says
+#: something else; it had said before that it is not judged; nothing was changed; less than
+#: round-off was (a zero for what is smaller than its floor); nothing was said.
 NOTICED, SAID, DECLARED, NOTHING, BELOW, SILENT = (
     "noticed",
     "said",
@@ -57,11 +58,24 @@ def outcome(
         return NOTICED, ", ".join(f"{item}: {state}" for item, state in changed)
     left, right = (extent.total(one.extent) for one in (before, after))
     # fewer that are judged, and nothing among the unjudged: what is gone is said nowhere
+    more = _said_more(before, after)
+    if more:
+        return SAID, more
     if (left.excused, left.unjudged) != (right.excused, right.unjudged):
         return SAID, f"judged {right.judged} of {right.recorded}, before {left.judged}"
     if declared is not None:
         return DECLARED, declared
     return (BELOW, "less than its floor") if below else (SILENT, "")
+
+
+def _said_more(before: Judgement, after: Judgement) -> str:
+    """The items of the gate that were caveats already, and say something else now."""
+    known = {item.item: item.evidence for item in before.gate if item.state != OPEN}
+    return ", ".join(
+        f"{item.item} says more"
+        for item in after.gate
+        if item.item in known and item.evidence != known[item.item]
+    )
 
 
 @dataclass

@@ -95,6 +95,22 @@ def test_what_was_said_before_is_no_silence_and_what_was_not_is() -> None:
     assert score.outcome(plain, plain, None, below=True)[0] == score.BELOW
 
 
+def test_a_caveat_that_says_more_is_said_and_one_that_says_the_same_is_silence() -> None:
+    """A second thing wrong of one kind changes no state; whoever reads the item sees it."""
+
+    def judgement(weights: str, alike: str) -> Judgement:
+        items = [GateItem("weights", "open", weights), GateItem("recorded alike", "caveat", alike)]
+        return Judgement("aligned", items, {})
+
+    before = judgement("51 agree", "a differs")
+    assert score.outcome(before, judgement("51 agree", "a, b differ"), None) == (
+        score.SAID, "recorded alike says more",
+    )  # fmt: skip
+    assert score.outcome(before, before, None)[0] == score.SILENT
+    # an item that agrees says so, with whatever figures
+    assert score.outcome(before, judgement("50 agree", "a differs"), None)[0] == score.SILENT
+
+
 def test_only_a_zero_for_what_is_no_more_than_round_off_is_below_its_floor() -> None:
     some = quantities.Quantity("record", None, "f", 0, ("record",), "loss", 3.0, None)
     assert quantities.is_below(some, quantities.ZERO)

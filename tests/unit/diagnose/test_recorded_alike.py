@@ -13,6 +13,7 @@ import pytest
 from rlprobe.diagnose.gate import shapes
 from rlprobe.dumps.key_data import Row
 from rlprobe.judge import keydata, reasons
+from rlprobe.judge.reasons import AFTER_UPDATE
 from tests.unit.diagnose.stand_ins import STATISTICS, found, rows, run
 
 
@@ -79,6 +80,8 @@ def test_a_sketch_that_saw_less_than_the_norms_is_contradicted() -> None:
 
 def test_a_record_of_parameters_that_differs_is_said() -> None:
     assert "parameters" in found(rows(slot="parameters", excess=4.0))
+    inherited = rows(slot="parameters", excess=4.0, judged=False, unjudged_because=AFTER_UPDATE)
+    assert found(inherited) == "", "what the first update left is no other weight"
     lopsided = rows(slot="parameters", status="nonfinite", reason="target", excess=None)
     assert "parameters" in found(lopsided)
 
