@@ -43,7 +43,7 @@ class DumpFiles:
         """Add an entry's records and write all three files; returns bytes on disk."""
         if data:
             self._fragments.append(json.dumps(data)[1:-1])
-        size = write_json(self.directory / "stack.json", self.stacks.document())
+        size = write_text(self.directory / "stack.json", [self.stacks.text()])
         size += write_json(self.directory / "construct.json", self.construct)
         # dump.json last: where it stands, the others stand too.
         size += write_text(

@@ -214,9 +214,12 @@ class ModuleWatch:
         # Parameters first among the forward hooks: FSDP2's own, which frees them, comes after.
         # The output last: other hooks may change it, and the caller gets what they leave.
         # Always called: an exception in the module must not leave its call open.
-        tape.handles.append(
-            module.register_forward_hook(self.during, prepend=True, always_call=True)
-        )
+        #: Whether parameters are looked at when the output is: nothing comes in between.
+        self._at_once = not module._forward_hooks
+        if not self._at_once:
+            tape.handles.append(
+                module.register_forward_hook(self.during, prepend=True, always_call=True)
+            )
         tape.handles.append(
             module.register_forward_hook(self.after, with_kwargs=True, always_call=True)
         )
@@ -278,6 +281,8 @@ class ModuleWatch:
             return
         with tape.quiet:
             leaf = tape.statistics.leaf
+            if self._at_once:
+                call.parameters = self._parameters(module)
             failed = output is None and sys.exc_info()[0] is not None
             outputs = output if isinstance(output, tuple) else (output,)
             call.entry["output"] = [nest(item, leaf, 1) for item in outputs]

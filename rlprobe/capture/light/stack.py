@@ -9,12 +9,12 @@ the file is written.
 
 from __future__ import annotations
 
+import json
 import linecache
 import os
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
 
 #: A frame: its code and the line being executed.
 Site = tuple[CodeType, int]
@@ -24,6 +24,11 @@ _OWN = str(Path(__file__).resolve().parent) + os.sep
 _TORCH_CALL = str(Path("torch", "nn", "modules", "module.py"))
 
 _text: dict[Site, str | None] = {}
+#: Frames and stacks come again with every step: each is one object, and its text is made once.
+_sites: dict[CodeType, dict[int, Site]] = {}
+_encoded: dict[Stack, str] = {}
+#: Stacks whose text is kept.
+_KEPT = 10_000
 _foreign: dict[CodeType, bool] = {}
 
 
@@ -69,9 +74,19 @@ def trace(outer: Trace | None) -> Trace:
         code = frame.f_code
         if anchor is None and not _is_plumbing(code):
             anchor, anchor_at = frame, len(sites)
-        sites.append((code, frame.f_lineno))
+        sites.append(_site(code, frame.f_lineno))
         frame = frame.f_back
     return Trace(tuple(sites), anchor, anchor_at)
+
+
+def _site(code: CodeType, line: int) -> Site:
+    known = _sites.get(code)
+    if known is None:
+        known = _sites[code] = {}
+    site = known.get(line)
+    if site is None:
+        site = known[line] = (code, line)
+    return site
 
 
 def _line(site: Site) -> str | None:
@@ -109,9 +124,19 @@ class Stacks:
         else:
             names.append(name)
 
-    def document(self) -> dict[str, Any]:
-        """The content of stack.json."""
-        return {
-            str(index): [names, lines(stack)]
+    def text(self) -> str:
+        """stack.json."""
+        parts = [
+            f'"{index}": [{json.dumps(names)}, {_lines_text(stack)}]'
             for index, (stack, names) in enumerate(self._names.items())
-        }
+        ]
+        return "{" + ", ".join(parts) + "}"
+
+
+def _lines_text(stack: Stack) -> str:
+    found = _encoded.get(stack)
+    if found is None:
+        if len(_encoded) >= _KEPT:
+            _encoded.clear()
+        found = _encoded[stack] = json.dumps(lines(stack))
+    return found

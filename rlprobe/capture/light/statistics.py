@@ -180,9 +180,6 @@ class Statistics:
             leaf.update(extra)
         if not has_values(local):
             return leaf
-        owner = local
-        if needs_gradient:
-            local = local.detach()
         # Inference tensors keep no version: a second look could not tell whether they changed.
         if lasting is None or local.is_inference():
             self._pending.append((leaf, self._measure(local)))
@@ -191,8 +188,7 @@ class Statistics:
         known = self._known(key)
         if known is None:
             known = self._measure(local)
-            # of the tensor itself: a detached one is gone when this returns
-            self._seen[key] = TensorWeakRef(owner), known
+            self._seen[key] = TensorWeakRef(local), known
             if not lasting:
                 recent = self._recent
                 recent.append(key)
@@ -241,6 +237,8 @@ class Statistics:
         return numbers
 
     def _by_torch(self, x: Tensor) -> Numbers:
+        if x.requires_grad:
+            x = x.detach()
         dtype = x.dtype
         sketched = self._with_sketch
         column = self._columns[dtype]
