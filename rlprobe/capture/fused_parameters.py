@@ -96,10 +96,10 @@ class FusedParameters:
             cut = (0, before) if self._size > 1 else None
             held = Held(name, item.parameter, own, shape, cut, None, self._size == 1)
             return held, own
-        if item.start is None or tensor.dim() != 1:
+        begin = self._begin(item, count, inner)
+        if begin is None or tensor.dim() != 1:
             return None
         # a stretch of what this rank holds, as its distributed optimizer owns it
-        begin = item.start - self._rank * count * inner
         places: list[tuple[int, int]] = []
         pieces: list[Tensor] = []
         at = 0
@@ -116,3 +116,21 @@ class FusedParameters:
             pieces=(), stretches=tuple(places),
         )  # fmt: skip
         return held, own
+
+    def _begin(self, item: Held, count: int, inner: int) -> int | None:
+        """Which element of what this rank holds a stretch begins with; None where it is none.
+
+        Args:
+            item: the stretch.
+            count: rows that this rank holds.
+            inner: elements of a row.
+        """
+        if item.start is not None:
+            return item.start - self._rank * count * inner
+        if not item.stretches:
+            return None
+        # a rank has rows of two halves of the whole: of the gate and of the up projection
+        first, half, own = item.stretches[0][0], item.shape[0] // 2 * inner, count // 2 * inner
+        if first < half:
+            return first - self._rank * own
+        return first - half - self._rank * own + own

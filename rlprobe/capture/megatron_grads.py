@@ -210,6 +210,19 @@ def _stretch(item: Held, gradient: Tensor, start: int | None) -> Held:
     elif start is not None and item.cut is not None and item.cut[0] == 0:
         # rows of the whole lie one behind another
         first = start + item.cut[1] * math.prod(item.shape[1:])
+    found = () if start is None else _lying(item, start, gradient.numel())
     return dataclasses.replace(
-        item, local=gradient, cut=None, start=first, pieces=(), complete=False
+        item, local=gradient, cut=None, start=first, pieces=(), stretches=found, complete=False
     )
+
+
+def _lying(item: Held, start: int, count: int) -> tuple[tuple[int, int], ...]:
+    """Where elements of several slices, one behind the other, lie in the flattened whole."""
+    inner = math.prod(item.shape[1:])
+    found, at = [], 0
+    for row, rows in item.pieces:
+        low, high = max(start, at), min(start + count, at + rows * inner)
+        if low < high:
+            found.append((row * inner + low - at, high - low))
+        at += rows * inner
+    return tuple(found)

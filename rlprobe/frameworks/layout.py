@@ -150,12 +150,6 @@ def _of_updates(benchmark: Layout, target: Layout) -> list[str]:
             "several updates, the first ones hold other samples, and its activations are not "
             "compared; what it makes is, as wholes"
         )
-    for name, layout in (("benchmark", benchmark), ("target", target)):
-        if layout.backend == "megatron" and layout.tensor > 1 and layout.data > 1:
-            said.append(
-                f"the {name}'s tensor with data parallelism: gradients of gate_proj and up_proj "
-                "are not judged if its optimizer is distributed"
-            )
     backends = {benchmark.backend, target.backend}
     if "megatron" in backends and len(backends) > 1:
         said.append(

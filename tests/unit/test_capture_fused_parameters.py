@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from rlprobe import sketch
+from rlprobe.capture import megatron_grads
 from rlprobe.capture.engine_parameters import EngineParameters
 from rlprobe.capture.fused_parameters import FusedParameters
 from rlprobe.capture.parameters import Held
@@ -117,6 +118,32 @@ def test_stretches_of_a_distributed_optimizer_add_up(
     for name, whole in WHOLE.items():
         assert counts[name] == whole.numel()
         assert np.allclose(totals[name], sketch.sketch(whole.numpy()), atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("cuts", [(0, 40), (0, 7, 40), (0, 1, 13, 39, 40)])
+def test_stretches_of_gate_and_up_add_up(
+    projections: Make, size: int, cuts: tuple[int, ...]
+) -> None:
+    """A rank has rows of both halves; its distributed optimizer owns a stretch of these."""
+    totals = {part: np.zeros(61) for part in GATED}
+    counts = dict.fromkeys(GATED, 0)
+    for rank in range(size):
+        _, local = of_rank(rank, size)
+        n = 8 // size
+        whole = Held(FC1, nn.Parameter(local), local, (16, INNER), None, None, False,
+                     ((rank * n, n), (8 + rank * n, n)))  # fmt: skip
+        flat = local.reshape(-1)
+        for begin, end in itertools.pairwise(sorted({min(cut, flat.numel()) for cut in cuts})):
+            own = megatron_grads._stretch(whole, flat[begin:end], begin)
+            for part, tensor in projections(rank, size).apart(own, flat[begin:end]):
+                made, name = part.sketch_of(tensor), part.name.split(".")[-2]
+                assert made is not None and part.offsets() is not None
+                totals[name] += made.numpy()
+                counts[name] += tensor.numel()
+    for name, values in GATED.items():
+        assert counts[name] == values.numel()
+        assert np.allclose(totals[name], sketch.sketch(values.numpy()), atol=1e-5)
 
 
 @pytest.mark.parametrize(
