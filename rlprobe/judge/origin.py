@@ -124,6 +124,19 @@ def received(found: Origin) -> bool:
 def _explain(row: Row, rows: pl.DataFrame, calls: list[Call]) -> Origin:
     phase, slot = row["phase"], row["slot"]
     if phase == execution.CHANGES:
+        alone = _alone(row, rows, by=_BY_FAR)
+        if alone is not None:
+            return Origin(
+                OPTIMIZER,
+                alone,
+                "optimizer",
+                row,
+                say(
+                    "all gradients agree within noise, and of all parameters only those of {alone} "
+                    "changed otherwise",
+                    alone=alone,
+                ),
+            )
         return Origin(
             OPTIMIZER,
             None,
@@ -394,10 +407,19 @@ def has_activations(rows: pl.DataFrame) -> bool:
 
 #: Modules with gradients below which one that differs alone says nothing.
 _FEW = 4
+#: An optimizer's setting shows in one module first, where it is just beyond the floor: one that has
+#: a fault of its own is this many times further out than any other.
+_BY_FAR = 2.0
 
 
-def _alone(row: Row, rows: pl.DataFrame) -> str | None:
-    """The only module whose gradients differ at this point, where there are others."""
+def _alone(row: Row, rows: pl.DataFrame, by: float = 1.0) -> str | None:
+    """The only module whose gradients or changes differ at this point, where there are others.
+
+    Args:
+        row: one of these records.
+        rows: of its process.
+        by: how many times further beyond its floor it is than any other module's at the least.
+    """
     same = rows.filter(
         pl.col("judged")
         & (pl.col("slot") == row["slot"])
@@ -405,4 +427,13 @@ def _alone(row: Row, rows: pl.DataFrame) -> str | None:
         & pl.col("module").is_not_null()
     )
     wrong = same.filter(pl.col("beyond")).get_column("module").unique().to_list()
-    return wrong[0] if len(wrong) == 1 and same["module"].n_unique() >= _FEW else None
+    if len(wrong) != 1 or same["module"].n_unique() < _FEW:
+        return None
+    mine = pl.col("module") == wrong[0]
+    others = same.filter(~mine & (pl.col("excess") * by > _furthest(same.filter(mine))))
+    return wrong[0] if by == 1.0 or others.is_empty() else None
+
+
+def _furthest(rows: pl.DataFrame) -> float:
+    found = rows.get_column("excess").max()
+    return float(found) if isinstance(found, (int, float)) else 0.0

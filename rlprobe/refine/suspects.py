@@ -83,7 +83,8 @@ def find(directory: Path, budget_mib: int) -> Plan:
     # a module's own gradients of parameters come late and are made in its backward pass, unless
     # those of each micro-batch agree: then in what adds them up
     after = (origin.row.get("phase") or 0) >= execution.GRADIENTS
-    late = after and (origin.module is None or _agrees_by_micro_batch(diverged, origin.module))
+    own = origin.module if _is_of_a_module(origin) else None
+    late = after and (own is None or _agrees_by_micro_batch(diverged, own))
     kind = _traced(diverged, late)
     modules = _nearest(diverged) if late else _modules(diverged) or _nearest(diverged)
     micro_steps = _micro_steps(benchmark, diverged, step.number)
@@ -109,6 +110,11 @@ def find(directory: Path, budget_mib: int) -> Plan:
     )
 
 
+def _is_of_a_module(origin: kinds.Origin) -> bool:
+    """Whether a module made what parts; what was done to its weights is the optimizer's."""
+    return origin.module is not None and origin.kind != kinds.OPTIMIZER
+
+
 def _blocks(diverged: Finding) -> tuple[str, ...]:
     """The blocks that a forward pass goes through, where it is there that the sides part."""
     assert diverged.origin is not None
@@ -128,7 +134,7 @@ def _noise(diverged: Finding) -> float:
     What surrounds the model is given what all of it made, and the update all of its gradients.
     """
     assert diverged.origin is not None
-    if diverged.origin.module is not None:
+    if _is_of_a_module(diverged.origin):
         return _floor(diverged)
     within = diverged.stage.rows.filter(
         pl.col("judged")

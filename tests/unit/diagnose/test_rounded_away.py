@@ -70,3 +70,13 @@ def test_only_what_rounding_could_have_made_whole_is_left_out() -> None:
     assert left.get_column("judged").to_list() == [False, False, True, True]
     unknown = _rows((0.0, 0.9), rounding=None)
     assert rounded_away.excuses(unknown) == []
+
+
+@pytest.mark.parametrize("target", [KEPT, START], ids=["bf16", "fp32"])
+def test_a_step_of_one_modules_weights_names_it(align: Align, target: dict[str, Any]) -> None:
+    module = "model.layers.1.mlp.up_proj"
+    wrong = {**target, f"step {module}.weight": np.float32(2.5)}
+    found = align(Device(faults=wrong), benchmark=Device(faults=START), repeat=False).diagnose()
+    assert found.first is not None
+    assert (found.first.stage, found.first.module) == (ACTOR_UPDATE, module), found.sentence
+    assert found.cause is not None and found.cause.class_ == "optimizer"

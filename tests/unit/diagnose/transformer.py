@@ -412,6 +412,8 @@ def optimize(
         else:
             step = g / (np.sqrt(g * g) + F32(1e-8))
             new = old * (1 - rate * decay) - rate * step
+        further = device.fault(f"step {name}", stage)
+        new = new if further is None else old + further * (new - old)
         new = device.fault("keep", stage, lambda w: w)(new)
         dump.debug[f"{name}.change.0.debug"] = leaf((new - old).astype(F32))
 
