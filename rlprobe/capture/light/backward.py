@@ -14,6 +14,7 @@ differ in the last bits. Here the graph stays as it is:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -182,13 +183,13 @@ class ModuleGradients:
         for index, output in enumerate(outputs):
             if index in inner:
                 continue
-            track(output.register_hook(self._output_hook(index)))
+            track(output.register_hook(partial(self._arrived, index)))
         by_node: dict[Any, list[tuple[int, int]]] = {}
         for node, position, index in consumers:
             by_node.setdefault(node, []).append((position, index))
             self._awaited[index] += 1
         for node, uses in by_node.items():
-            track(node.register_hook(self._node_hook(uses)))
+            track(node.register_hook(partial(self._passed, uses)))
 
     def settle(self) -> None:
         """Measure what has arrived at inputs some of whose consumers never ran (dead branches)."""
@@ -196,36 +197,39 @@ class ModuleGradients:
             self.input_leaves[index] = self._measure(total, INPUT, index)
         self._sums.clear()
 
-    def _output_hook(self, index: int) -> Callable[[Tensor], None]:
-        def hook(gradient: Tensor) -> None:
-            if self._active():
-                self.output_leaves[index] = self._measure(gradient, OUTPUT, index)
-                self._report(self.output_leaves, self.input_leaves)
-
-        return hook
-
-    def _node_hook(self, uses: list[tuple[int, int]]) -> Callable[[Any, Any], None]:
-        def hook(gradients: tuple[Tensor | None, ...], _: Any) -> None:
-            if not self._active():
-                return
-            for position, index in uses:
-                self._awaited[index] -= 1
-                part = gradients[position]
-                if part is not None:
-                    part = part.detach()
-                    held = self._sums.get(index)
-                    # Autograd adds contributions in the order they arrive; so does this.
-                    if held is None:
-                        self._sums[index] = part
-                    elif index in self._own:
-                        held.add_(part)
-                    else:
-                        self._sums[index] = held + part
-                        self._own.add(index)
-                if self._awaited[index] == 0 and index in self._sums:
-                    total = self._sums.pop(index)
-                    self._own.discard(index)
-                    self.input_leaves[index] = self._measure(total, INPUT, index)
+    def _arrived(self, index: int, gradient: Tensor) -> None:
+        """The gradient of an output."""
+        if self._active():
+            self.output_leaves[index] = self._measure(gradient, OUTPUT, index)
             self._report(self.output_leaves, self.input_leaves)
 
-        return hook
+    def _passed(
+        self, uses: list[tuple[int, int]], gradients: tuple[Tensor | None, ...], _: Any
+    ) -> None:
+        """What a node inside the module sends to what it consumed.
+
+        Args:
+            uses: which of them are inputs of the module: position, and index of the input.
+            gradients: of everything that the node consumed.
+        """
+        if not self._active():
+            return
+        for position, index in uses:
+            self._awaited[index] -= 1
+            part = gradients[position]
+            if part is not None:
+                part = part.detach()
+                held = self._sums.get(index)
+                # Autograd adds contributions in the order they arrive; so does this.
+                if held is None:
+                    self._sums[index] = part
+                elif index in self._own:
+                    held.add_(part)
+                else:
+                    self._sums[index] = held + part
+                    self._own.add(index)
+            if self._awaited[index] == 0 and index in self._sums:
+                total = self._sums.pop(index)
+                self._own.discard(index)
+                self.input_leaves[index] = self._measure(total, INPUT, index)
+        self._report(self.output_leaves, self.input_leaves)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from rlprobe.capture.engine import Nest
 from rlprobe.capture.light import choices
 from rlprobe.capture.light.backward import (
-    INPUT,
     OUTPUT,
     Edge,
     Graph,
@@ -358,30 +357,7 @@ class ModuleWatch:
         tensors = with_gradient(outputs)
         if not tensors:
             return
-        name = call.backward
-        above = tape.construct.get(call.name)
-        parent = above.replace(".forward.", ".backward.") if above is not None else None
-
-        logical, batch, owner, routed = tape.logical, call.batch, self.owner, call.choice
-        recorded = {(OUTPUT, graded): "input", (INPUT, call.graded): "output"}
-
-        def measure(gradient: Tensor, end: str, index: int) -> dict[str, Any]:
-            with tape.quiet:
-                leaf = tape.statistics.leaf(gradient)
-                slot = recorded.get((end, index))
-                if logical is not None and slot is not None:
-                    if routed is not None and end == OUTPUT:
-                        taken = logical.chosen(routed, gradient, batch)
-                    else:
-                        taken = logical.taken([gradient], batch)
-                    logical.add(owner, "backward", slot, taken)
-                return leaf
-
-        def report(output_leaves: list[Any], input_leaves: list[Any]) -> None:
-            with tape.quiet:
-                tape.construct[name] = parent
-                tape.move_to_end(name, {"input": output_leaves, "output": input_leaves})
-
+        arriving = _Arriving(self, call, graded)
         found: list[tuple[Any, int, int]] = []
         inner: set[int] = set()
         if call.edges or len(tensors) > 1:
@@ -391,13 +367,65 @@ class ModuleWatch:
             len(call.edges),
             found,
             inner,
-            measure,
-            report,
+            arriving.measure,
+            arriving.report,
             tape.handles.append,
-            lambda: tape.active,
+            arriving.active,
         )
         if found:
             tape.gradients.append(watched)
+
+
+class _Arriving:
+    """What becomes of a call's gradients: leaves, records, parts of logical records.
+
+    It outlives the call, of which it holds nothing that keeps the graph alive.
+
+    Args:
+        watch: the module's hooks.
+        call: the call, which is over.
+        graded: which of its outputs with gradients has a logical record.
+    """
+
+    __slots__ = ("_batch", "_given", "_name", "_owner", "_parent", "_routed", "_taken", "_tape")
+
+    def __init__(self, watch: ModuleWatch, call: _Call, graded: int | None) -> None:
+        self._tape = watch.tape
+        self._owner = watch.owner
+        self._name = call.backward
+        above = watch.tape.construct.get(call.name)
+        self._parent = above.replace(".forward.", ".backward.") if above is not None else None
+        self._batch, self._routed = call.batch, call.choice
+        self._given, self._taken = graded, call.graded
+
+    def active(self) -> bool:
+        """Whether gradients are still wanted."""
+        return self._tape.active
+
+    def measure(self, gradient: Tensor, end: str, index: int) -> dict[str, Any]:
+        """A leaf of one gradient."""
+        tape = self._tape
+        with tape.quiet:
+            leaf = tape.statistics.leaf(gradient)
+            if tape.logical is not None:
+                self._add(tape.logical, gradient, end, index)
+            return leaf
+
+    def _add(self, logical: Logical, gradient: Tensor, end: str, index: int) -> None:
+        if index != (self._given if end == OUTPUT else self._taken):
+            return
+        if self._routed is not None and end == OUTPUT:
+            taken = logical.chosen(self._routed, gradient, self._batch)
+        else:
+            taken = logical.taken([gradient], self._batch)
+        logical.add(self._owner, "backward", "input" if end == OUTPUT else "output", taken)
+
+    def report(self, output_leaves: list[Any], input_leaves: list[Any]) -> None:
+        """The record as far as it has come."""
+        tape = self._tape
+        with tape.quiet:
+            tape.construct[self._name] = self._parent
+            tape.move_to_end(self._name, {"input": output_leaves, "output": input_leaves})
 
 
 def attach(
