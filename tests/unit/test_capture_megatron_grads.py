@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from rlprobe.capture import megatron_grads
 from rlprobe.capture.light.sketches import sketch
 from rlprobe.capture.updates import group_norms
-from rlprobe.frameworks.verl import megatron
+from rlprobe.frameworks.slime import running, updates
+from rlprobe.frameworks.stepping import stepping
 from tests.unit.capture_helpers import dump, recorder
 
 
@@ -156,6 +157,37 @@ def _cut(item: Any, cut: tuple[int, int]) -> Any:
     return dataclasses.replace(item, shape=shape, cut=cut, start=None, complete=False)
 
 
+def seen(optimizer: Any, scope: Any) -> Any:
+    """As verl's engine is watched."""
+
+    def prepared() -> None:
+        scope.gradients("grad_reduced", optimizer)
+        scope.gradient_norms(optimizer)
+
+    return stepping(optimizer, prepared, lambda: scope.gradients("grad_clipped", optimizer))
+
+
+@pytest.mark.parametrize("kind", [Copies, Shards])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_slime_records_what_its_optimizer_steps_on_one_rank_and_on_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Optimizer], ranks: int
+) -> None:
+    monkeypatch.setattr("rlprobe.capture.megatron_layout.data_parallel_size", lambda: ranks)
+    model = Model()
+    optimizer = kind(model)
+    optimizer.prepare_grads = other = optimizer.prepare_grads  # type: ignore[method-assign]
+    with recorder(tmp_path).stage("actor_update", 0, 1, model, optimizer=optimizer) as scope:
+        monkeypatch.setattr(running, "scope", lambda: scope)
+        with updates.watched(optimizer):
+            norm = optimizer.step()
+    assert vars(optimizer)["prepare_grads"] is other, "somebody else's wrapper is there again"
+    data = dump(tmp_path, name="debug.json")
+    reduced = [data[f"{name}.grad_reduced.0.debug"]["Norm"] for name in _NAMES]
+    clipped = [data[f"{name}.grad_clipped.0.debug"]["Norm"] for name in _NAMES]
+    assert np.hypot(*reduced) == pytest.approx(norm, rel=1e-6) and norm > 1
+    assert np.hypot(*clipped) == pytest.approx(1.0, rel=1e-6)
+
+
 @pytest.mark.parametrize("kind", [Copies, Shards])
 def test_norms_and_gradients_of_a_step_are_those_that_it_uses(
     tmp_path: Path, kind: type[Optimizer]
@@ -164,7 +196,7 @@ def test_norms_and_gradients_of_a_step_are_those_that_it_uses(
     optimizer = kind(model)
     capturing = recorder(tmp_path, key_data=True)
     with capturing.stage("actor_update", 0, 1, model, optimizer=optimizer) as scope:
-        with megatron.stepping(optimizer, scope):
+        with seen(optimizer, scope):
             norm = optimizer.step()
         scope.total_norm(norm)
     assert "prepare_grads" not in vars(optimizer), "the optimizer is left as it was"
@@ -186,7 +218,7 @@ def test_a_failed_step_leaves_the_optimizer_as_it_was(tmp_path: Path) -> None:
     model = Model()
     optimizer = Copies(model)
     scope = types.SimpleNamespace()
-    with pytest.raises(ZeroDivisionError), megatron.stepping(optimizer, scope):  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError), seen(optimizer, scope):
         raise ZeroDivisionError
     assert "step_with_ready_grads" not in vars(optimizer)
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from rlprobe.capture import megatron_layout
+from rlprobe.capture import megatron_grads, megatron_layout
 from rlprobe.frameworks.slime import running
+from rlprobe.frameworks.stepping import stepping
 
 
 def loss_function(
@@ -34,40 +35,44 @@ def loss_function(
 def watched(optimizer: Any) -> Iterator[None]:
     """See the gradients as this optimizer does, before and after clipping.
 
-    With a distributed optimizer on several ranks, a rank holds the sums of its own shard only: the
-    gradients are left out there rather than recorded wrong.
+    Of Megatron's they are what each rank steps: copies, or the stretches that are its own of a
+    distributed optimizer. Of any other on several data-parallel ranks a rank may hold the sums of
+    its own shard only: the gradients are left out there rather than recorded wrong.
     """
-    if optimizer is None or running.scope() is None or megatron_layout.data_parallel_size() > 1:
+    scope = running.scope()
+    if optimizer is None or scope is None:
         yield
-        return
-    wrapped = {"step": "grad_reduced"}
-    # with half-precision parameters, clipping changes fp32 copies and not what the modules hold
-    if hasattr(optimizer, "step_with_ready_grads") and not _keeps_copies(optimizer):
-        wrapped["step_with_ready_grads"] = "grad_clipped"
-    # the optimizer may carry a wrapper of somebody else's on the instance
-    own = {name: vars(optimizer)[name] for name in wrapped if name in vars(optimizer)}
-    for name, kind in wrapped.items():
-        setattr(optimizer, name, _reporting(getattr(optimizer, name), kind))
+    elif megatron_grads.is_megatron(optimizer):
+        with stepping(
+            optimizer,
+            lambda: scope.gradients("grad_reduced", optimizer),
+            lambda: scope.gradients("grad_clipped", optimizer),
+        ):
+            yield
+    elif megatron_layout.data_parallel_size() > 1:
+        yield
+    else:
+        with _reporting(optimizer):
+            yield
+
+
+@contextlib.contextmanager
+def _reporting(optimizer: Any) -> Iterator[None]:
+    """Each parameter's gradient as it is when ``step`` is called."""
+    call = optimizer.step
+    own = vars(optimizer).get("step")
+
+    @functools.wraps(call)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        scope = running.scope()
+        if scope is not None:
+            scope.gradients("grad_reduced")
+        return call(*args, **kwargs)
+
+    optimizer.step = step
     try:
         yield
     finally:
-        for name in wrapped:
-            delattr(optimizer, name)
-        for name, value in own.items():
-            setattr(optimizer, name, value)
-
-
-def _reporting(call: Callable[..., Any], kind: str) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        scope = running.scope()
-        if scope is not None:
-            scope.gradients(kind)
-        return call(*args, **kwargs)
-
-    return wrapper
-
-
-def _keeps_copies(optimizer: Any) -> bool:
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    return any(type(part).__name__ != "FP32Optimizer" for part in parts)
+        del optimizer.step
+        if own is not None:
+            optimizer.step = own

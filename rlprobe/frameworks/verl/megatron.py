@@ -2,20 +2,16 @@
 
 Megatron's schedule calls ``forward_step`` once a micro-batch and model chunk; each call takes the
 micro-batch from its own iterator. Only the last pipeline stage calls the engine's
-``postprocess_micro_batch_func``, which computes outputs and loss. The optimizer reduces its copies
-of the gradients, clips and steps in one call. Written against verl 0.7.1 to 0.9.1; 0.9.1 is run,
-on a CPU (see :mod:`.cpu.megatron`).
+``postprocess_micro_batch_func``, which computes outputs and loss. Written against verl 0.7.1 to
+0.9.1; 0.9.1 is run, on a CPU (see :mod:`.cpu.megatron`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-
-from rlprobe.capture.recorder import StageScope
 
 
 def is_megatron(engine: Any) -> bool:
@@ -69,35 +65,6 @@ def watch(
     engine.forward_backward_batch = watched_batch
     engine.forward_step = watched_forward_step
     engine.postprocess_micro_batch_func = watched_postprocess
-
-
-@contextlib.contextmanager
-def stepping(optimizer: Any, scope: StageScope) -> Iterator[None]:
-    """See the gradients inside one call of a Megatron optimizer's ``step``.
-
-    ``step`` prepares the gradients (copies them to the main parameters, takes the loss scale out),
-    takes their norm, clips them and steps with them: they are recorded once they are prepared, and
-    once more when they are ready.
-    """
-    prepare, ready = optimizer.prepare_grads, optimizer.step_with_ready_grads
-
-    @functools.wraps(prepare)
-    def prepared(*args: Any, **kwargs: Any) -> Any:
-        result = prepare(*args, **kwargs)
-        scope.gradients("grad_reduced", optimizer)
-        scope.gradient_norms(optimizer)
-        return result
-
-    @functools.wraps(ready)
-    def clipped(*args: Any, **kwargs: Any) -> Any:
-        scope.gradients("grad_clipped", optimizer)
-        return ready(*args, **kwargs)
-
-    optimizer.prepare_grads, optimizer.step_with_ready_grads = prepared, clipped
-    try:
-        yield
-    finally:
-        del optimizer.prepare_grads, optimizer.step_with_ready_grads
 
 
 def _position(chunks: Any, model: Any) -> int:

@@ -22,6 +22,7 @@ from rlprobe.capture.session import Session
 from rlprobe.faults.declare import Site
 from rlprobe.faults.plant import planted, reference_of
 from rlprobe.frameworks import progress
+from rlprobe.frameworks.stepping import stepping
 from rlprobe.frameworks.verl import batch, control, megatron, wide
 
 _recorders: dict[str, Recorder] = {}
@@ -227,7 +228,13 @@ def _watch(engine: Any) -> None:
             return optimizer_step(*args, **kwargs)
         scope = stage.scope
         if megatron.is_megatron(engine):
-            with megatron.stepping(engine.optimizer, scope):
+            own = engine.optimizer
+
+            def prepared() -> None:
+                scope.gradients("grad_reduced", own)
+                scope.gradient_norms(own)
+
+            with stepping(own, prepared, lambda: scope.gradients("grad_clipped", own)):
                 norm = optimizer_step(*args, **kwargs)
             scope.total_norm(norm)
             return norm
