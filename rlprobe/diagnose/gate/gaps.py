@@ -18,6 +18,8 @@ from rlprobe.said import Said, say
 
 #: What records of different calls, layers and stages of one model have in common.
 _SERIES = ["model", "rank", "of", "op", "direction", "slot", "index"]
+#: Records of parameters: what one of a model's has, all of them have.
+_OF_PARAMETERS = ["parameters", "grad", "grad_reduced", "grad_clipped", "change"]
 #: A layer's or an expert's number within a module's name.
 _NUMBER = r"(^|\.)\d+(\.|$)"
 
@@ -57,15 +59,20 @@ def _of_stages(step: Step) -> Iterator[pl.DataFrame]:
             ).select(
                 "rank",
                 "name",
-                "op",
                 "direction",
                 "slot",
-                "index",
                 stage=pl.lit(name),
                 model=pl.lit(stages.MODEL_ROLE.get(name)),
-                of=pl.coalesce("module", "name").str.replace_all(_NUMBER, "${1}#${2}"),
+                of=_of_what(pl.coalesce("module", "name").str.replace_all(_NUMBER, "${1}#${2}")),
+                op=_of_what("op"),
+                index=_of_what("index"),
                 because="unjudged_because",
             )
+
+
+def _of_what(told: str | pl.Expr) -> pl.Expr:
+    """What tells series apart; nothing for parameters, which no kernel has more or less of."""
+    return pl.when(~pl.col("slot").is_in(_OF_PARAMETERS)).then(told)
 
 
 def _is_of_no_choice() -> pl.Expr:

@@ -76,6 +76,17 @@ def test_what_a_kernel_never_has_is_no_gap() -> None:
     assert "self_attn" in said(weights), "one that has a partner shows that the others lost theirs"
 
 
+@pytest.mark.parametrize("slot", ["grad", "grad_clipped", "change"])
+@pytest.mark.parametrize("why", [NO_PARTNER, OTHER_SHAPE])
+def test_a_parameter_that_alone_has_none_is_a_gap(slot: str, why: str) -> None:
+    """A single call of a single layer: what other parameters have shows that it was lost."""
+    rows = [record(name, 0, slot, "weight", direction="update") for name in ("norm", "lm_head")]
+    assert said(rows) == ""
+    lone = record("embed_tokens", 0, slot, "bias", why, direction="update")
+    assert "embed_tokens" in said([*rows, lone])
+    assert said([lone, record("embed_tokens", 0)]) == "", "where none has any, none was lost"
+
+
 def test_other_micro_batches_and_other_ranks_are_no_gaps() -> None:
     rows = [record("model.norm", call, why=NO_PARTNER if call > 1 else None) for call in range(4)]
     assert said(rows) and said(rows, misplaced="micro-batches are split differently") == ""
