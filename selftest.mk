@@ -1,14 +1,14 @@
 # make selftest [ARGS=…]    plant every fault and benign change and print the score (some minutes)
 # make selftest-quick       a few of them, as continuous integration does
-
 # make stories              three divergences from alignment to a reproducer that exits 3; slime refined
-# make unjudged            41 changes of finished runs that could go unjudged in silence (two minutes)
+# make unjudged             41 changes of finished runs that could go unjudged in silence (two minutes)
 # make curves               twenty real steps of training, a correct device and a late fault
 # make layouts              layouts against layouts, clean and with planted faults: the table (half an hour)
-# make e2e-long         two ranks under Ray and without; faults of one's own, as documented
+# make e2e-long             two ranks under Ray and without; faults of one's own, as documented; slime
+#                           across two sites
 # make real-shape           a model of 24 layers and 151,936 tokens: benign, and two faults (slow, 15 GiB)
 
-.PHONY: selftest selftest-quick unjudged curves layouts stories real-shape
+.PHONY: selftest selftest-quick unjudged curves layouts stories e2e-long real-shape
 
 selftest: $(STAMP)
 	rlprobe selftest --json results/selftest/scores.json $(ARGS)
@@ -39,4 +39,5 @@ real-shape: $(STAMP)
 	python tests/e2e/real_shape.py --directory results/real-shape --json results/real-shape.json
 
 e2e-long: $(STAMP)
-	pytest -m long tests/e2e/test_inprocess.py tests/e2e/test_selftest.py $(PYTEST_ARGS)
+	pytest -m long tests/e2e/test_inprocess.py tests/e2e/test_selftest.py \
+	  tests/slime/test_standin.py $(PYTEST_ARGS)

@@ -40,12 +40,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm.Slurm]:
 
 
 @pytest.fixture(scope="session")
-def sifs() -> dict[str, Path]:
-    """verl-cpu and compare, really built, by name."""
+def image() -> Callable[[str], Path]:
+    """An image by name, really built; the SIF."""
     reason = images.why_not()
     if reason is not None:
         pytest.skip(f"no images on this machine: {reason}")
-    return {name: images.build(name) for name in ("verl-cpu", "compare")}
+    return images.build
 
 
 @dataclasses.dataclass
@@ -62,7 +62,7 @@ class Site:
             (self.directory / name).symlink_to(ROOT / name)
         (self.directory / "ascend_cluster").symlink_to("profiles/ascend_cluster")
         self.raw = yaml.safe_load((ROOT / "config/config.yaml").read_text())
-        self.raw |= {"steps": {"total": 2, "start": 0, "end": 1}, "ray": True}
+        self.raw |= {"steps": {"total": 1, "start": 0, "end": 0}, "ray": True}
 
     @property
     def environment(self) -> dict[str, str]:
@@ -119,7 +119,7 @@ class Site:
 
 @dataclasses.dataclass(frozen=True)
 class Aligned:
-    """The default alignment, run on Slurm with every job in its image."""
+    """The default alignment, run on Slurm."""
 
     site: Site
     config: str
@@ -136,36 +136,48 @@ class Aligned:
         return self.site.directory / "store"
 
 
-@pytest.fixture(scope="session")
-def aligned(
-    tmp_path_factory: pytest.TempPathFactory, cluster: slurm.Slurm, sifs: dict[str, Path]
-) -> Aligned:
+def _align(site: Site, name: str, side: dict[str, Any], analysis: dict[str, Any]) -> Aligned:
     """Benchmark on the GPU partition, target on the NPU partition, the rest on CPU nodes."""
-    site = Site(tmp_path_factory.mktemp("aligned"), cluster)
-    verl = {"runtime": "apptainer", "image": str(sifs["verl-cpu"])}
     run: dict[str, Any] = {"cpus": 2, "memory": "6G", "time": "20m"}
+    gpu = {"partition": "gpu", "gres": "gpu:1", "constraint": "h200", **run}
+    npu = {"partition": "npu", "gres": "npu:8", **run}
+    cpu = {"partition": "cpu", "cpus": 1, "memory": "2G", "time": "10m"}
     config = site.write(
-        "on-slurm",
-        benchmark={
-            "lock": None,
-            "container": verl,
-            "resources": {"partition": "gpu", "gres": "gpu:1", "constraint": "h200", **run},
-        },
-        target={
-            "lock": None,
-            "container": verl,
-            "resources": {"partition": "npu", "gres": "npu:8", **run},
-        },
-        analysis={
-            "image": str(sifs["compare"]),
-            "torch_image": str(sifs["verl-cpu"]),
-            "resources": {"partition": "cpu", "cpus": 1, "memory": "2G", "time": "10m"},
-        },
+        name,
+        benchmark={**side, "resources": gpu},
+        target={**side, "resources": npu},
+        analysis={**analysis, "resources": cpu},
     )
     done = site.command(*site.snakemake(config))
     shown = site.command("scontrol", "--oneliner", "--details", "show", "jobs").stdout
     assert done.returncode == 0, done.stdout
     return Aligned(site, config, done.stdout, shown.splitlines())
+
+
+@pytest.fixture(scope="session")
+def aligned(
+    tmp_path_factory: pytest.TempPathFactory,
+    cluster: slurm.Slurm,
+    image: Callable[[str], Path],
+) -> Aligned:
+    """Runs from the nodes' environment, everything after them in its image."""
+    analysis = {"image": str(image("compare")), "official_table": False}
+    site = Site(tmp_path_factory.mktemp("aligned"), cluster)
+    return _align(site, "on-slurm", {}, analysis)
+
+
+@pytest.fixture(scope="session")
+def aligned_in_images(
+    tmp_path_factory: pytest.TempPathFactory,
+    cluster: slurm.Slurm,
+    image: Callable[[str], Path],
+) -> Aligned:
+    """Every job in its image; msprobe's own table in the one that has torch."""
+    verl = str(image("verl-cpu"))
+    side = {"lock": None, "container": {"runtime": "apptainer", "image": verl}}
+    analysis = {"image": str(image("compare")), "torch_image": verl}
+    site = Site(tmp_path_factory.mktemp("aligned-in-images"), cluster)
+    return _align(site, "in-images", side, analysis)
 
 
 @pytest.fixture(scope="session")

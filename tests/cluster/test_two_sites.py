@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 def test_one_file_carries_the_benchmark_to_a_site_that_never_saw_it(
-    aligned: Aligned, lonely_site: Callable[[str], Site], sifs: dict[str, Path], tmp_path: Path
+    aligned: Aligned, lonely_site: Callable[[str], Site], tmp_path: Path
 ) -> None:
     there = aligned.site
     keys = [there.key(aligned.config, role) for role in ("benchmark", "repeat")]
@@ -40,12 +40,8 @@ def test_one_file_carries_the_benchmark_to_a_site_that_never_saw_it(
     assert imported.returncode == 0, imported.stdout
     config = here.write(
         "handed-over",
-        benchmark={"run": keys[0], "lock": None},
+        benchmark={"run": keys[0]},
         controls={"repeat": keys[1]},
-        target={
-            "lock": None,
-            "container": {"runtime": "apptainer", "image": str(sifs["verl-cpu"])},
-        },
         analysis={"official_table": False},
     )
     done = here.command("snakemake", "--profile", "profiles/local", "--configfile", config)
@@ -54,7 +50,7 @@ def test_one_file_carries_the_benchmark_to_a_site_that_never_saw_it(
     assert "run_repeat" not in done.stdout
     diagnosis = json.loads((here.directory / "results/handed-over/diagnosis.json").read_text())
     assert diagnosis["verdict"] == "aligned", diagnosis["sentence"]
-    # Without Slurm, in the same image, the run has the key and the records of the cluster's.
+    # Without Slurm the run has the key and the records of the cluster's.
     key = there.key(aligned.config, "target")
     elsewhere = sorted((aligned.store / "runs" / key / "records").glob("*.parquet"))
     assert len(elsewhere) == 5

@@ -174,6 +174,7 @@ def test_what_is_run_again_names_the_cause_on_megatrons_modules(
     assert (found["cause"]["class"], found["cause"]["known"]) == (cause, "reproduced"), found
 
 
+@pytest.mark.long
 def test_one_file_carries_slimes_benchmark_to_another_site(
     aligned: Aligned, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -36,11 +37,12 @@ _NODES = {
 NODES = tuple(_NODES)
 _CPUS = 64
 _MEMORY_MB = 512_000
+_CONTROLLER_PORT = 16817
 
 _CONF = """\
 ClusterName=rlprobe
 SlurmctldHost={controller_name}({controller})
-SlurmctldPort=16817
+SlurmctldPort={controller_port}
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -142,6 +144,7 @@ class Slurm:
         text = _CONF.format(
             controller_name=hostname,
             controller=hosts.CONTROLLER,
+            controller_port=_CONTROLLER_PORT,
             root=self.root,
             nodes="\n".join(lines),
         )
@@ -155,20 +158,20 @@ class Slurm:
         if not key.exists():
             key.touch(mode=0o600)
             key.write_bytes(os.urandom(128))
-        socket = self.root / "munge" / "socket"
+        listens = self.root / "munge" / "socket"
         self._daemon(
             "munged",
             [
                 "munged",
                 "--force",
                 f"--key-file={key}",
-                f"--socket={socket}",
+                f"--socket={listens}",
                 f"--pid-file={self._pid_file('munged')}",
                 f"--log-file={self.root}/log/munged.log",
                 f"--seed-file={self.root}/munge/seed",
             ],
         )
-        _wait(lambda: _works("munge", f"--socket={socket}", "--no-input"), "munged")
+        _wait(lambda: _works("munge", f"--socket={listens}", "--no-input"), "munged")
 
     def _daemon(self, name: str, command: Sequence[str]) -> None:
         if not self._alive(name):
@@ -242,13 +245,24 @@ def why_not() -> str | None:
 
 @contextlib.contextmanager
 def running(root: Path) -> Iterator[Slurm]:
-    """A cluster for the time of a test session."""
+    """A cluster for the time of a test session; hosts and ports are one session's at a time."""
     cluster = Slurm(root)
+    _wait(_nobody_elses, "the Slurm of another test session to end", seconds=900)
     try:
         cluster.up()
         yield cluster
     finally:
         cluster.down()
+
+
+def _nobody_elses() -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", _CONTROLLER_PORT))
+        except OSError:
+            return False
+    return True
 
 
 def _works(*command: str) -> bool:
