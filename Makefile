@@ -1,5 +1,5 @@
 # make align    run the alignment of CONFIG on this machine and say where its page is
-# make test     the whole test suite, fast tests first; a real vLLM among them, in .venv-engines
+# make test     the whole test suite; a real vLLM among them, in .venv-engines
 # make test-fast  the quick part of tests/unit
 # make contract the collector's contract on real verl, as a table
 # make contract-core  its cells that CI runs
