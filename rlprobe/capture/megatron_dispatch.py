@@ -146,9 +146,8 @@ class DispatchWatch:
         tape, logical = self._tape, self._logical
 
         def measure(gradient: Tensor, end: str, index: int) -> dict[str, Any]:
-            with tape.quiet:
-                slot = "output" if end == INPUT else "input"
-                logical.add(self._owner, "backward", slot, self._taken(gradient, batch))
+            slot = "output" if end == INPUT else "input"
+            logical.add(self._owner, "backward", slot, self._taken(gradient, batch))
             return {}
 
         batch = self._batch
@@ -161,6 +160,7 @@ class DispatchWatch:
             lambda *_: None,
             tape.handles.append,
             lambda: tape.active,
+            tape.quiet,
         )
         tape.gradients.append(watched)
 

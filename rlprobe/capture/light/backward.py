@@ -14,6 +14,7 @@ differ in the last bits. Here the graph stays as it is:
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -158,6 +159,7 @@ class ModuleGradients:
             one was added (again if the graph is walked twice).
         track: keeps a hook's handle, to be removed at the end of the stage.
         active: whether gradients are still wanted (a graph may outlive the stage).
+        quiet: what holds while a gradient is looked at, and while ``measure`` and ``report`` run.
     """
 
     def __init__(
@@ -170,7 +172,9 @@ class ModuleGradients:
         report: Callable[[list[Any], list[Any]], None],
         track: Callable[[Any], None],
         active: Callable[[], bool],
+        quiet: AbstractContextManager[None],
     ) -> None:
+        self._quiet = quiet
         self._measure = measure
         self._report = report
         self._active = active
@@ -193,13 +197,16 @@ class ModuleGradients:
 
     def settle(self) -> None:
         """Measure what has arrived at inputs some of whose consumers never ran (dead branches)."""
-        for index, total in self._sums.items():
-            self.input_leaves[index] = self._measure(total, INPUT, index)
-        self._sums.clear()
+        with self._quiet:
+            for index, total in self._sums.items():
+                self.input_leaves[index] = self._measure(total, INPUT, index)
+            self._sums.clear()
 
     def _arrived(self, index: int, gradient: Tensor) -> None:
         """The gradient of an output."""
-        if self._active():
+        if not self._active():
+            return
+        with self._quiet:
             self.output_leaves[index] = self._measure(gradient, OUTPUT, index)
             self._report(self.output_leaves, self.input_leaves)
 
@@ -214,22 +221,23 @@ class ModuleGradients:
         """
         if not self._active():
             return
-        for position, index in uses:
-            self._awaited[index] -= 1
-            part = gradients[position]
-            if part is not None:
-                part = part.detach()
-                held = self._sums.get(index)
-                # Autograd adds contributions in the order they arrive; so does this.
-                if held is None:
-                    self._sums[index] = part
-                elif index in self._own:
-                    held.add_(part)
-                else:
-                    self._sums[index] = held + part
-                    self._own.add(index)
-            if self._awaited[index] == 0 and index in self._sums:
-                total = self._sums.pop(index)
-                self._own.discard(index)
-                self.input_leaves[index] = self._measure(total, INPUT, index)
-        self._report(self.output_leaves, self.input_leaves)
+        with self._quiet:
+            for position, index in uses:
+                self._awaited[index] -= 1
+                part = gradients[position]
+                if part is not None:
+                    part = part.detach()
+                    held = self._sums.get(index)
+                    # Autograd adds contributions in the order they arrive; so does this.
+                    if held is None:
+                        self._sums[index] = part
+                    elif index in self._own:
+                        held.add_(part)
+                    else:
+                        self._sums[index] = held + part
+                        self._own.add(index)
+                if self._awaited[index] == 0 and index in self._sums:
+                    total = self._sums.pop(index)
+                    self._own.discard(index)
+                    self.input_leaves[index] = self._measure(total, INPUT, index)
+            self._report(self.output_leaves, self.input_leaves)

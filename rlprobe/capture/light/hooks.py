@@ -11,6 +11,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class _Call:
         self.graded: int | None = None
 
 
-class _Quiet:
+class _Quiet(AbstractContextManager[None]):
     """The tape's lock, and our operations kept out of dispatch modes.
 
     Selective checkpointing is such a mode: it caches what it sees in the forward and expects the
@@ -260,6 +261,8 @@ class ModuleWatch:
     def _position(self) -> int:
         """Index of this module's latest call among those under way, -1 for none."""
         calls = self.tape.open
+        if calls and calls[-1].watch is self:
+            return len(calls) - 1
         return next((i for i in reversed(range(len(calls))) if calls[i].watch is self), -1)
 
     def during(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -371,6 +374,7 @@ class ModuleWatch:
             arriving.report,
             tape.handles.append,
             arriving.active,
+            tape.quiet,
         )
         if found:
             tape.gradients.append(watched)
@@ -404,12 +408,10 @@ class _Arriving:
 
     def measure(self, gradient: Tensor, end: str, index: int) -> dict[str, Any]:
         """A leaf of one gradient."""
-        tape = self._tape
-        with tape.quiet:
-            leaf = tape.statistics.leaf(gradient)
-            if tape.logical is not None:
-                self._add(tape.logical, gradient, end, index)
-            return leaf
+        leaf = self._tape.statistics.leaf(gradient)
+        if self._tape.logical is not None:
+            self._add(self._tape.logical, gradient, end, index)
+        return leaf
 
     def _add(self, logical: Logical, gradient: Tensor, end: str, index: int) -> None:
         if index != (self._given if end == OUTPUT else self._taken):
@@ -422,10 +424,8 @@ class _Arriving:
 
     def report(self, output_leaves: list[Any], input_leaves: list[Any]) -> None:
         """The record as far as it has come."""
-        tape = self._tape
-        with tape.quiet:
-            tape.construct[self._name] = self._parent
-            tape.move_to_end(self._name, {"input": output_leaves, "output": input_leaves})
+        self._tape.construct[self._name] = self._parent
+        self._tape.move_to_end(self._name, {"input": output_leaves, "output": input_leaves})
 
 
 def attach(
