@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from rlprobe.judge import execution, reasons, sketched
+from rlprobe.judge import execution, reasons, replicas, sketched
 from rlprobe.judge.excuse import Excuse
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.logical import whole
@@ -62,6 +62,8 @@ def join(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joined:
     built.parameters(runs, stage)
     alone = {side: built.alone(side) for side in ("benchmark", "target")}
     # losses of all micro-batches are of the one pass that the stage is taken for
+    for side, run in zip(("benchmark", "target"), runs, strict=False):
+        rows = without_replicas(rows, side, replicas.data_ranks(run, stage))
     kept = rows.filter(~_of_calls()).with_columns(
         call=pl.when(pl.col("slot") == "loss")
         .then(pl.lit(0, rows.schema["call"]))
@@ -78,6 +80,32 @@ def join(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joined:
         built.strange,
         alone,
     )
+
+
+def without_replicas(rows: pl.DataFrame, side: str, of: Mapping[int, int]) -> pl.DataFrame:
+    """Leave out losses that ranks of one model have in common, but for the first rank's.
+
+    What such a rank has otherwise than the first stays, without a partner.
+
+    Args:
+        rows: columns of compare's records.parquet, all ranks.
+        side: benchmark or target.
+        of: see :func:`rlprobe.judge.replicas.data_ranks`.
+    """
+    numbers = [
+        f"{name}_{side}" for name in ("dtype", "shape", "value", "max", "min", "mean", "norm")
+    ]
+    rank = pl.coalesce(f"rank_{side}", "rank")
+    group = [f"name_{side}", "_of"]
+    own = (
+        rows.filter((pl.col("slot") == "loss") & pl.col(f"name_{side}").is_not_null())
+        .with_columns(_rank=rank, _of=rank.replace_strict(of, default=rank, return_dtype=pl.Int64))
+        .sort("_rank", maintain_order=True)
+    )
+    same = pl.all_horizontal(pl.col(n).eq_missing(pl.col(n).first().over(group)) for n in numbers)
+    again = (pl.col("_rank") != pl.col("_rank").first().over(group)) & same
+    left_out = own.filter(again & (pl.col("status") == f"{side}_only")).select("rank", "name")
+    return rows.join(left_out, on=["rank", "name"], how="anti", maintain_order="left")
 
 
 def _first_calls(rows: pl.DataFrame, names: Mapping[tuple[str, str, str], str]) -> dict[str, int]:

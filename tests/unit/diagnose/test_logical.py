@@ -302,6 +302,28 @@ def test_models_that_are_divided_otherwise(benchmark: Side, target: Side, said: 
     )
 
 
+def test_losses_that_ranks_of_one_model_share_count_once() -> None:
+    def loss(rank: int, value: float, status: str = "target_only") -> dict[str, Any]:
+        numbers = dict.fromkeys(("max", "min", "mean", "norm"), value)
+        found: dict[str, Any] = {
+            "rank": rank, "name": "loss.pg_loss.0.debug", "slot": "loss", "status": status,
+            "rank_target": rank, "name_target": "loss.pg_loss.0.debug",
+            "dtype_target": "torch.float32", "shape_target": [], "value_target": None,
+        }  # fmt: skip
+        return found | {f"{name}_target": number for name, number in numbers.items()}
+
+    # four ranks of one model, of which the third says something else; and one of another model
+    rows = pl.DataFrame(
+        [loss(0, 0.5, "matched"), loss(1, 0.5), loss(2, 0.6), loss(3, 0.5), loss(4, 0.5)],
+        schema_overrides={"shape_target": pl.List(pl.Int64), "value_target": pl.String},
+    )
+    of = {0: 0, 1: 0, 2: 0, 3: 0, 4: 1}
+    found = joining.without_replicas(rows, "target", of)
+    assert found.get_column("rank").to_list() == [0, 2, 4]
+    alone = joining.without_replicas(rows, "target", {})
+    assert alone.equals(rows), "of ranks that nothing is known of"
+
+
 def test_one_replica_of_each_data_parallel_rank_counts() -> None:
     of = {0: 0, 1: 0, 2: 1, 3: 1}
     items = [(rank, name) for name in "ab" for rank in range(4)]

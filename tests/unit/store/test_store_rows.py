@@ -75,6 +75,22 @@ def test_a_row_of_gradients_is_held_to_the_same():
             parts.require(odd, "here")
 
 
+def test_gradients_of_before_copies_were_recorded_are_read(committed, monkeypatch):
+    run = committed(ranks=2)
+    monkeypatch.setattr(listing, "checked", lambda path, name: path / name)
+    monkeypatch.setattr(type(run), "has", lambda self, name: True)
+    row = (0, "actor_update", "actor", 0, "w", [2], [1], None, True)
+    old = pl.DataFrame([row], schema=parts.GRADIENTS, orient="row")
+    mark = formats.mark("gradients")
+    old.write_parquet(run.path / "gradients.parquet", metadata=mark)
+    assert run.gradients()["kept"].to_list() == [None]
+    (run.path / "gradients.parquet").unlink()
+    odd = old.with_columns(kept=pl.lit(3))
+    odd.write_parquet(run.path / "gradients.parquet", metadata=mark)
+    with pytest.raises(StoreError, match="column 'kept' is Int32"):
+        run.gradients()
+
+
 @pytest.mark.parametrize(
     "joined",
     [None, {}, ["actor"], [{"rank": 0, "step": 1}], [{"role": "a", "rank": None, "step": 1}],
