@@ -133,7 +133,7 @@ def test_what_is_judged_in_part_must_be_what_the_whole_says(
 ) -> None:
     """A laboratory that keeps what it should judge anew would call everything silent, or nothing:
     both are told apart from blindness by judging some disturbances as a whole."""
-    monkeypatch.setattr(Laboratory, "_untouched", lambda laboratory, _: laboratory._kept)
+    monkeypatch.setattr(Laboratory, "_untouched", lambda laboratory, *_: laboratory._kept)
     found = run.disturbed(aligned.results, tmp_path / "laboratory", 8, seed=7)
     assert found.unlike
     assert any("as a whole" in short for short in score.shortfalls([found]))
