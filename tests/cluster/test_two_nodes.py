@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from services import hosts
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -117,3 +118,28 @@ def test_a_cluster_with_fewer_nodes_than_asked_for_is_an_error(
     message = late.await_event("error")["message"]
     assert "fewer than 2 nodes joined Ray within 2 s" in message
     assert late.process.wait(60) == 1
+
+
+@pytest.mark.long
+def test_a_node_that_loses_everything_is_named_before_slurm_gives_it_up(
+    site: Site, program: Callable[..., Program]
+) -> None:
+    """As without power: Slurm's daemon is gone too, and Slurm waits for it (SlurmdTimeout)."""
+    failed = site.directory / "failed"
+    running = program("loses", "--fails", str(failed))
+    running.await_event("actors")
+    assert site.cluster is not None
+    try:
+        killed = hosts.kill("npu02")
+        assert any(line.startswith("slurmd") for line in killed), killed
+        began = time.monotonic()
+        failed.touch()
+        message = running.await_event("error")["message"]
+        named = time.monotonic() - began
+        assert re.match(r"node npu02 \(10\.213\.77\.4\) was lost", message), message
+        # the job keeps its node until Slurm gives that one up, and is not started again
+        assert running.process.wait(400) == 1
+        assert named < time.monotonic() - began
+        assert running.output.read_text().count('"actors"') == 2, running.everything()
+    finally:
+        site.cluster.up()

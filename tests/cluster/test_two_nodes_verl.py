@@ -7,9 +7,7 @@ machines that were bought in different years, and the alignment names none.
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -131,7 +129,7 @@ def test_nothing_of_the_runs_is_left_on_the_nodes(site: Site, aligned: str) -> N
         said = [line for line in path.read_text().lower().splitlines() if "warning" in line]
         assert all("setting nnodes to 1" in line for line in said), said
     for name in ("npu01", _SECOND):
-        left = [_command(pid) for pid in _processes(name)]
+        left = hosts.processes(name).values()
         assert not [line for line in left if "ray" in line.split("/")[-1] or "verl" in line]
 
 
@@ -148,7 +146,7 @@ def test_a_node_whose_ray_dies_in_training_ends_the_run_with_its_name(site: Site
         )  # fmt: skip
     try:
         _await_training(site, key, running, said)
-        assert _kill_ray(_SECOND)
+        assert hosts.kill(_SECOND, lambda line: line.split(" ")[0].endswith("/raylet"))
         began = time.monotonic()
         assert running.wait(600) == 1
         took = time.monotonic() - began
@@ -177,28 +175,3 @@ def _await_training(site: Site, key: str, running: subprocess.Popen[bytes], said
         assert running.poll() is None, said.read_text()
         assert time.monotonic() < deadline, said.read_text()
         time.sleep(0.3)
-
-
-def _kill_ray(name: str) -> list[str]:
-    """Kill Ray's daemon on one node."""
-    killed = []
-    for pid in _processes(name):
-        line = _command(pid)
-        if line.split(" ")[0].endswith("/raylet"):
-            os.kill(pid, signal.SIGKILL)
-            killed.append(line)
-    return killed
-
-
-def _processes(name: str) -> list[int]:
-    shown = subprocess.run(
-        ["ip", "netns", "pids", hosts.namespace(name)], capture_output=True, text=True, check=True
-    )
-    return [int(word) for word in shown.stdout.split()]
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-    except OSError:
-        return ""

@@ -51,6 +51,7 @@ def under_ray(tmp_path_factory: pytest.TempPathFactory, python: str) -> UnderRay
             raw[side] |= {"world_size": ranks}
         config = work / f"{name}.yaml"
         config.write_text(yaml.safe_dump(raw))
+        shared = queues()
         # a run's processes are of the Python that started it
         done = subprocess.run(
             [python, "-m", "rlprobe", "run", "--config", config, "--role", BENCHMARK],
@@ -58,9 +59,15 @@ def under_ray(tmp_path_factory: pytest.TempPathFactory, python: str) -> UnderRay
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout[-3000:]
+        assert queues() <= shared, "vLLM's queues are left in this machine's memory"
         return config, Run.open(work / "store", plan(load(config), {})[BENCHMARK].key)
 
     return one
+
+
+def queues() -> set[str]:
+    """Segments that Python made in shared memory, vLLM's queues among them."""
+    return {path.name for path in Path("/dev/shm").glob("psm_*")}
 
 
 def agrees(run: Run, ranks: int, out: Path) -> None:

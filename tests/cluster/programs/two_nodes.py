@@ -1,9 +1,11 @@
 """Inside an allocation of two nodes: start Ray over them and say where two actors ran.
 
-    python two_nodes.py SCRATCH [--interface NAME] [--hold FILE] [--timeout SECONDS] [--head-only]
+    python two_nodes.py SCRATCH [--interface NAME] [--hold FILE] [--fails FILE] [--timeout SECONDS]
+                        [--head-only]
 
 Without --interface each node finds its own. --hold keeps the cluster until FILE exists, then asks
-Ray once more. --head-only starts Ray on the first node alone, as if the other never came. Prints
+Ray once more. --fails waits until FILE exists, and goes on as if a framework had failed then.
+--head-only starts Ray on the first node alone, as if the other never came. Prints
 JSON lines.
 """
 
@@ -38,6 +40,7 @@ def main() -> None:
     parser.add_argument("scratch", type=Path)
     parser.add_argument("--interface")
     parser.add_argument("--hold", type=Path)
+    parser.add_argument("--fails", type=Path)
     parser.add_argument("--timeout", type=float, default=240)
     parser.add_argument("--head-only", action="store_true")
     given = parser.parse_args()
@@ -67,6 +70,10 @@ def main() -> None:
                     cluster.check()
                     time.sleep(0.2)
                 say("again", actors=ask(cluster, job))
+            if given.fails is not None:
+                while not given.fails.exists():
+                    time.sleep(0.2)
+                cluster.blame()
         say("down")
     except RlprobeError as error:
         say("error", message=str(error))

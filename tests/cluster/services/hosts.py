@@ -9,8 +9,12 @@ Needs root (CAP_NET_ADMIN). The machine itself is the bridge's first address; no
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 BRIDGE = "rlprobe0"
 INTERFACE = "eth0"
@@ -49,6 +53,8 @@ def up(names: Sequence[str]) -> dict[str, str]:
             continue
         _ip("netns", "add", namespace(name))
         outer = f"rlp-{name}"[:15]
+        if _exists(outer):  # of a host whose last process outlived its session
+            _ip("link", "delete", outer)
         peer = ("type", "veth", "peer", "name", INTERFACE, "netns", namespace(name))
         _ip("link", "add", outer, *peer)
         _ip("link", "set", outer, "master", BRIDGE, "up")
@@ -65,6 +71,25 @@ def rename(name: str, old: str, new: str) -> None:
     """Call a host's interface otherwise, as interfaces are that differ between machines."""
     for command in (("down",), ("name", new), ("up",)):
         _ip("-n", namespace(name), "link", "set", old if command != ("up",) else new, *command)
+
+
+def processes(name: str) -> dict[int, str]:
+    """What runs on a host: process numbers and their command lines."""
+    found = {}
+    for word in _ip("netns", "pids", namespace(name)).split():
+        with contextlib.suppress(OSError):
+            line = Path(f"/proc/{word}/cmdline").read_bytes()
+            found[int(word)] = line.replace(b"\0", b" ").decode().strip()
+    return found
+
+
+def kill(name: str, which: Callable[[str], bool] = lambda line: True) -> list[str]:
+    """Kill what runs on a host and has such a command line; all of it is a host without power."""
+    killed = {pid: line for pid, line in processes(name).items() if which(line)}
+    for pid in killed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return list(killed.values())
 
 
 def down(names: Sequence[str]) -> None:

@@ -35,6 +35,8 @@ _NODES = {
     "cpu01": ("cpu", "Feature=x86"),
 }
 NODES = tuple(_NODES)
+#: Two sessions on one machine take turns.
+_TURN_S = 900.0
 _CPUS = 64
 _MEMORY_MB = 512_000
 _CONTROLLER_PORT = 16817
@@ -63,6 +65,8 @@ AccountingStorageType=accounting_storage/none
 ReturnToService=2
 # Long runs ask after jobs that ended long ago.
 MinJobAge=7200
+# How long a node that does not answer is waited for; Slurm's own default is 300.
+SlurmdTimeout=150
 KillWait=30
 SchedulerParameters=sched_interval=2,bf_interval=5
 SelectType=select/cons_tres
@@ -102,6 +106,7 @@ class Slurm:
         """
         if _DEFAULT_CONF.exists() and not _DEFAULT_CONF.is_symlink():
             raise RuntimeError(f"{_DEFAULT_CONF} belongs to a real cluster; not touching it")
+        _wait(self._alone, "another session's cluster to end", _TURN_S)
         for name in ("etc", "log", "state", "pid", "dev", "munge"):
             (self.root / name).mkdir(parents=True, exist_ok=True)
         for name in NODES:
@@ -121,7 +126,9 @@ class Slurm:
         _wait(self._all_usable, "the nodes")
 
     def down(self) -> None:
-        """Stop exactly these daemons, jobs first, and remove the hosts."""
+        """Stop exactly these daemons, jobs first, and remove the hosts, unless another has them."""
+        if not self._alone():
+            return
         if self._alive("slurmctld"):
             subprocess.run(["scancel", "--user=root"], env=self.environ(), check=False)
         for name in (*(f"slurmd-{node}" for node in NODES), "slurmctld", "munged"):
@@ -133,6 +140,13 @@ class Slurm:
     def environ(self) -> dict[str, str]:
         """Environment of a user of this cluster."""
         return {**os.environ, "SLURM_CONF": str(self.conf)}
+
+    def _alone(self) -> bool:
+        """Whether no other session's cluster has the hosts and the link at /etc/slurm."""
+        if not _DEFAULT_CONF.is_symlink() or _DEFAULT_CONF.readlink() == self.conf:
+            return True
+        other = Slurm(_DEFAULT_CONF.readlink().parent.parent)
+        return not other._alive("slurmctld")
 
     def _configure(self, addresses: dict[str, str]) -> None:
         hostname = os.uname().nodename
