@@ -16,7 +16,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -39,12 +38,11 @@ NODES = tuple(_NODES)
 _TURN_S = 900.0
 _CPUS = 64
 _MEMORY_MB = 512_000
-_CONTROLLER_PORT = 16817
 
 _CONF = """\
 ClusterName=rlprobe
 SlurmctldHost={controller_name}({controller})
-SlurmctldPort={controller_port}
+SlurmctldPort=16817
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
@@ -158,7 +156,6 @@ class Slurm:
         text = _CONF.format(
             controller_name=hostname,
             controller=hosts.CONTROLLER,
-            controller_port=_CONTROLLER_PORT,
             root=self.root,
             nodes="\n".join(lines),
         )
@@ -259,24 +256,13 @@ def why_not() -> str | None:
 
 @contextlib.contextmanager
 def running(root: Path) -> Iterator[Slurm]:
-    """A cluster for the time of a test session; hosts and ports are one session's at a time."""
+    """A cluster for the time of a test session."""
     cluster = Slurm(root)
-    _wait(_nobody_elses, "the Slurm of another test session to end", seconds=900)
     try:
         cluster.up()
         yield cluster
     finally:
         cluster.down()
-
-
-def _nobody_elses() -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", _CONTROLLER_PORT))
-        except OSError:
-            return False
-    return True
 
 
 def _works(*command: str) -> bool:
