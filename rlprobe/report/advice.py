@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from rlprobe.causes import CAUSES
+from rlprobe.causes import CAUSES, MEANINGS
 from rlprobe.diagnose import sentence
-from rlprobe.diagnose.diagnosis import DIVERGED, Diagnosis
+from rlprobe.diagnose.diagnosis import DIVERGED, Cause, Diagnosis
 from rlprobe.judge.extent import TRAINER
 from rlprobe.judge.inputs import Results
 from rlprobe.report import words
@@ -19,6 +19,13 @@ def kind(found: Diagnosis) -> Markup | None:
     if cause is None or cause.class_ not in CAUSES or cause.class_ == "unknown":
         return None
     return words.cause(cause.class_)
+
+
+def plain_cause(cause: Cause) -> str:
+    """A cause in English: of which kind it is, where that is known, and what was found."""
+    if cause.class_ not in MEANINGS or cause.class_ == "unknown":
+        return cause.statement
+    return f"{MEANINGS[cause.class_]}: {cause.statement}"
 
 
 def of_trainer(found: Diagnosis) -> bool:

@@ -30,8 +30,9 @@ def write(path: Path, found: Diagnosis) -> None:
 
 def markdown(found: Diagnosis) -> str:
     """A diagnosis as Markdown; every text of a run's is escaped."""
-    lines = [f"## {_VERDICTS[found.verdict]}", "", _plain(found.sentence), ""]
     first, cause = found.first, found.cause
+    sentence = advice.without_cause(found)  # which follows
+    lines = [f"## {_VERDICTS[found.verdict]}", "", _plain(sentence), ""]
     if first is not None:
         lines += ["| first divergence | |", "|---|---|"]
         lines += [
@@ -47,7 +48,8 @@ def markdown(found: Diagnosis) -> str:
         ]
         lines.append("")
     if cause is not None:
-        lines += [f"**Cause** ({cause.known}): {_plain(cause.statement)} (`{cause.class_}`)", ""]
+        said = _plain(advice.plain_cause(cause))
+        lines += [f"**Cause** ({cause.known}): {said} (`{cause.class_}`)", ""]
         lines += [f"- {_plain(line)}" for line in cause.evidence]
         lines.append("")
     todo = advice.plain(found)

@@ -26,12 +26,15 @@ def lines(directory: Path, found: Diagnosis, paint: Paint) -> list[str]:
         paint: of the stream that it is written to.
     """
     colour = {"aligned": paint.good, "diverged": paint.bad}.get(found.verdict, paint.warn)
-    lines = [f"{colour(_VERDICTS[found.verdict])}  {_plain(found.sentence)}"]
+    cause = found.cause if found.verdict == diagnosis.DIVERGED else None
+    # the cause has a line of its own
+    sentence = found.sentence if cause is None else advice.without_cause(found)
+    lines = [f"{colour(_VERDICTS[found.verdict])}  {_plain(sentence)}"]
     pairs: list[tuple[str, str]] = []
     if found.first is not None:
         pairs.append(("first", _first(found)))
-    if found.cause is not None and found.verdict == diagnosis.DIVERGED:
-        pairs.append(("cause", f"{found.cause.statement} ({found.cause.known})"))
+    if cause is not None:
+        pairs.append(("cause", f"{advice.plain_cause(cause)} ({cause.known})"))
     caveats = [item for item in found.gate if item.state == CAVEAT]
     pairs += [
         ("caveat", f"{words.plain_item(item.item)}: {item.evidence}")

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from rlprobe import said
-from rlprobe.causes import CAUSES
+from rlprobe.causes import CAUSES, MEANINGS
 from rlprobe.diagnose import curves as trainer
 from rlprobe.diagnose import diagnosis, sentence
 from rlprobe.diagnose.diagnosis import DIVERGED, Cause, Diagnosis
@@ -78,6 +78,23 @@ def test_the_cause_is_said_once_and_then_what_it_is_and_what_to_do(
     assert "原因" not in page.sentence, "left out of the Chinese sentence too"
     assert words.plain_advice("hyperparameter") in markdown(found).replace("\\", "")
     assert any("to do" in line for line in lines(results, found, Paint(io.StringIO())))
+
+
+@pytest.mark.parametrize("class_", ["row_order", "hyperparameter", "nonfinite"])
+def test_the_first_words_are_of_the_kind_and_then_comes_what_was_found(
+    results: Path, gathered: Gathered, class_: str
+) -> None:
+    """Who only reads the headline knows what kind of thing it is, whatever operators were named."""
+    statement = say("{what}, given to aten::index.Tensor as self, differs", what="batch values")
+    cause = Cause(class_, "observed", statement, [])
+    found = msgspec.structs.replace(diagnosis.answer(results), cause=cause)
+    first = render(gathered(found)).partition('id="h-verdict"')[2].partition("</section>")[0]
+    headline, _, rest = first.partition("</h2>")
+    assert MEANINGS[class_] in headline and "aten" not in headline
+    assert "aten::index.Tensor" in rest.partition("</p>")[0]
+    for plain in (markdown(found), "\n".join(lines(results, found, Paint(io.StringIO())))):
+        assert plain.count("aten::index.Tensor") == 1
+        assert f"{MEANINGS[class_]}: batch values" in plain
 
 
 @pytest.mark.parametrize("verdict", ["aligned", "not_comparable"])
