@@ -99,8 +99,7 @@ def _two_sides(args: argparse.Namespace, beside: Executor | None) -> _Outcome:
     with outdir.answerable(args.out, chosen):
         planner.require_once(args.map_step)
         options = _options(args, beside)
-        benchmark = sides.resolve(args.benchmark, args.store)
-        target = sides.resolve(args.target, args.store)
+        benchmark, target = sides.both(args.benchmark, args.target, args.store)
     outdir.require_apart(args.out, (benchmark.path, target.path))
     if benchmark.path.resolve() == target.path.resolve():
         _log.warning("note: BENCHMARK and TARGET are the same, %s", benchmark.path)

@@ -42,8 +42,7 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    benchmark = sides.resolve(args.benchmark, args.store)
-    target = sides.resolve(args.target, args.store)
+    benchmark, target = sides.both(args.benchmark, args.target, args.store)
     outdir.require_apart(args.out, (benchmark.path, target.path))
     try:
         with disk.writing(args.out):

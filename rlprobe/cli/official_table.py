@@ -69,8 +69,7 @@ def _plan(args: argparse.Namespace) -> list[StagePlan]:
     if args.train_infer is None:
         if args.benchmark is None or args.target is None or args.engine_dump is not None:
             raise UsageError("give BENCHMARK and TARGET, or --train-infer RUN [--engine-dump DIR]")
-        benchmark = sides.resolve(args.benchmark, args.store)
-        target = sides.resolve(args.target, args.store)
+        benchmark, target = sides.both(args.benchmark, args.target, args.store)
         outdir.require_apart(args.out, (benchmark.path, target.path))
         return planner.plan(benchmark, target, args.stage)
     if args.benchmark is not None:

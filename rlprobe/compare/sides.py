@@ -27,7 +27,7 @@ from rlprobe.compare.stage_sources import (
     StageSource,
 )
 from rlprobe.dumps import records
-from rlprobe.errors import ConfigError, DumpError, StoreError, UsageError
+from rlprobe.errors import ConfigError, DumpError, RlprobeError, StoreError, UsageError
 from rlprobe.store import listing
 
 MANIFEST, DUMP = "manifest.json", "dump"
@@ -85,6 +85,24 @@ def resolve(name: str, store: Path | None = None) -> Side:
     if not found and any((path / place).is_dir() for place in KEY_DATA):
         return Side(name, path, {})
     return Side(name, path, found or _rollouts(path, "dump"))
+
+
+def both(benchmark: str, target: str, store: Path | None = None) -> tuple[Side, Side]:
+    """What two names are; of two that are nothing, both are named.
+
+    Raises:
+        UsageError, DumpError: as :func:`resolve`.
+    """
+    try:
+        first = resolve(benchmark, store)
+    except RlprobeError as error:
+        try:
+            resolve(target, store)
+        except RlprobeError as other:
+            if str(other) != str(error):
+                raise type(error)(f"{error}; {other}") from error
+        raise
+    return first, resolve(target, store)
 
 
 def _rollouts(path: Path, sought: str) -> dict[str, StageSource]:

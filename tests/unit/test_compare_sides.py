@@ -15,7 +15,7 @@ from rlprobe.compare.compare import Options, compare, insufficient
 from rlprobe.compare.sides import UNNAMED
 from rlprobe.compare.stage_sources import Process, RolloutStage
 from rlprobe.dumps import records
-from rlprobe.errors import DumpError, NotComparableError, StoreError, UsageError
+from rlprobe.errors import DumpError, NotComparableError, RlprobeError, StoreError, UsageError
 from tests.msprobe import dumps
 from tests.msprobe.dumps import call, tensor
 from tests.unit.compare_helpers import list_files
@@ -141,6 +141,34 @@ def test_what_is_not_there_is_named_and_keys_are_spoken_of(
         stored(tmp_path / "runs" / ("4567" + middle * 60), "actor_update", ranks=1)
     with pytest.raises(UsageError, match=f"{name}: no such file or directory.*{said}"):
         sides.resolve(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "target", "said"),
+    [
+        ("a", "b", ["a: no such file", "b: no such file"]),
+        ("a", "empty", ["a: no such file", "empty holds no dump"]),
+        ("empty", "b", ["empty holds no dump", "b: no such file"]),
+        ("", "b", ["an empty path names nothing", "b: no such file"]),
+    ],
+)
+def test_of_two_sides_that_are_nothing_both_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, benchmark: str, target: str, said: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
+    with pytest.raises(RlprobeError) as error:
+        sides.both(benchmark, target)
+    assert all(words in str(error.value) for words in said)
+
+
+def test_one_side_that_is_nothing_is_named_once(tmp_path: Path) -> None:
+    run = stored(tmp_path / "runs" / ("0123abcd" * 8), "actor_update")
+    for both in ((str(run), "a"), ("a", str(run)), ("a", "a")):
+        with pytest.raises(UsageError) as error:
+            sides.both(*both)
+        assert str(error.value).count("no such file") == 1
+    assert [side.path for side in sides.both(str(run), str(run))] == [run, run]
 
 
 def test_a_key_without_a_store_says_what_it_needs(tmp_path: Path) -> None:
