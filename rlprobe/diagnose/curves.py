@@ -143,8 +143,8 @@ def perturbed(results: Results) -> list[Run]:
 def _relative(step: Step) -> float:
     """The deepest floor of anything that the judged step computed forward."""
     floors = [
-        finding.stage.rows.filter(
-            (pl.col("phase") == execution.FORWARD) & (pl.col("slot") == "output")
+        finding.stage.where(
+            (pl.col("phase") == execution.FORWARD) & (pl.col("slot") == "output"), "floor"
         )
         .get_column("floor")
         .max()

@@ -184,7 +184,7 @@ def with_block(results: Results, step: Step, diverged: Finding, cause: Cause) ->
         return msgspec.structs.replace(cause, evidence=[*cause.evidence, place.said])
     if stage.misplaced is None:
         return cause
-    floors = stage.rows.filter(pl.col("floor").is_not_null()).select("name", "floor")
+    floors = stage.where(pl.col("floor").is_not_null(), "name", "floor")
     found = tokens.first_block(results, stage.name, step.number, floors)
     if found is None:
         return cause

@@ -16,8 +16,8 @@ from rlprobe.judge.stage import Stage
 #: Kind of an origin that is a result of a stage while all its modules agree.
 OUTCOME = "outcome"
 
-#: Rows that are held against their floor.
-_HELD = pl.col("judged") & (pl.col("slot") != "parameters")
+#: Rows that are held against their floor; parameters are the gate's.
+HELD = pl.col("judged") & (pl.col("slot") != "parameters")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Finding:
     @property
     def beyond(self) -> int:
         """How many records are beyond their floor."""
-        return int(self.stage.rows.select((_HELD & pl.col("beyond")).sum()).item())
+        return int(self.stage.rows.select((HELD & pl.col("beyond")).sum()).item())
 
     @property
     def unused(self) -> int:
@@ -57,11 +57,6 @@ class Finding:
     def confined(self) -> bool:
         """Whether all that differs beyond its floor reaches no result."""
         return self.unused > 0
-
-    @property
-    def held(self) -> pl.DataFrame:
-        """The records that are held against their floor; parameters are the gate's."""
-        return self.stage.rows.filter(_HELD)
 
     @property
     def padding_only(self) -> pl.DataFrame:

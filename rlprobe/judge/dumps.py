@@ -18,6 +18,7 @@ from rlprobe.compare.early import COVERAGE
 from rlprobe.compare.match import rules as matching
 from rlprobe.dumps import results as tables
 from rlprobe.judge import analysis, outline
+from rlprobe.judge.analysis import HELD
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.judge import judge
 from rlprobe.stages import ALIASES
@@ -102,7 +103,8 @@ def compare_dumps(
         if diverged is not None and diverged.origin is not None:
             first = {"stage": diverged.stage.name, **diverged.origin.row}
         held = [
-            finding.held.with_columns(stage=pl.lit(name)) for name, finding in step.findings.items()
+            finding.stage.rows.filter(HELD).with_columns(stage=pl.lit(name))
+            for name, finding in step.findings.items()
         ]
         judged = pl.concat(held, how="diagonal") if held else pl.DataFrame()
         return Comparison(

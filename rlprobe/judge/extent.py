@@ -45,7 +45,9 @@ def of(tables: Mapping[str, pl.DataFrame]) -> Extents:
     found: Extents = {}
     for stage, table in tables.items():
         counts: dict[int, Counter[tuple[str | None, str | None]]] = {}
-        for part in table.select(_COUNTED).iter_slices(_ROWS):
+        # a slice before its columns: of a table in pieces, these would be copied whole
+        for rows in table.iter_slices(_ROWS):
+            part = rows.select(_COUNTED)
             grouped = (
                 part.filter(~absent(part)).group_by("step", "unjudged_because", "excused_by").len()
             )

@@ -236,9 +236,10 @@ def _floors(stage: Stage) -> tuple[float | None, float | None]:
     if stage.before_update is None:
         return _deepest(stage.rows), None
     early = pl.col("before_update")
-    passing = stage.rows.filter(~early & (pl.col("phase") == execution.FORWARD))
+    columns = (*_BOUNDING, "judged", "error")
+    passing = stage.where(~early & (pl.col("phase") == execution.FORWARD), *columns)
     held = passing.select((pl.col("judged") & pl.col("error").is_not_null()).any()).item()
-    return _deepest(stage.rows.filter(early)), _deepest(passing) if held else None
+    return _deepest(stage.where(early, *_BOUNDING)), _deepest(passing) if held else None
 
 
 def _outcome(difference: Difference, floor: float | None, by_value: bool) -> Outcome | None:
@@ -306,6 +307,10 @@ def _following(finding: Finding, excused: list[pl.DataFrame]) -> Finding:
         return finding
     stage = finding.stage.excused(excuses)
     return dataclasses.replace(finding, stage=stage, origin=None, rank=None)
+
+
+#: Columns that :func:`_deepest` looks at.
+_BOUNDING = ("dtype_benchmark", "dtype_target", "phase", "shape_benchmark", "slot", "floor")
 
 
 def _deepest(rows: pl.DataFrame) -> float | None:

@@ -20,6 +20,8 @@ from rlprobe.judge.row import Row
 
 #: Column: what the best multiple of the benchmark leaves of the target, over the benchmark's norm.
 RESIDUAL = "residual"
+_KEYS = ["rank", "name"]
+_NAMES = [*_KEYS, "name_benchmark", "name_target"]
 
 
 def measured(results: Results, step: int, finding: Finding) -> Finding:
@@ -31,26 +33,20 @@ def measured(results: Results, step: int, finding: Finding) -> Finding:
         StoreError: a record table is damaged.
     """
     stage = finding.stage
-    differing = stage.rows.filter(pl.col("beyond") & (pl.col("status") == "matched"))
-    names = differing.select("rank", "name", "name_benchmark", "name_target").unique(
-        ["rank", "name"], keep="first", maintain_order=True
-    )
+    matched = pl.col("beyond") & (pl.col("status") == "matched")
+    differing = stage.where(matched, *_NAMES, "slot")
+    names = differing.select(_NAMES).unique(_KEYS, keep="first", maintain_order=True)
     slots = differing.get_column("slot").unique().to_list()
     found = sketched.both(results, stage.name, step, names, slots, stage.joined)
     if found is None:
         return finding
     rows, b, t = found
     residuals = pl.Series(RESIDUAL, _residuals(b, t)).fill_nan(None)
-    table = rows.select("rank", "name").with_columns(residuals)
+    table = rows.select(_KEYS).with_columns(residuals).unique(_KEYS, keep="first")
     processes = [
-        dataclasses.replace(
-            process,
-            rows=process.rows.join(
-                table, on=["rank", "name"], how="left", maintain_order="left"
-            ),
-        )
+        dataclasses.replace(process, rows=_with_residuals(process.rows, table))
         for process in stage.processes
-    ]  # fmt: skip
+    ]
     origin = finding.origin
     if origin is not None and origin.row.get("rank") is not None:
         own = table.filter(
@@ -62,6 +58,12 @@ def measured(results: Results, step: int, finding: Finding) -> Finding:
     return dataclasses.replace(
         finding, stage=dataclasses.replace(stage, processes=processes), origin=origin
     )
+
+
+def _with_residuals(rows: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    # joined by itself: a join copies every column, also those that ranks have in common
+    own = rows.select(_KEYS).join(table, on=_KEYS, how="left", maintain_order="left")
+    return rows.with_columns(own.get_column(RESIDUAL))
 
 
 def _residuals(b: sketched.Matrix, t: sketched.Matrix) -> sketched.Matrix:

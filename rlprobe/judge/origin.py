@@ -402,7 +402,8 @@ def _gradient(row: Row, rows: pl.DataFrame) -> Origin:
 
 def has_activations(rows: pl.DataFrame) -> bool:
     """Whether anything was judged that ran before the gradients were complete."""
-    return rows.filter(pl.col("judged") & (pl.col("phase") < execution.GRADIENTS)).height > 0
+    held = pl.col("judged") & (pl.col("phase") < execution.GRADIENTS)
+    return bool(rows.select(held.any()).item())
 
 
 #: Modules with gradients below which one that differs alone says nothing.

@@ -27,6 +27,8 @@ _NORM = 1e-4
 FALSE_ALARM = 1e-6
 #: What an outcome is measured by: all values together, or the one that is farthest off.
 ALL_VALUES, SINGLE_VALUE = "values", "single value"
+#: Columns that :func:`norm_floor` looks at.
+_NORMED = ("slot", "update", "floor", "norm_benchmark")
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def norm_floor(stages: Iterable[pl.DataFrame]) -> float:
     """
     found = [_NORM]
     for every in stages:
-        rows = every.filter(
+        columns = [name for name in _NORMED if name in every.columns]
+        rows = every.select(columns).filter(
             pl.col("slot").is_in(["grad", "grad_reduced"]) & pl.col("floor").is_finite()
         )
         for slot in rows.partition_by("slot", "update" if "update" in rows.columns else "slot"):

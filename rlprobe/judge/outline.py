@@ -12,7 +12,7 @@ from rlprobe.compare import lacking, measures, scalars
 from rlprobe.compare.writer import Summary
 from rlprobe.dumps.results import KEY_DATA
 from rlprobe.judge import analysis, compared, decisive, equipped, generated, keydata, unsized
-from rlprobe.judge.analysis import Finding, Step
+from rlprobe.judge.analysis import HELD, Finding, Step
 from rlprobe.judge.generated import Generated
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import Difference
@@ -100,7 +100,7 @@ def _first(
     step: Step, diverged: Finding | None, stacks: Mapping[str, Sequence[str]], later: bool
 ) -> Iterator[str]:
     if diverged is None or diverged.origin is None:
-        held = sum(finding.held.height for finding in step.findings.values())
+        held = sum(finding.stage.where(HELD, "judged").height for finding in step.findings.values())
         said = list(_unsized(step))
         yield from said
         if held:
@@ -291,7 +291,7 @@ def _times(excess: float) -> str:
 def _beyond(step: Step) -> pl.DataFrame:
     """Records beyond their floor, the furthest first."""
     found = [
-        finding.held.filter(pl.col("beyond")).with_columns(stage=pl.lit(name))
+        finding.stage.rows.filter(HELD & pl.col("beyond")).with_columns(stage=pl.lit(name))
         for name, finding in sorted(step.findings.items(), key=lambda item: stages.order(item[0]))
     ]
     if not found:
@@ -373,7 +373,8 @@ def _not_compared(step: Step, summaries: Iterable[Summary]) -> Iterator[str]:
             ("excused_by", "excused", EXCUSES),
         ):
             # what was not compared is told above, in the comparison's words
-            own = rows.filter(pl.col("error_kind").is_not_null()).get_column(column).drop_nulls()
+            compared = pl.col("error_kind").is_not_null()
+            own = finding.stage.where(compared, column).get_column(column).drop_nulls()
             for reason, count in own.value_counts(sort=True).iter_rows():
                 found.append(f"{stage}: {count:,} {said}: {words.get(reason, reason)}")
     if _later(step, summaries) and step.findings:

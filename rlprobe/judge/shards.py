@@ -73,8 +73,10 @@ def joined(
         StoreError: a record table is damaged.
     """
     runs = [results.run(role) for role in (BENCHMARK, TARGET)]
-    update = rows.filter(pl.col("slot").is_in(UPDATES) & pl.col("module").is_not_null())
-    if update.is_empty() or runs[0] is None or runs[1] is None:
+    if runs[0] is None or runs[1] is None:
+        return Joined(rows)
+    of_updates = pl.col("slot").is_in(UPDATES)
+    if not rows.select((of_updates & pl.col("module").is_not_null()).any()).item():
         return Joined(rows)
     layouts = [_layouts(run, stage, step) for run in runs if run is not None]
     owned = [_owned(run, stage, step) for run in runs if run is not None]
@@ -86,7 +88,7 @@ def joined(
         or owned[0].parts.get(name) != owned[1].parts.get(name)
     )
     parameter = pl.concat_str("module", "index", separator=".")
-    affected = rows.filter(pl.col("slot").is_in(UPDATES) & parameter.is_in(other))
+    affected = rows.filter(of_updates & parameter.is_in(other)) if other else rows.clear()
     if affected.is_empty():
         return Joined(rows)
     sketches = [_sketches(run, stage, step) for run in runs if run is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -45,6 +45,9 @@ from rlprobe.judge.nesting import Told
 from rlprobe.roles import HIGH_PRECISION, REPEAT, REPEAT_TARGET, TARGET
 from rlprobe.said import Said
 
+#: What floors are made of; nothing looks at it after them.
+_OF_FLOORS = ("noise", "ratio", "repeat_error")
+
 
 @dataclass(frozen=True)
 class Process:
@@ -81,6 +84,15 @@ class Stage:
     def rows(self) -> pl.DataFrame:
         """All ranks' rows."""
         return pl.concat([process.rows for process in self.processes])
+
+    def where(self, which: pl.Expr, *columns: str) -> pl.DataFrame:
+        """Columns of the rows for which ``which`` holds.
+
+        What ranks have in common is held once in :attr:`rows`, and once for each of them in what is
+        filtered from it: where that may be most rows, a few columns are asked for.
+        """
+        needed = dict.fromkeys([*columns, *which.meta.root_names()])
+        return self.rows.select(*needed).filter(which).select(*columns)
 
     def excused(self, excuses: list[Excuse]) -> Stage:
         """The stage after excuses that hold for all its ranks."""
@@ -119,9 +131,9 @@ def load(results: Results, stage: str, step: int, products: float = 0.0) -> Stag
     sketches = _join_shards(parts, results, stage, step)
     told = nesting.of(results, stage, step)
     found = _processes(results, stage, step, parts, sketches, products, told)
-    everything = pl.concat([process.rows for process in found])
-    misplaced = positions.difference(results, stage, step, everything)
-    before = _before_update(everything, misplaced)
+    rows = [process.rows for process in found]
+    misplaced = positions.difference(results, stage, step, rows)
+    before = _before_update(rows, misplaced)
     judged = Stage(stage, step, found, misplaced, before, joined=sketches)
     return judged.excused(positions.excuses(misplaced))
 
@@ -144,7 +156,7 @@ def _laid_out(
     results: Results, stage: str, step: int, parts: list[pl.DataFrame], products: float
 ) -> Stage | None:
     """The stage by records of whole stages; None where those of single calls have partners."""
-    calls = pl.concat(execution.timeline(part)[0] for part in parts)
+    calls = [execution.timeline(part)[0] for part in parts]
     misplaced = positions.difference(results, stage, step, calls)
     why = misplaced or layout.unlike(results, stage)
     if why is None:
@@ -230,7 +242,9 @@ def _with_floors(
             )
             for part in parts
         ]
-        return floors.with_floors(bounded, repeats, precise)
+        found = floors.with_floors(bounded, repeats, precise)
+        bounded.clear()
+        return [rows.drop(_OF_FLOORS) for rows in found]
 
     own = floored(None)
     if given is None:
@@ -260,8 +274,10 @@ def _process(
     return Process(rank, reduce(ordered, inside), calls, flips, blocks)
 
 
-def _before_update(rows: pl.DataFrame, misplaced: Said | None) -> int | None:
+def _before_update(parts: Sequence[pl.DataFrame], misplaced: Said | None) -> int | None:
     """Micro-batches before the first of several updates; 0 where they hold other samples."""
+    columns = ["slot", "call", "before_update", "phase", "micro_batch"]
+    rows = pl.concat(part.select(columns) for part in parts)
     updates = rows.filter(pl.col("slot") == "grad_reduced").get_column("call").n_unique()
     if updates <= 1:
         return None

@@ -17,7 +17,6 @@ rows, where the stage parts, and how its micro-batches hold other samples, if th
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,11 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from rlprobe import formats, said, stages
+from rlprobe import files, formats, said, stages
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.dumps.results import Table, vouched
 from rlprobe.errors import DumpError
-from rlprobe.files import replace_bytes
+from rlprobe.files import replace_bytes, written
 from rlprobe.judge import compared, keydata, reasons, sources
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.inputs import Results
@@ -242,12 +241,11 @@ def write(results: Results, step: Step, found: Mapping[str, pl.DataFrame]) -> st
     directory.mkdir(parents=True, exist_ok=True)
     kept = {}
     for name, table in found.items():
-        buffer = io.BytesIO()
-        table.write_parquet(buffer, compression="zstd", metadata=formats.mark(KIND))
-        data = buffer.getvalue()
-        replace_bytes(directory / f"{name}.parquet", data)
+        with written(directory / f"{name}.parquet", durable=True) as path:
+            table.write_parquet(path, compression="zstd", metadata=formats.mark(KIND))
+            of_file = files.digest(path)
         finding = step.findings.get(name)
-        summary = StageSummary(Table(hashlib.sha256(data).hexdigest(), len(data), table.height))
+        summary = StageSummary(Table(of_file.sha256, of_file.size, table.height))
         if finding is not None:
             summary = msgspec.structs.replace(
                 summary,

@@ -85,7 +85,8 @@ def _later(scene: Scene) -> bool:
         return bool(scene.row.get("micro_batch"))
     if scene.origin.kind != kinds.REDUCTION:
         return False
-    passes = scene.finding.stage.rows.filter(pl.col("phase") == execution.BACKWARD)
+    backward = pl.col("phase") == execution.BACKWARD
+    passes = scene.finding.stage.where(backward, "judged", "slot", "micro_batch")
     sums = passes.filter(
         pl.col("judged") & (pl.col("slot") == "grad") & (pl.col("micro_batch") > 0)
     )
@@ -146,11 +147,12 @@ def _clipped(rows: pl.DataFrame) -> Said:
 
 def _growth(scene: Scene) -> float | None:
     """Exponent of the growth of accumulated gradients' error over micro-batches."""
-    rows = scene.finding.stage.rows.filter(
+    rows = scene.finding.stage.where(
         (pl.col("slot") == "grad")
         & (pl.col("phase") == execution.BACKWARD)
         & pl.col("judged")
-        & (pl.col("error") > 0)
+        & (pl.col("error") > 0),
+        *("micro_batch", "error"),
     )
     means = rows.group_by("micro_batch").agg(pl.col("error").median()).sort("micro_batch").rows()
     if len(means) < 3:

@@ -125,10 +125,11 @@ def _tokens(evidence: Evidence) -> list[Said]:
         apart = tokens.errors(evidence.results, name, evidence.step.number)
         if apart is None:
             continue
-        agree = finding.stage.rows.filter(
+        agree = finding.stage.where(
             pl.col("judged")
             & ~pl.col("beyond")
-            & (pl.col("excused_by").is_null() | (pl.col("excused_by") == INHERITED))
+            & (pl.col("excused_by").is_null() | (pl.col("excused_by") == INHERITED)),
+            *("name", "floor", "rank_target", "rank"),
         ).select("name", "floor", rank=pl.coalesce("rank_target", "rank"))
         odd = agree.join(apart, on=["name", "rank"], maintain_order="left").filter(
             pl.col("error") > _OF_TOKENS * pl.max_horizontal("floor", pl.lit(sketch_floors.DEVICES))
@@ -163,7 +164,9 @@ def _coordinates(evidence: Evidence) -> list[Said]:
         left, right = (
             whole.of_run(run, name, number) for run in (evidence.benchmark, evidence.target)
         )
-        agree = finding.stage.rows.filter(pl.col("judged") & ~pl.col("beyond"))
+        agree = finding.stage.where(
+            pl.col("judged") & ~pl.col("beyond"), "module", "direction", "slot", "floor"
+        )
         floors = agree.group_by("module", "direction", "slot").agg(pl.col("floor").max())
         odd = [
             (module, distance(left[key].sketch.sum(0), right[key].sketch.sum(0)) / left[key].norm)

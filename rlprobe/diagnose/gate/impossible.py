@@ -30,10 +30,11 @@ def check(step: Step) -> list[Said]:
     """
     found = []
     for name, finding in step.findings.items():
-        outputs = finding.stage.rows.filter(
+        outputs = finding.stage.where(
             (pl.col("slot") == "output")
             & (pl.col("direction") == "forward")
-            & pl.col("dtype_benchmark").is_in(list(UNIT))
+            & pl.col("dtype_benchmark").is_in(list(UNIT)),
+            *(f"norm_{side}" for side in _SIDES),
         )
         zero = pl.all_horizontal(pl.col(f"norm_{side}") == 0 for side in _SIDES)
         if outputs.height > 1 and outputs.select(zero.fill_null(False).all()).item():

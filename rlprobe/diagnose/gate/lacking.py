@@ -93,7 +93,7 @@ def _layers(evidence: Evidence) -> Iterator[Said]:
     """Layers whose parameters a stage has and of which it recorded nothing forward."""
     digested = _digested(evidence)
     for name, finding in _training(evidence).items():
-        rows = finding.stage.rows.filter(_FORWARD)
+        rows = finding.stage.where(_FORWARD, "rank", "module")
         # of a pipeline's ranks some may be recorded, and of functions alone no module is known
         ranks = rows.get_column("rank").unique()
         own = digested.filter(

@@ -197,11 +197,10 @@ def _other_formats(evidence: Evidence) -> Said | None:
     """How many modules' outputs are of another format on the target; None where none is."""
     said = []
     for name, finding in evidence.step.findings.items():
-        rows = finding.stage.rows
         both = [pl.col(f"dtype_{side}").is_in(list(UNIT)) for side in ("benchmark", "target")]
         other = (pl.col("slot") == "output") & (pl.col("direction") == "forward")
         other &= pl.all_horizontal(*both) & (pl.col("dtype_benchmark") != pl.col("dtype_target"))
-        count = rows.filter(other).height
+        count = finding.stage.where(other, "slot").height
         if count:
             said.append(say("{count:,} outputs of {name}", count=count, name=name))
     return say("{what} are of another format", what=listed(said, 6)) if said else None
@@ -213,10 +212,9 @@ def _coarser(evidence: Evidence, declared: str) -> Said | None:
         return None
     said = []
     for name, finding in evidence.step.findings.items():
-        rows = finding.stage.rows
         short = [unit(f"dtype_{side}") > FP32 for side in ("benchmark", "target")]
         made = (pl.col("slot") == "output") & (pl.col("direction") == "forward")
-        count = rows.filter((made & pl.all_horizontal(*short)).fill_null(False)).height
+        count = finding.stage.where(made & pl.all_horizontal(*short), "slot").height
         if count:
             said.append(say("{count:,} outputs of {name}", count=count, name=name))
     return (

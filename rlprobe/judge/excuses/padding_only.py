@@ -53,8 +53,11 @@ def elsewhere(rows: pl.DataFrame, excused: Sequence[pl.DataFrame]) -> list[Excus
         rows: of the stage; nothing follows from its outcomes, as it has none.
         excused: rows of other stages that :func:`excuses` took.
     """
-    beyond = rows.filter(pl.col("beyond") & (pl.col("slot") != "parameters"))
-    if beyond.is_empty() or not excused:
+    if not excused:
+        return []
+    columns = ["name", "status", "error", "beyond", "slot"]
+    beyond = rows.select(columns).filter(pl.col("beyond") & (pl.col("slot") != "parameters"))
+    if beyond.is_empty():
         return []
     keys = ["name", "status"]
     known = pl.concat([other.select(*keys, "error") for other in excused])
@@ -76,7 +79,8 @@ def is_confined(rows: pl.DataFrame, outcomes: Sequence[Outcome]) -> bool:
 
     False without outcomes: then nothing says so.
     """
-    beyond = rows.filter(pl.col("judged") & pl.col("beyond"))
+    columns = ["judged", "beyond", "phase", "status", "dtype_benchmark", "error"]
+    beyond = rows.select(columns).filter(pl.col("judged") & pl.col("beyond"))
     if beyond.is_empty() or not outcomes or any(outcome.excess > 1 for outcome in outcomes):
         return False
     if (beyond.get_column("phase") != execution.FORWARD).any():

@@ -9,6 +9,7 @@ and key data, which is joined by sample.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 import polars as pl
 
@@ -36,14 +37,16 @@ _OF_STAGE = {
 _MANY = 0.3
 
 
-def difference(results: Results, stage: str, step: int, rows: pl.DataFrame) -> Said | None:
+def difference(
+    results: Results, stage: str, step: int, parts: Iterable[pl.DataFrame]
+) -> Said | None:
     """How the two batches of a stage differ in the places of their rows; None where they don't.
 
     Args:
         results: where the runs' proofs are found.
         stage: canonical name.
         step: captured step, from 0.
-        rows: the stage's rows in execution order.
+        parts: the stage's rows in execution order, a frame a rank.
     """
     orders = []
     for role in (BENCHMARK, TARGET):
@@ -59,7 +62,7 @@ def difference(results: Results, stage: str, step: int, rows: pl.DataFrame) -> S
         )
     if all(orders) and _groups(orders[0]) != _groups(orders[1]):
         return SPREAD
-    if _split(rows):
+    if _split(parts):
         return SPLIT
     if _shuffled(results, stage, step):
         return SHUFFLED
@@ -91,8 +94,14 @@ def _shuffled(results: Results, stage: str, step: int) -> bool:
     return orders[0] != orders[1] and Counter(orders[0]) == Counter(orders[1])
 
 
-def _split(rows: pl.DataFrame) -> bool:
+def _split(parts: Iterable[pl.DataFrame]) -> bool:
     """Whether many activations differ in size, each in its leading dimensions only."""
+    counts = [_other_sizes(rows) for rows in parts]
+    return sum(other for other, _ in counts) > _MANY * sum(moving for _, moving in counts)
+
+
+def _other_sizes(rows: pl.DataFrame) -> tuple[int, int]:
+    """Activations that differ in their leading dimensions only, and all with a partner."""
     columns = ["phase", "slot", "status", "shape_benchmark", "shape_target"]
     moving = rows.select(columns).filter(
         (pl.col("phase") == execution.FORWARD)
@@ -101,14 +110,12 @@ def _split(rows: pl.DataFrame) -> bool:
         # with fewer micro-batches on one side, most records of the other have no partner
         & pl.col("shape_target").is_not_null()
     )
-    if moving.is_empty():
-        return False
     other = moving.filter(
         (pl.col("status") == "shape")
         & (pl.col("shape_benchmark").list.len() == pl.col("shape_target").list.len())
         & (pl.col("shape_benchmark").list.last() == pl.col("shape_target").list.last())
     )
-    return other.height > _MANY * moving.height
+    return other.height, moving.height
 
 
 def of_losses(misplaced: str | None) -> list[Excuse]:

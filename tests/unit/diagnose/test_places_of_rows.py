@@ -37,7 +37,7 @@ def difference(monkeypatch: pytest.MonkeyPatch, stage: str, *runs: FakeRun) -> s
 
     monkeypatch.setattr("rlprobe.judge.excuses.positions.keydata.load", load)
     results: Any = type("R", (), {"run": lambda _, role: runs[role == "target"]})()
-    return positions.difference(results, stage, 0, NOTHING)
+    return positions.difference(results, stage, 0, [NOTHING])
 
 
 @pytest.mark.parametrize(
