@@ -237,9 +237,13 @@ def _floors(stage: Stage) -> tuple[float | None, float | None]:
         return _deepest(stage.rows), None
     early = pl.col("before_update")
     columns = (*_BOUNDING, "judged", "error")
-    passing = stage.where(~early & (pl.col("phase") == execution.FORWARD), *columns)
+    passing = judged_rows.where(
+        stage.rows, ~early & (pl.col("phase") == execution.FORWARD), *columns
+    )
     held = passing.select((pl.col("judged") & pl.col("error").is_not_null()).any()).item()
-    return _deepest(stage.where(early, *_BOUNDING)), _deepest(passing) if held else None
+    return _deepest(judged_rows.where(stage.rows, early, *_BOUNDING)), _deepest(
+        passing
+    ) if held else None
 
 
 def _outcome(difference: Difference, floor: float | None, by_value: bool) -> Outcome | None:

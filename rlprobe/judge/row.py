@@ -107,3 +107,13 @@ def each(rows: pl.DataFrame) -> list[Row]:
 def number(row: Row, name: str) -> float | None:
     """The number in a column whose name is put together, such as ``max_benchmark``."""
     return cast("float | None", row.get(name))
+
+
+def where(rows: pl.DataFrame, which: pl.Expr, *columns: str) -> pl.DataFrame:
+    """Columns of the rows for which ``which`` holds.
+
+    What ranks have in common is held once in all rows of a stage, and once for each of them in what
+    is filtered: where that may be most rows, a few columns are asked for.
+    """
+    needed = dict.fromkeys([*columns, *which.meta.root_names()])
+    return rows.select(*needed).filter(which).select(*columns)

@@ -85,15 +85,6 @@ class Stage:
         """All ranks' rows."""
         return pl.concat([process.rows for process in self.processes])
 
-    def where(self, which: pl.Expr, *columns: str) -> pl.DataFrame:
-        """Columns of the rows for which ``which`` holds.
-
-        What ranks have in common is held once in :attr:`rows`, and once for each of them in what is
-        filtered from it: where that may be most rows, a few columns are asked for.
-        """
-        needed = dict.fromkeys([*columns, *which.meta.root_names()])
-        return self.rows.select(*needed).filter(which).select(*columns)
-
     def excused(self, excuses: list[Excuse]) -> Stage:
         """The stage after excuses that hold for all its ranks."""
         if not excuses:

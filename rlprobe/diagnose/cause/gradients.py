@@ -15,6 +15,7 @@ from rlprobe.diagnose.cause.measure import times
 from rlprobe.judge import execution
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.row import each as each_row
+from rlprobe.judge.row import where
 from rlprobe.said import NOTHING_SAID, Said, say
 
 
@@ -86,7 +87,7 @@ def _later(scene: Scene) -> bool:
     if scene.origin.kind != kinds.REDUCTION:
         return False
     backward = pl.col("phase") == execution.BACKWARD
-    passes = scene.finding.stage.where(backward, "judged", "slot", "micro_batch")
+    passes = where(scene.finding.stage.rows, backward, "judged", "slot", "micro_batch")
     sums = passes.filter(
         pl.col("judged") & (pl.col("slot") == "grad") & (pl.col("micro_batch") > 0)
     )
@@ -147,7 +148,8 @@ def _clipped(rows: pl.DataFrame) -> Said:
 
 def _growth(scene: Scene) -> float | None:
     """Exponent of the growth of accumulated gradients' error over micro-batches."""
-    rows = scene.finding.stage.where(
+    rows = where(
+        scene.finding.stage.rows,
         (pl.col("slot") == "grad")
         & (pl.col("phase") == execution.BACKWARD)
         & pl.col("judged")

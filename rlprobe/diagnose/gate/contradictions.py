@@ -14,6 +14,7 @@ from rlprobe.judge import tokens
 from rlprobe.judge.logical import layout, whole
 from rlprobe.judge.reasons import INHERITED
 from rlprobe.judge.roundoff import UNIT, unit
+from rlprobe.judge.row import where
 from rlprobe.said import Said, listed, of_side, say
 from rlprobe.sketch import distance
 from rlprobe.store.read import Run
@@ -125,7 +126,8 @@ def _tokens(evidence: Evidence) -> list[Said]:
         apart = tokens.errors(evidence.results, name, evidence.step.number)
         if apart is None:
             continue
-        agree = finding.stage.where(
+        agree = where(
+            finding.stage.rows,
             pl.col("judged")
             & ~pl.col("beyond")
             & (pl.col("excused_by").is_null() | (pl.col("excused_by") == INHERITED)),
@@ -164,8 +166,10 @@ def _coordinates(evidence: Evidence) -> list[Said]:
         left, right = (
             whole.of_run(run, name, number) for run in (evidence.benchmark, evidence.target)
         )
-        agree = finding.stage.where(
-            pl.col("judged") & ~pl.col("beyond"), "module", "direction", "slot", "floor"
+        agree = where(
+            finding.stage.rows,
+            pl.col("judged") & ~pl.col("beyond"),
+            *("module", "direction", "slot", "floor"),
         )
         floors = agree.group_by("module", "direction", "slot").agg(pl.col("floor").max())
         odd = [
