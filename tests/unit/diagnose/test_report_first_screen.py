@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from rlprobe.diagnose import curves as trainer
 from rlprobe.diagnose import diagnosis, sentence
 from rlprobe.diagnose.diagnosis import DIVERGED, Cause, Diagnosis
 from rlprobe.judge import tables
-from rlprobe.judge.curves import LEFT, Curve
+from rlprobe.judge.curves import LEFT, WITHIN, Curve
 from rlprobe.judge.inputs import Results, require
 from rlprobe.report import advice, words
 from rlprobe.report.content import Page, gather
@@ -126,6 +127,17 @@ def test_a_metric_has_no_rank_no_inputs_and_no_calls(
     assert "actor/loss" in card and "What went into it" not in card
     plain = markdown(found)
     assert "| metric | actor/loss |" in plain and "| rank |" not in plain
+
+
+def test_no_two_tables_are_called_the_same(results: Path, gathered: Gathered) -> None:
+    """Who hears the page goes from table to table by their names."""
+    within = msgspec.structs.replace(left(), metric="actor/entropy", verdict=WITHIN)
+    found = msgspec.structs.replace(diagnosis.answer(results), curves=[left(), within])
+    page = render(gathered(found)).partition("<noscript>")[0]
+    page += render(gathered(found)).rpartition("</noscript>")[2]
+    for language in ("en", "zh"):
+        names = re.findall(rf'role="region"[^>]* data-label-{language}="([^"]*)"', page)
+        assert len(names) > 5 and sorted(names) == sorted(set(names))
 
 
 def test_trends_alone_are_no_judged_step(results: Path, gathered: Gathered) -> None:
