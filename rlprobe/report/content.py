@@ -13,7 +13,7 @@ from markupsafe import Markup
 from rlprobe import files
 from rlprobe.diagnose import diagnosis, sentence
 from rlprobe.diagnose.curves import perturbed
-from rlprobe.diagnose.diagnosis import CAVEAT, SHUT, Diagnosis, GateItem, StageResult
+from rlprobe.diagnose.diagnosis import CAVEAT, SHUT, Diagnosis, First, GateItem, StageResult
 from rlprobe.judge import analysis, extent, noise
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.extent import Extent
@@ -28,6 +28,7 @@ from rlprobe.report import (
     gradient_norms,
     heat,
     history,
+    narrowed,
     payload,
     rollout,
     scope,
@@ -199,9 +200,9 @@ def gather(
     norms = gradient_norms.by_group(judged, stages, begin)
     metrics = side_by_side.metrics(benchmark, target, norms)
     curves = side_by_side.curves(metrics, begin, found.curves)
-    records = payload.records(judged, stages)
     marked = (found.noise.get("first") or {}).get("record")
     first = found.first
+    records = payload.records(judged, stages, first=_leading(first, marked))
     headline = card.headline(found)
     captured, judged_steps = _steps(found)
     said_of_curves = sentence.of_curves(found.curves, len(perturbed(results)))
@@ -359,6 +360,14 @@ def _cell(result: StageResult, found: Diagnosis, step: int) -> Cell:
         if stage.get("confined_to_unused_positions"):
             parts.append(("others_in_padding", {}))
     return Cell(result.stage, result.state, words.together(*parts))
+
+
+def _leading(first: First | None, record: str | None) -> pl.Expr:
+    """The row of the first divergence, which the page leads to."""
+    if first is None or record is None:
+        return narrowed.NOTHING
+    at = {"stage": first.stage, "step": first.step, "rank": first.rank, "name": record}
+    return pl.all_horizontal(pl.col(name) == value for name, value in at.items())
 
 
 def _charts(step: Step, marked: str | None, found: Diagnosis, judged: Narrowed) -> list[Chart]:

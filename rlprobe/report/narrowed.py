@@ -22,6 +22,8 @@ WHOLE = 120_000
 PIECE = 1 << 18
 #: What a record is, whatever its rank.
 IDENTITY = ("step", "name", "slot", "index")
+#: No row.
+NOTHING = pl.lit(False)
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,18 @@ class Narrowed:
         return Part(in_order(rows), total, _places_of(places), True)
 
 
-def worst_of_ranks(table: pl.DataFrame) -> pl.DataFrame:
-    """Of each record the rank that is worst; what is beyond its floor comes before any ratio."""
-    ranked = table.sort("beyond", "excess", descending=True, nulls_last=True, maintain_order=True)
-    return ranked.unique(list(IDENTITY), keep="first", maintain_order=True)
+def worst_of_ranks(table: pl.DataFrame, first: pl.Expr = NOTHING) -> pl.DataFrame:
+    """Of each record the rank that is worst; what is beyond its floor comes before any ratio.
+
+    Args:
+        table: judged rows.
+        first: rows that are taken whatever another rank's are.
+    """
+    by = ["_first", "beyond", "excess"]
+    ranked = table.with_columns(_first=first.fill_null(False)).sort(
+        by, descending=True, nulls_last=True, maintain_order=True
+    )
+    return ranked.unique(list(IDENTITY), keep="first", maintain_order=True).drop("_first")
 
 
 def in_order(table: pl.DataFrame) -> pl.DataFrame:

@@ -47,8 +47,17 @@ class Records:
         return self.rows.height < self.total
 
 
-def records(judged: Narrowed, stages: Sequence[str], most: int = MOST) -> Records:
+def records(
+    judged: Narrowed, stages: Sequence[str], most: int = MOST, first: pl.Expr = narrowed.NOTHING
+) -> Records:
     """The judged tables of an alignment, aggregated where they are too many for a page.
+
+    Args:
+        judged: the tables.
+        stages: of which there are any.
+        most: records that a page holds.
+        first: the record that the page leads to, by ``stage``, ``step``, ``rank`` and ``name``: it
+            stays, however much worse others are.
 
     Raises:
         DumpError: a table is damaged.
@@ -61,12 +70,12 @@ def records(judged: Narrowed, stages: Sequence[str], most: int = MOST) -> Record
         table = table.filter(~extent.absent(table))
         total += part.total
         if part.narrowed or table.height > most // max(1, len(stages)):
-            table = narrowed.in_order(narrowed.worst_of_ranks(table))
+            table = narrowed.in_order(narrowed.worst_of_ranks(table, first))
         parts.append(table.with_columns(_shape("shape_benchmark"), _shape("shape_target")))
     if not parts:
         return Records(pl.DataFrame(), 0)
     rows = pl.concat(parts, how="diagonal_relaxed")
-    return Records(_telling(rows, most), total)
+    return Records(_telling(rows, most, first), total)
 
 
 def _shape(name: str) -> pl.Expr:
@@ -74,12 +83,12 @@ def _shape(name: str) -> pl.Expr:
     return pl.when(pl.col(name).is_not_null()).then(text).alias(name)
 
 
-def _telling(rows: pl.DataFrame, most: int) -> pl.DataFrame:
-    """What is beyond its floor first, then what has no partner or number, then the nearest."""
+def _telling(rows: pl.DataFrame, most: int, first: pl.Expr) -> pl.DataFrame:
+    """The first divergence, what is beyond its floor, what has no partner, then the nearest."""
     if rows.height <= most:
         return rows
     alone = pl.col("status").is_in(["benchmark_only", "target_only"])
-    weight = pl.when(pl.col("beyond")).then(2).when(alone).then(1).otherwise(0)
+    weight = pl.when(first).then(3).when(pl.col("beyond")).then(2).when(alone).then(1).otherwise(0)
     numbered = rows.with_row_index("_row").with_columns(_weight=weight)
     kept = numbered.sort("_weight", "excess", descending=True, nulls_last=True).head(most)
     return kept.sort("_row").drop("_row", "_weight")

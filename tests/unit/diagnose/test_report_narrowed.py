@@ -88,3 +88,21 @@ def test_the_records_of_the_page_say_how_many_there_were(table: pl.DataFrame) ->
     assert few.rows.height == 20
     beyond = found.rows.filter(pl.col("beyond")).height
     assert few.rows.filter(pl.col("beyond")).height == min(20, beyond)
+
+
+@pytest.mark.parametrize("most", [payload.MOST, 20])
+@pytest.mark.parametrize("rank", [0, 2, 3])
+def test_the_record_that_the_page_leads_to_is_on_it(
+    table: pl.DataFrame, most: int, rank: int
+) -> None:
+    """Of another rank it may be worse, and of others the page may be full."""
+    own = table.filter(pl.col("rank") == rank).sort("excess", nulls_last=False)
+    name = own.filter(pl.col("excess").is_not_null()).item(0, "name")
+    step = own.filter(pl.col("name") == name).item(0, "step")
+    first = (pl.col("name") == name) & (pl.col("rank") == rank) & (pl.col("step") == step)
+    judged = Narrowed(None, rank, 10)  # type: ignore[arg-type]
+    found = payload.records(judged, ["actor_update"], most, first)
+    without = payload.records(judged, ["actor_update"], most)
+    assert found.rows.filter(first).height == 1
+    assert found.rows.height == without.rows.height
+    assert found.rows.filter((pl.col("name") == name) & (pl.col("step") == step)).height == 1
