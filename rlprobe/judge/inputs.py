@@ -120,12 +120,7 @@ class Results:
         unknown = [s for p in plan.pairs.values() for s in p.stages if s not in stages.STAGES]
         if unknown:
             raise DumpError(f"{path}: stage {unknown[0]!r} is none")
-        store = Path(plan.store)
-        # Relative paths are of the directory that the workflow ran in; results may have moved.
-        if not store.is_absolute() and not store.is_dir():
-            beside = directory / store
-            store = beside if beside.is_dir() else store
-        return cls(directory, plan, store)
+        return cls(directory, plan, _store(plan, directory))
 
     @classmethod
     def of_comparison(cls, directory: Path, found: list[str]) -> Results:
@@ -234,6 +229,20 @@ def write(
         coverage=coverage,
     )
     save(path, plan)
+
+
+def _store(plan: Plan, directory: Path) -> Path:
+    """The store of a plan, from whatever directory its results are read.
+
+    A relative one is of the directory that the workflow ran in. That is this one, or one that the
+    results are in: the first whose store has a run of the plan, and else the first that has one.
+    """
+    here = Path(plan.store)
+    above = [place / here for place in (directory, *directory.resolve().parents)]
+    places = [here] if here.is_absolute() else [here, *above]
+    runs = [Path("runs", run.key, "manifest.json") for run in plan.runs.values()]
+    holding = (place for place in places if any((place / run).is_file() for run in runs))
+    return next(holding, next((place for place in places if place.is_dir()), here))
 
 
 def save(path: Path, plan: Plan) -> None:

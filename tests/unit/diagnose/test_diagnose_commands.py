@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -20,7 +22,8 @@ from rlprobe.diagnose.diagnosis import GateItem, StageResult
 from rlprobe.documents import seal
 from rlprobe.errors import DumpError
 from rlprobe.judge.curves import Curve
-from rlprobe.judge.inputs import Plan
+from rlprobe.judge.inputs import Plan, Results, require
+from rlprobe.report import commands
 from tests.resealed import edited
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.planted import EPSILON, SHUT
@@ -167,3 +170,43 @@ def test_judging_and_reporting_need_neither_torch_nor_a_framework(align: Align) 
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("place", ["project", "project/results/a", "elsewhere", "other/project"])
+def test_a_page_s_commands_work_in_any_directory(
+    align: Align, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """A plan names its store as the workflow's directory does; a page is read in another shell."""
+    alignment = align(Device(split=True, faults=EPSILON.faults, stage=EPSILON.only), repeat=False)
+    results = tmp_path / "project/results/a"
+    shutil.copytree(alignment.results, results)
+    (tmp_path / "project/store").symlink_to(alignment.store)
+    with edited(results / "alignment.json") as plan:
+        plan["store"] = "store"
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "other/project/store/runs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / place)
+    assert main(["diagnose", str(results), "--no-fail", "-q"]) == 0
+    assert main(["report", str(results), "-q"]) == 0
+    found = diagnosis.answer(results)
+    opened = Results.open(results)
+    sides = [require(opened, role) for role in ("benchmark", "target")]
+    every = [*commands.next_steps(opened, found, *sides), *commands.in_a_script(opened, found)]
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for command in every:
+        arguments = command.text.removeprefix(commands.program())
+        assert main(shlex.split(arguments)) in (0, 3), command.text
+
+
+def test_a_store_that_is_nowhere_is_named(
+    align: Align,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    results = align(Device(split=True), repeat=False).results
+    with edited(results / "alignment.json") as plan:
+        plan["store"] = "nowhere/store"
+    monkeypatch.chdir(tmp_path)
+    assert main(["diagnose", str(results)]) == 1
+    assert "is not in nowhere/store" in capsys.readouterr().err
