@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,41 @@ def test_an_environment_of_another_python_is_left_as_it_is(checkout: Path, tmp_p
     assert done.returncode == 1
     assert ".venv is of Python 3.10" in done.stderr and "rm -r .venv" in done.stderr
     assert [p.name for p in (checkout / ".venv/bin").iterdir()] == ["python"]
+
+
+@pytest.mark.parametrize(
+    ("lock", "requires", "fetches"),
+    [
+        ("torch==2.13.0", ["filelock", "nvidia-cudnn-cu13==9.1"], False),
+        ("torch==2.13.0", ["cuda-bindings<14"], False),
+        ("torch==2.13.0", ["filelock", "sympy"], True),
+        ("torch==2.13.0\nnvidia-cudnn-cu13==9.1", ["nvidia-cudnn-cu13==9.1"], True),
+        ("numpy==2.4.6", ["nvidia-cudnn-cu13==9.1"], True),
+        ("torch==2.13.0", None, True),
+    ],
+    ids=["cuda", "newer cuda", "cpu", "cuda's lock", "no torch", "pip has no answer"],
+)
+def test_a_torch_that_cannot_be_imported_is_said_before_it_is_fetched(
+    checkout: Path, tmp_path: Path, lock: str, requires: list[str] | None, fetches: bool
+) -> None:
+    report, fetched = tmp_path / "report.json", tmp_path / "fetched"
+    found = {"install": [{"metadata": {"requires_dist": requires}}]}
+    report.write_text("" if requires is None else json.dumps(found))
+    (checkout / "some.lock").write_text(f"{lock}\n")
+    python = program(
+        tmp_path / "python3.11",
+        f"""case "$*" in
+*--dry-run*) cat {report} ;;
+*"-m venv"*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python" ;;
+*"-m pip install"*) touch {fetched} ;;
+*version_info*) echo 3.11 ;;
+*) exec {sys.executable} "$@" ;;
+esac""",
+    )
+    done = call("workflow/install", python, ".venv", "some.lock", cwd=checkout)
+    assert fetched.exists() is fetches
+    assert ("for CUDA only" in done.stderr) is not fetches
+    assert fetches or (done.returncode == 1 and "CPU index" in done.stderr)
 
 
 @pytest.mark.parametrize("name", ["rlprobe", "snakemake"])
