@@ -161,5 +161,16 @@ def test_on_paper_everything_is_open_and_nothing_is_a_button(show: Open, results
     view.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert view.eval_on_selector_all("details", "all => all.every(one => one.open)")
     assert not view.is_visible("#grid") and view.locator(".still table").first.is_visible()
+    seen = view.locator("button:visible").all()
+    assert seen and all(one.get_attribute("data-stage") for one in seen), (
+        "stages are no buttons there"
+    )
+    # what is taller than the rest of a page and may not be broken leaves that rest empty
+    unbroken = view.eval_on_selector_all(
+        "main *",
+        "all => all.filter(one => one.checkVisibility() && one.offsetHeight > 400 &&"
+        " getComputedStyle(one).breakInside === 'avoid').map(one => one.className || one.tagName)",
+    )
+    assert unbroken == []
     pdf = view.pdf(format="A4")
     assert pdf.startswith(b"%PDF") and pdf.count(b"/Type /Page\n") < 60
