@@ -58,7 +58,7 @@ UNJUDGED: dict[str, str] = {
     ROUNDED_AWAY: "a change smaller than half a unit in the last place of the 16-bit weights that "
     "it was read off",
     BOTH_NONFINITE: "not finite on both sides",
-    GIVEN: "what a stage was given; looked at by the gate and by the cause",
+    GIVEN: "what a stage was given; looked at where validity and the cause are",
     METRIC: "a number that the trainer reports, whose curve has no verdict",
     NO_TRAJECTORY: "a number that the trainer reports of a run that was joined at each step",
     NOT_JOINED: "key data of which no row could be joined by sample",
