@@ -80,6 +80,8 @@ class Progress:
         #: The step that is under way, and when it began.
         self._step: tuple[int, float] | None = None
         self._times: list[float] = []
+        #: Seconds until the first stage began; None before.
+        self.started_after: float | None = None
 
     def __call__(self) -> None:
         """Log what happened since the last call, or that nothing did for long."""
@@ -115,7 +117,8 @@ class Progress:
         self._moved = time.monotonic()
         if self._step is None:
             self._said = self._moved
-            _log.info("%s: started after %s", self._role, duration(self._since(self._began)))
+            self.started_after = self._since(self._began)
+            _log.info("%s: started after %s", self._role, duration(self.started_after))
         if self._step is None or self._step[0] != step:
             self._finish()
             self._step = (step, time.monotonic())

@@ -23,12 +23,13 @@ from rlprobe.errors import RlprobeError, RunError, StoreError
 from rlprobe.files import replace_text
 from rlprobe.frameworks import forward, proof
 from rlprobe.roles import BENCHMARK, REPEAT
-from rlprobe.runs import containers, entry, patience, process, routing, script, states
+from rlprobe.runs import containers, entry, patience, process, routing, script, starting, states
 from rlprobe.runs.follow import Progress
 from rlprobe.runs.plan import FAULT_ENV
 from rlprobe.spec import RunSpec
 from rlprobe.store.commit import commit
 from rlprobe.store.read import STATES, Run
+from rlprobe.terminal import duration
 
 _log = logging.getLogger("rlprobe")
 _TAIL_LINES = 25
@@ -302,7 +303,9 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
     # processes of a cluster that was there before inherit none of them
     environment[forward.NAMES] = ",".join(sorted(environment))
     commands = [*framework.prepare(spec, directories), framework.command(spec, directories)]
-    _log.info("%s: %s on %s, log %s", spec.role, spec.framework, spec.device, log)
+    expected = starting.expected(store, spec)
+    soon = "" if expected is None else f", starts in about {duration(expected)}"
+    _log.info("%s: %s on %s%s, log %s", spec.role, spec.framework, spec.device, soon, log)
     progress = Progress(spec.role, scratch / "side", spec.steps.total, log)
     started = time.time()
     run = Started(spec, store, scratch, log, environment, commands, progress)
@@ -310,6 +313,8 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
     if status != 0:
         raise RunError(_failure(spec, status, log, progress))
     progress.end()
+    if progress.started_after is not None:
+        starting.remember(store, spec, progress.started_after)
     proof.require_captured(session)
     proof.require_joined(session)
     if session.replay is not None:
