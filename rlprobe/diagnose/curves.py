@@ -17,7 +17,7 @@ from rlprobe.judge.curves import Curve, Rounding, Table
 from rlprobe.judge.extent import TRAINER
 from rlprobe.judge.inputs import Results, require
 from rlprobe.judge.metrics import Reported
-from rlprobe.judge.row import where
+from rlprobe.judge.row import columns_where
 from rlprobe.roles import BENCHMARK, REPEAT, TARGET, is_perturbed
 from rlprobe.rollouts import hdf5
 from rlprobe.rollouts.model import Ragged
@@ -144,7 +144,7 @@ def perturbed(results: Results) -> list[Run]:
 def _relative(step: Step) -> float:
     """The deepest floor of anything that the judged step computed forward."""
     floors = [
-        where(
+        columns_where(
             finding.stage.rows,
             (pl.col("phase") == execution.FORWARD) & (pl.col("slot") == "output"),
             "floor",

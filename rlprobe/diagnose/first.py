@@ -17,7 +17,7 @@ from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.logical.ranks import Place
 from rlprobe.judge.outcomes import SINGLE_VALUE
-from rlprobe.judge.row import Row, where
+from rlprobe.judge.row import Row, columns_where
 from rlprobe.rollouts import hdf5
 from rlprobe.said import say
 from rlprobe.store.read import Run
@@ -184,7 +184,7 @@ def with_block(results: Results, step: Step, diverged: Finding, cause: Cause) ->
         return msgspec.structs.replace(cause, evidence=[*cause.evidence, place.said])
     if stage.misplaced is None:
         return cause
-    floors = where(stage.rows, pl.col("floor").is_not_null(), "name", "floor")
+    floors = columns_where(stage.rows, pl.col("floor").is_not_null(), "name", "floor")
     found = tokens.first_block(results, stage.name, step.number, floors)
     if found is None:
         return cause

@@ -13,7 +13,7 @@ from rlprobe.judge import compared, decisive, noise
 from rlprobe.judge.analysis import HELD, Finding, Step
 from rlprobe.judge.floors import R_LIMIT, REPEAT_FACTOR
 from rlprobe.judge.inputs import Results
-from rlprobe.judge.row import where
+from rlprobe.judge.row import columns_where
 from rlprobe.roles import HIGH_PRECISION, REPEAT, REPEAT_TARGET
 
 
@@ -74,7 +74,7 @@ def _largest_error(results: Results, pair: str) -> float | None:
 def _of_stage(findings: Sequence[Finding]) -> Values:
     """The extremes of a stage's judged records, at one step or several."""
     columns = ["error", "floor", "excess"]
-    held = pl.concat([where(finding.stage.rows, HELD, *columns) for finding in findings])
+    held = pl.concat([columns_where(finding.stage.rows, HELD, *columns) for finding in findings])
     rows = held.filter(pl.col("error").is_not_null())
     numbers = rows.filter(pl.col("floor") > 0)
     return {
@@ -91,7 +91,7 @@ def nearest(step: Step) -> float:
     """The nearest any judged record of a stage without divergence came to its floor."""
     found = 0.0
     for finding in step.findings.values():
-        value = where(finding.stage.rows, HELD, "excess").get_column("excess").max()
+        value = columns_where(finding.stage.rows, HELD, "excess").get_column("excess").max()
         if isinstance(value, float) and math.isfinite(value):
             found = max(found, value)
     return found

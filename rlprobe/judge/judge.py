@@ -237,11 +237,11 @@ def _floors(stage: Stage) -> tuple[float | None, float | None]:
         return _deepest(stage.rows), None
     early = pl.col("before_update")
     columns = (*_BOUNDING, "judged", "error")
-    passing = judged_rows.where(
+    passing = judged_rows.columns_where(
         stage.rows, ~early & (pl.col("phase") == execution.FORWARD), *columns
     )
     held = passing.select((pl.col("judged") & pl.col("error").is_not_null()).any()).item()
-    return _deepest(judged_rows.where(stage.rows, early, *_BOUNDING)), _deepest(
+    return _deepest(judged_rows.columns_where(stage.rows, early, *_BOUNDING)), _deepest(
         passing
     ) if held else None
 

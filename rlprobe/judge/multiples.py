@@ -16,7 +16,7 @@ import polars as pl
 from rlprobe.judge import sketched
 from rlprobe.judge.analysis import Finding
 from rlprobe.judge.inputs import Results
-from rlprobe.judge.row import Row, where
+from rlprobe.judge.row import Row, columns_where
 
 #: Column: what the best multiple of the benchmark leaves of the target, over the benchmark's norm.
 RESIDUAL = "residual"
@@ -34,7 +34,7 @@ def measured(results: Results, step: int, finding: Finding) -> Finding:
     """
     stage = finding.stage
     matched = pl.col("beyond") & (pl.col("status") == "matched")
-    differing = where(stage.rows, matched, *_NAMES, "slot")
+    differing = columns_where(stage.rows, matched, *_NAMES, "slot")
     names = differing.select(_NAMES).unique(_KEYS, keep="first", maintain_order=True)
     slots = differing.get_column("slot").unique().to_list()
     found = sketched.both(results, stage.name, step, names, slots, stage.joined)

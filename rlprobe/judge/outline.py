@@ -17,7 +17,7 @@ from rlprobe.judge.generated import Generated
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.reasons import EXCUSES, NO_FLOOR, UNJUDGED
-from rlprobe.judge.row import Row, each, where
+from rlprobe.judge.row import Row, columns_where, each
 from rlprobe.roles import TARGET
 from rlprobe.terminal import counted
 
@@ -101,7 +101,8 @@ def _first(
 ) -> Iterator[str]:
     if diverged is None or diverged.origin is None:
         held = sum(
-            where(finding.stage.rows, HELD, "judged").height for finding in step.findings.values()
+            columns_where(finding.stage.rows, HELD, "judged").height
+            for finding in step.findings.values()
         )
         said = list(_unsized(step))
         yield from said
@@ -376,7 +377,9 @@ def _not_compared(step: Step, summaries: Iterable[Summary]) -> Iterator[str]:
         ):
             # what was not compared is told above, in the comparison's words
             compared = pl.col("error_kind").is_not_null()
-            own = where(finding.stage.rows, compared, column).get_column(column).drop_nulls()
+            own = (
+                columns_where(finding.stage.rows, compared, column).get_column(column).drop_nulls()
+            )
             for reason, count in own.value_counts(sort=True).iter_rows():
                 found.append(f"{stage}: {count:,} {said}: {words.get(reason, reason)}")
     if _later(step, summaries) and step.findings:

@@ -109,7 +109,7 @@ def number(row: Row, name: str) -> float | None:
     return cast("float | None", row.get(name))
 
 
-def where(rows: pl.DataFrame, which: pl.Expr, *columns: str) -> pl.DataFrame:
+def columns_where(rows: pl.DataFrame, which: pl.Expr, *columns: str) -> pl.DataFrame:
     """Columns of the rows for which ``which`` holds.
 
     What ranks have in common is held once in all rows of a stage, and once for each of them in what

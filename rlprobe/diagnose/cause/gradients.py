@@ -14,8 +14,8 @@ from rlprobe.diagnose.cause.hypotheses import factor
 from rlprobe.diagnose.cause.measure import times
 from rlprobe.judge import execution
 from rlprobe.judge import origin as kinds
+from rlprobe.judge.row import columns_where
 from rlprobe.judge.row import each as each_row
-from rlprobe.judge.row import where
 from rlprobe.said import NOTHING_SAID, Said, say
 
 
@@ -87,7 +87,7 @@ def _later(scene: Scene) -> bool:
     if scene.origin.kind != kinds.REDUCTION:
         return False
     backward = pl.col("phase") == execution.BACKWARD
-    passes = where(scene.finding.stage.rows, backward, "judged", "slot", "micro_batch")
+    passes = columns_where(scene.finding.stage.rows, backward, "judged", "slot", "micro_batch")
     sums = passes.filter(
         pl.col("judged") & (pl.col("slot") == "grad") & (pl.col("micro_batch") > 0)
     )
@@ -148,7 +148,7 @@ def _clipped(rows: pl.DataFrame) -> Said:
 
 def _growth(scene: Scene) -> float | None:
     """Exponent of the growth of accumulated gradients' error over micro-batches."""
-    rows = where(
+    rows = columns_where(
         scene.finding.stage.rows,
         (pl.col("slot") == "grad")
         & (pl.col("phase") == execution.BACKWARD)

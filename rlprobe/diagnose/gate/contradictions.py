@@ -14,7 +14,7 @@ from rlprobe.judge import tokens
 from rlprobe.judge.logical import layout, whole
 from rlprobe.judge.reasons import INHERITED
 from rlprobe.judge.roundoff import UNIT, unit
-from rlprobe.judge.row import where
+from rlprobe.judge.row import columns_where
 from rlprobe.said import Said, listed, of_side, say
 from rlprobe.sketch import distance
 from rlprobe.store.read import Run
@@ -126,7 +126,7 @@ def _tokens(evidence: Evidence) -> list[Said]:
         apart = tokens.errors(evidence.results, name, evidence.step.number)
         if apart is None:
             continue
-        agree = where(
+        agree = columns_where(
             finding.stage.rows,
             pl.col("judged")
             & ~pl.col("beyond")
@@ -166,7 +166,7 @@ def _coordinates(evidence: Evidence) -> list[Said]:
         left, right = (
             whole.of_run(run, name, number) for run in (evidence.benchmark, evidence.target)
         )
-        agree = where(
+        agree = columns_where(
             finding.stage.rows,
             pl.col("judged") & ~pl.col("beyond"),
             *("module", "direction", "slot", "floor"),

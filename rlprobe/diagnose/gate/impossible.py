@@ -12,7 +12,7 @@ from rlprobe.judge import keydata
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.roundoff import UNIT
-from rlprobe.judge.row import where
+from rlprobe.judge.row import columns_where
 from rlprobe.said import Said, listed, say
 
 #: Fewer values may be equal by chance.
@@ -31,7 +31,7 @@ def check(step: Step) -> list[Said]:
     """
     found = []
     for name, finding in step.findings.items():
-        outputs = where(
+        outputs = columns_where(
             finding.stage.rows,
             (pl.col("slot") == "output")
             & (pl.col("direction") == "forward")

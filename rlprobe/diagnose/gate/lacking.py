@@ -17,7 +17,7 @@ from rlprobe.diagnose.gate.evidence import Evidence, caveat
 from rlprobe.judge import keydata, layers
 from rlprobe.judge.analysis import Finding
 from rlprobe.judge.extent import is_computed
-from rlprobe.judge.row import where
+from rlprobe.judge.row import columns_where
 from rlprobe.said import SEMICOLON, Said, joined, listed, say
 from rlprobe.store.read import Run
 
@@ -94,7 +94,7 @@ def _layers(evidence: Evidence) -> Iterator[Said]:
     """Layers whose parameters a stage has and of which it recorded nothing forward."""
     digested = _digested(evidence)
     for name, finding in _training(evidence).items():
-        rows = where(finding.stage.rows, _FORWARD, "rank", "module")
+        rows = columns_where(finding.stage.rows, _FORWARD, "rank", "module")
         # of a pipeline's ranks some may be recorded, and of functions alone no module is known
         ranks = rows.get_column("rank").unique()
         own = digested.filter(

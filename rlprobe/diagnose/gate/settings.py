@@ -16,7 +16,7 @@ from rlprobe.diagnose.gate import configuration
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
 from rlprobe.errors import ReplayError
 from rlprobe.judge.roundoff import FP32, UNIT, unit
-from rlprobe.judge.row import where
+from rlprobe.judge.row import columns_where
 from rlprobe.roles import (
     BENCHMARK,
     HIGH_PRECISION,
@@ -201,7 +201,7 @@ def _other_formats(evidence: Evidence) -> Said | None:
         both = [pl.col(f"dtype_{side}").is_in(list(UNIT)) for side in ("benchmark", "target")]
         other = (pl.col("slot") == "output") & (pl.col("direction") == "forward")
         other &= pl.all_horizontal(*both) & (pl.col("dtype_benchmark") != pl.col("dtype_target"))
-        count = where(finding.stage.rows, other, "slot").height
+        count = columns_where(finding.stage.rows, other, "slot").height
         if count:
             said.append(say("{count:,} outputs of {name}", count=count, name=name))
     return say("{what} are of another format", what=listed(said, 6)) if said else None
@@ -215,7 +215,7 @@ def _coarser(evidence: Evidence, declared: str) -> Said | None:
     for name, finding in evidence.step.findings.items():
         short = [unit(f"dtype_{side}") > FP32 for side in ("benchmark", "target")]
         made = (pl.col("slot") == "output") & (pl.col("direction") == "forward")
-        count = where(finding.stage.rows, made & pl.all_horizontal(*short), "slot").height
+        count = columns_where(finding.stage.rows, made & pl.all_horizontal(*short), "slot").height
         if count:
             said.append(say("{count:,} outputs of {name}", count=count, name=name))
     return (

@@ -9,7 +9,7 @@ from rlprobe.judge import execution
 from rlprobe.judge.excuses import positions
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.judge import judge
-from rlprobe.judge.row import where
+from rlprobe.judge.row import columns_where
 from rlprobe.judge.stage import Process, Stage
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.transformer import Device
@@ -30,7 +30,7 @@ def test_columns_of_some_rows_are_those_of_the_whole_table(align: Align, which: 
     for finding in judge(Results.open(found.results), 0).findings.values():
         whole = finding.stage.rows.filter(which)
         for columns in (["name"], ["floor", "rank", "shape_target"]):
-            assert where(finding.stage.rows, which, *columns).equals(whole.select(columns))
+            assert columns_where(finding.stage.rows, which, *columns).equals(whole.select(columns))
 
 
 def activations(rank: int, other: int, alike: int) -> pl.DataFrame:
@@ -65,7 +65,9 @@ def test_rows_are_the_ranks_one_after_the_other() -> None:
     parts = [activations(rank, 1, 2) for rank in (0, 1)]
     stage = Stage("actor_update", 0, [Process(n, part, []) for n, part in enumerate(parts)])
     assert stage.rows.equals(pl.concat(parts))
-    assert where(stage.rows, pl.col("status") == "shape", "rank").get_column("rank").to_list() == [
+    assert columns_where(stage.rows, pl.col("status") == "shape", "rank").get_column(
+        "rank"
+    ).to_list() == [
         0,
         1,
     ]

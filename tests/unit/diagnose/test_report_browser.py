@@ -252,7 +252,7 @@ def test_a_hundred_thousand_rows_stay_fluid(
         shape_target=pl.lit("[2]"), call=pl.int_range(pl.len(), dtype=pl.Int32),
         name=pl.col("name") + "." + pl.int_range(pl.len()).cast(pl.String),
     )  # fmt: skip
-    monkeypatch.setattr(payload, "records", lambda *_: payload.Records(many, many.height))
+    monkeypatch.setattr(payload, "records", lambda *_, **__: payload.Records(many, many.height))
     copy = tmp_path / "results"
     shutil.copytree(results, copy)
     assert main(["report", str(copy)]) == 0
