@@ -226,7 +226,9 @@ class ModuleGradients:
                 self._awaited[index] -= 1
                 part = gradients[position]
                 if part is not None:
-                    part = part.detach()
+                    # itself where it may be, so that it is known again where it is next looked at;
+                    # autograd adds to it in place only under a new version
+                    part = part.detach() if part.requires_grad else part
                     held = self._sums.get(index)
                     # Autograd adds contributions in the order they arrive; so does this.
                     if held is None:

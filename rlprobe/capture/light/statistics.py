@@ -184,7 +184,7 @@ class Statistics:
         if lasting is None or local.is_inference():
             self._pending.append((leaf, self._measure(local)))
             return leaf
-        key = (local.data_ptr(), local._version, shape, local.stride(), dtype)
+        key = _key(local)
         known = self._known(key)
         if known is None:
             known = self._measure(local)
@@ -218,8 +218,7 @@ class Statistics:
         _, local, _ = _unpack(tensor)
         if local.dtype not in (torch.float32, torch.float64) or local.is_inference():
             return None
-        key = (local.data_ptr(), local._version, local.shape, local.stride(), local.dtype)
-        known = self._known(key)
+        known = self._known(_key(local))
         return known if known is not None and known.full else None
 
     def forget(self) -> None:
@@ -303,6 +302,13 @@ def _of_reading(reading: onepass.Reading) -> Numbers:
     if reading.sketch is not None:
         numbers.sketch = sketch_definition.encode(reading.sketch)
     return numbers
+
+
+def _key(tensor: Tensor) -> Any:
+    """What two tensors of the same numbers in the same order have alike, where they lie."""
+    # numbers in a row are the same whatever shape they are given
+    lie = tensor.numel() if tensor.is_contiguous() else (tensor.shape, tensor.stride())
+    return tensor.data_ptr(), tensor._version, lie, tensor.dtype
 
 
 def _ends(x: Tensor) -> tuple[Tensor, Tensor]:
