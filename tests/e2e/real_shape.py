@@ -1,6 +1,6 @@
 """An alignment of a model of a real shape: 24 layers, hidden 896, a vocabulary of 151,936, bf16.
 
-    python tests/e2e/real_shape.py --directory DIR --json FILE
+    python tests/e2e/real_shape.py --directory DIR --json FILE [--only NAME …]
 
 Random weights, GRPO without a reference (a model less in memory), 8 responses of 16 tokens, on
 this CPU. The target computes its products in halves (round-off of another device) and must be
@@ -197,19 +197,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these changes")
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     short: list[str] = []
+    # what was made before is told again; its costs are those of then
     rows: dict[str, Any] = {}
+    if options.json.is_file():
+        rows = json.loads(options.json.read_text())
     with ForkServers(options.directory / "logs") as servers:
         shape = Shape(options.directory, servers)
         _, cost = shape.benchmark()
-        rows["benchmark"] = {"run": vars(cost)}
+        rows.setdefault("benchmark", {"run": vars(cost)})
         print(f"benchmark: {cost}", flush=True)
-        for case in catalogue.cases([FAULTS]):
+        for case in catalogue.cases([FAULTS], options.only):
             found, cost, judging = shape.target(case.name)
             print(f"{case.name}: {cost}; judged: {judging}\n  {found.sentence}", flush=True)
-            rows[case.name] = {"run": vars(cost), "judging": vars(judging),
+            run = rows.get(case.name, {}).get("run", vars(cost))
+            rows[case.name] = {"run": run, "judging": vars(judging),
                                "sentence": found.sentence}  # fmt: skip
             options.json.write_text(json.dumps(rows, indent=1))
             if not _is_right(case, found):
