@@ -146,7 +146,8 @@ def _collective(device: str, world: int) -> str:
         if rank.returncode:
             last = (text.strip().splitlines() or ["no message"])[-1]
             raise RuntimeError(f"rank {number} of {world} ({_BACKEND[device]}): {last}")
-    return f"all-reduce over {world} processes by {_BACKEND[device]} is right"
+    several = "es" * (world > 1)
+    return f"all-reduce over {world} process{several} by {_BACKEND[device]} is right"
 
 
 def rank_of_collective(device: str, rendezvous: str, rank: int, world: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from rlprobe.stages import GENERATE
 from rlprobe.store.keys import canonical_json
 
 FORMAT = 1
+#: What Apptainer binds beside its options, as ``SRC[:DEST[:OPTIONS]],…``.
+_BIND = "APPTAINER_BIND"
 _REFINE = "`rlprobe refine --part suspects` writes it again"
 
 #: What names an imported run in an alignment file, by role.
@@ -133,6 +136,28 @@ class Jobs:
         analysis = self.alignment.analysis
         found = analysis.torch_image if torch else analysis.image
         return found if analysis.runtime == "apptainer" else None
+
+    def open_images(self, *, make: bool = False) -> None:
+        """Have Snakemake's Apptainer open the store and the results to analysis jobs.
+
+        It is shut to the host but for the working directory (the profile's ``--contain``), and a
+        store lies where every node sees it.
+
+        Args:
+            make: make the directories; those that are not there cannot be bound.
+        """
+        if self.image() is None and self.image(torch=True) is None:
+            return
+        found = [word for word in os.environ.get(_BIND, "").split(",") if word]
+        for place in (self.alignment.store, self.results):
+            directory = Path(place).absolute()
+            if make:
+                directory.mkdir(parents=True, exist_ok=True)
+            outside = not directory.is_relative_to(Path.cwd())
+            if outside and directory.is_dir() and str(directory) not in found:
+                found.append(str(directory))
+        if found:
+            os.environ[_BIND] = ",".join(found)
 
     def entered(self, config: str | Path, *, torch: bool = False) -> str:
         """How an analysis job's command line begins: with what enters the image, if rlprobe does.

@@ -97,3 +97,28 @@ def test_a_comparison_is_named_after_its_runs_alone(site: Path, capsys: Any) -> 
     assert (mark.parent / "actor_update").is_dir()
     assert main(["config", "sides", str(mark.parent / "anything")]) == 2
     assert "names no two runs" in capsys.readouterr().err
+
+
+def test_snakemakes_apptainer_is_opened_to_a_store_that_lies_elsewhere(
+    site: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path_factory.mktemp("shared")
+    places = {"store": str(shared / "store"), "results": str(shared / "results")}
+
+    def opened(given: str, make: bool, elsewhere: bool, **analysis: str) -> str:
+        config = _config(site, **analysis)
+        raw = yaml.safe_load(config.read_text())
+        config.write_text(yaml.safe_dump({**raw, **(places if elsewhere else {})}))
+        monkeypatch.setenv("APPTAINER_BIND", given)
+        Jobs.load(config).open_images(make=make)
+        return os.environ["APPTAINER_BIND"]
+
+    assert opened("", False, True, image="i.sif") == "", "what is not there cannot be bound"
+    bound = f"/site/scratch,{shared}/store,{shared}/results/n"
+    assert opened("/site/scratch", True, True, image="i.sif") == bound
+    # as the jobs find it, which read the file again
+    assert opened(bound, False, True, image="i.sif") == bound
+    assert opened("", False, True, torch_image="t.sif") == bound.removeprefix("/site/scratch,")
+    # below the working directory, which Snakemake binds, and where rlprobe enters itself
+    assert opened("", True, False, image="i.sif") == ""
+    assert opened("/site", True, True, image="r:1", runtime="docker") == "/site"

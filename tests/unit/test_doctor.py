@@ -56,7 +56,7 @@ def test_a_side_on_this_machine_is_entered_and_tried(config: Callable[..., Path]
         "benchmark import msprobe": "26.",
         "benchmark import ray": "2.",
         "benchmark product": "64x64 in fp32 is right",
-        "benchmark collective": "all-reduce over 1 processes by gloo is right",
+        "benchmark collective": "all-reduce over 1 process by gloo is right",
     }.items():
         assert found[name].state == "ok", found[name]
         assert answer in found[name].found
