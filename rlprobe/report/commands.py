@@ -52,7 +52,13 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) 
         if found.verdict != DIVERGED:
             return [
                 Command(
-                    pair("Compare the two dumps again:", "重新比较两份 dump："),
+                    _to_mend(
+                        found,
+                        pair(
+                            "After what refused the comparison is mended, dump and compare again:",
+                            "修正导致比较被拒绝的问题之后，重新 dump 并比较：",
+                        ),
+                    ),
                     f"{program()} compare {shlex.join(sides)} -o comparison",
                 )
             ]
@@ -94,7 +100,11 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) 
                 f"{program()} store export {benchmark.key} --store {store} -o benchmark.tar",
             )
         ]
-    return [Command(_to_mend(found), _again(directory))]
+    then = pair(
+        "After what refused the comparison is mended, judge again:",
+        "修正导致比较被拒绝的问题之后，重新判定：",
+    )
+    return [Command(_to_mend(found, then), _again(directory))]
 
 
 def in_a_script(results: Results, found: Diagnosis) -> list[Command]:
@@ -110,17 +120,13 @@ def in_a_script(results: Results, found: Diagnosis) -> list[Command]:
     ]
 
 
-def _to_mend(found: Diagnosis) -> Markup:
-    """What has to be done about that which refused the comparison, before it is judged again."""
+def _to_mend(found: Diagnosis, then: Markup) -> Markup:
+    """What has to be done about that which refused the comparison, and what then."""
     actions = [
         sentence(item.action, found.messages)
         for item in found.gate
         if item.state == SHUT and item.action
     ]
-    then = pair(
-        "After what refused the comparison is mended, judge again:",
-        "修正导致比较被拒绝的问题之后，重新判定：",
-    )
     return Markup("").join([*(Markup("{}{}").format(a, pair(". ", "。")) for a in actions), then])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 from collections.abc import Callable
@@ -15,11 +16,11 @@ from rlprobe import said
 from rlprobe.causes import CAUSES, MEANINGS
 from rlprobe.diagnose import curves as trainer
 from rlprobe.diagnose import diagnosis, sentence
-from rlprobe.diagnose.diagnosis import DIVERGED, Cause, Diagnosis
+from rlprobe.diagnose.diagnosis import DIVERGED, Cause, Diagnosis, GateItem
 from rlprobe.judge import tables
 from rlprobe.judge.curves import LEFT, WITHIN, Curve
 from rlprobe.judge.inputs import Results, require
-from rlprobe.report import advice, words
+from rlprobe.report import advice, commands, words
 from rlprobe.report.content import Page, gather
 from rlprobe.report.page import render
 from rlprobe.report.plain import markdown
@@ -127,6 +128,28 @@ def test_a_metric_has_no_rank_no_inputs_and_no_calls(
     assert "actor/loss" in card and "What went into it" not in card
     plain = markdown(found)
     assert "| metric | actor/loss |" in plain and "| rank |" not in plain
+
+
+@pytest.mark.parametrize("of_dumps", [True, False], ids=["two dumps", "an alignment"])
+def test_what_was_refused_is_said_once_and_what_to_mend_comes_first(
+    results: Path, gathered: Gathered, of_dumps: bool
+) -> None:
+    statement = say("88 of 808 recorded parameters differ")
+    item = GateItem("weights", "shut", statement, say("start both sides from the same checkpoint"))
+    found = msgspec.structs.replace(
+        diagnosis.answer(results), verdict="not_comparable", gate=[item],
+        cause=Cause("weights", "observed", statement, []),
+        sentence=f"no verdict, the runs cannot be compared. weights: {statement}",
+    )  # fmt: skip
+    opened = dataclasses.replace(Results.open(results), of_dumps=of_dumps)
+    sides: list[Any] = [require(opened, role) for role in ("benchmark", "target")]
+    (command,) = commands.next_steps(opened, found, *sides)
+    label = str(command.label).removeprefix('<span lang="en">')
+    assert label.startswith("start both sides from the same checkpoint")
+    assert ("dump and compare again" in command.label) is of_dumps
+    verdict = render(gathered(found)).partition('id="h-verdict"')[2].partition("</div>")[0]
+    assert verdict.count("88 of 808") == 1
+    assert MEANINGS["weights"] in verdict
 
 
 def test_no_two_tables_are_called_the_same(results: Path, gathered: Gathered) -> None:
