@@ -25,7 +25,7 @@ from rlprobe.capture.dumpfile import DebugFile, mark_partial
 from rlprobe.capture.engine import Engine, StageContext, Tally, Watch
 from rlprobe.capture.parts import Parts
 from rlprobe.capture.session import CaptureOptions, Session
-from rlprobe.capture.trace import outputs
+from rlprobe.capture.trace import exchange, outputs
 from rlprobe.capture.trace.again import unseen
 from rlprobe.capture.trace.watch import Tracing
 from rlprobe.capture.updates import UpdateRecords
@@ -206,6 +206,9 @@ class Recorder:
         elif options.substitute is not None:
             there = Path(options.substitute)
             if module is not None:
+                kept = there.parent / exchange.DIRECTORY
+                # before its outputs are others'
+                grafts.enter_context(exchange.exchanging(models, module, kept, directory))
                 grafts.enter_context(outputs.substituting(models, module, there, directory))
             for block in options.blocks:
                 source = there.parent / outputs.BLOCKS / block / outputs.DIRECTORY

@@ -58,7 +58,7 @@ def _and_after(diagnosis: Diagnosis, after: Substituted) -> Diagnosis:
     """The diagnosis with what is left when the suspect's outputs are the benchmark's."""
     cause = diagnosis.cause
     assert cause is not None
-    fuller = msgspec.structs.replace(cause, evidence=[*cause.evidence, after.sentence])
+    fuller = msgspec.structs.replace(cause, evidence=[*cause.evidence, *after.sentences])
     text = _said(diagnosis.sentence, diagnosis)
     if after.agrees is False:
         text += say(

@@ -216,13 +216,13 @@ _TURNS = frozenset({
 _ISOMETRY = 1e-3
 
 
-def _turned(stretch: Stretch) -> bool:
+def turns(stretch: Stretch) -> bool:
     """Vectors are rotated: their norms stay, and cosines and sines are what they are multiplied by.
 
     A table of cosines and one of sines of the same angles have squares that sum to one.
     """
     names = {meaning.plain(op) for op in stretch.working}
-    if not names <= _TURNS or not names & {"mul", "addcmul"}:
+    if not stretch.changed or not names <= _TURNS or not names & {"mul", "addcmul"}:
         return False
     made = {v.value for op in stretch.operators for v in op.outputs}
     given = [v for op in stretch.operators for v in op.inputs if v.value not in made]
@@ -314,7 +314,7 @@ _LAWS: tuple[tuple[str, Callable[[Stretch], bool]], ...] = (
     ("saturation", _of_part(meaning.CUTS)),
     ("saturation", _cut),
     ("constant_factor", _of_part(meaning.TIMES)),
-    ("position", _turned),
+    ("position", turns),
     ("sampling_semantics", vocabulary.truncated),
     ("sampling_semantics", vocabulary.tempered),
 )

@@ -7,7 +7,7 @@ R = error of the target / error of the benchmark, as for whole runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -21,10 +21,14 @@ from rlprobe.said import NOTHING_SAID, Said, listed, of_side, say
 
 #: fp64 of one function differs by so little of what the sides differ by.
 _SAME = 0.05
+#: What a suspect may make of its inputs' difference, and the share of the whole that this may be.
+_INHERITED, _MOST_INHERITED = 4.0, 0.25
 #: Errors below this are the last bits of fp32.
 _LEAST = 1e-7
 #: Unit round-offs of a shorter format by which results may be off that went through it.
 _ROUNDINGS = 8.0
+#: Share of the sides' difference that chance must make to be its cause.
+_OF_CHANCE = 0.1
 #: Gradients of one sentence that are named.
 _NAMED = 4
 IN_FORWARD, IN_BACKWARD = say("forward"), say("backward")
@@ -66,6 +70,7 @@ def judge(
     target: Side,
     floor: float = 0.0,
     *,
+    given: float = 0.0,
     stable: bool = False,
     backward: bool = False,
 ) -> Experiments:
@@ -74,6 +79,7 @@ def judge(
     Args:
         benchmark, target: the sides.
         floor: relative difference of results that agree.
+        given: largest relative difference of what the sides' suspects were given.
         stable: whether the runs of the experiments repeat the diagnosed ones bit for bit. What a
             suspect then makes otherwise the second time is no chance: it keeps something.
         backward: whether it is the backward pass in which the sides part.
@@ -82,9 +88,9 @@ def judge(
     _repeats(found, benchmark, target, stable)
     _widened(found, benchmark, target)
     if backward:
-        near = _nearer(found, _gradients(benchmark, target), IN_BACKWARD)
+        near = _nearer(found, _gradients(benchmark, target), IN_BACKWARD, given)
     else:
-        near = _nearer(found, _outputs(benchmark, target), IN_FORWARD)
+        near = _nearer(found, _outputs(benchmark, target), IN_FORWARD, given)
         _reaches(found, benchmark, target, floor)
     if near is not None:
         found.ratio = near.ratio
@@ -127,9 +133,13 @@ def _reaches(found: Experiments, benchmark: Side, target: Side, floor: float) ->
 
 def _repeats(found: Experiments, benchmark: Side, target: Side, stable: bool) -> None:
     wrong: list[tuple[str, Said]] = []
+    sizes = (
+        _largest(_pairs(benchmark.outputs, target.outputs)),
+        _largest(_shared(benchmark.made, target.made)),
+    )
     for name, side in (("benchmark", benchmark), ("target", target)):
         _say_failed(found, name, side)
-        said, chance = _not_repeated(name, side, stable)
+        said, chance = _not_repeated(name, side, stable, sizes)
         found.evidence += said
         wrong += [(name, said[-1])] if chance else []
     sides = {name for name, _ in wrong}
@@ -155,6 +165,24 @@ def _say_repeated(found: Experiments, benchmark: Side, target: Side) -> None:
         )
 
 
+_Pair = tuple[Array, Array]
+
+
+def _pairs(one: Sequence[Array | None], other: Sequence[Array | None]) -> list[_Pair]:
+    both = zip(one, other, strict=False)
+    return [(a, b) for a, b in both if a is not None and b is not None and a.shape == b.shape]
+
+
+def _shared(one: Mapping[str, Array], other: Mapping[str, Array]) -> list[_Pair]:
+    names = [name for name in one if name in other]
+    return _pairs([one[n] for n in names], [other[n] for n in names])
+
+
+def _largest(pairs: list[_Pair]) -> float | None:
+    """By how much the two sides' results differ; None where none are kept."""
+    return max((_size(a, b) for a, b in pairs), default=None)
+
+
 def _say_failed(found: Experiments, name: str, side: Side) -> None:
     for run, way in ((side.again, IN_FORWARD), (side.back, IN_BACKWARD)):
         if run is not None and run.failed:
@@ -168,34 +196,52 @@ def _say_failed(found: Experiments, name: str, side: Side) -> None:
             )
 
 
-def _not_repeated(name: str, side: Side, stable: bool) -> tuple[list[Said], bool]:
-    """What a side made otherwise the second time, in words, and whether it is by chance."""
-    again, back = side.again, side.back
-    whose = of_side(name)
-    for run in (again, back):
-        if run is not None and run.repeats is False and stable:
+def _not_repeated(
+    name: str, side: Side, stable: bool, sizes: tuple[float | None, float | None]
+) -> tuple[list[Said], bool]:
+    """What a side made otherwise the second time, in words, and whether chance is the cause.
+
+    It is where it makes as much of a difference as the two sides have: last bits that are others
+    each time explain no more than last bits.
+    """
+    found: list[Said] = []
+    causes: list[Said] = []
+    for run, size in zip((side.again, side.back), sizes, strict=True):
+        if run is None or not (run.repeats is False or run.draws):
+            continue
+        if run.repeats is False and stable:
             return [_kept(name)], False
-    if again is not None and again.repeats is False:
-        said = say(
+        said = _random(name, run)
+        found.append(said)
+        if run.draws or _explains(run.difference, size):
+            causes.append(said)
+    # the last one is what is said of the cause
+    return [*(said for said in found if said not in causes), *causes], bool(causes)
+
+
+def _explains(difference: float | None, size: float | None) -> bool:
+    return difference is None or size is None or difference >= _OF_CHANCE * size
+
+
+def _random(name: str, run: Again | AgainBackward) -> Said:
+    whose = of_side(name)
+    if isinstance(run, AgainBackward):
+        if run.repeats is False:
+            return say(
+                "run backward twice on the same inputs, gradient and random state, the {side} "
+                "makes other gradients of {names}{size}",
+                side=whose,
+                names=listed(run.differs, _NAMED),
+                size=_by(run.difference),
+            )
+        return say("the {side} draws random numbers in its backward pass", side=whose)
+    if run.repeats is False:
+        return say(
             "run twice on the same inputs and random state, the {side} makes other numbers{size}",
             side=whose,
-            size=_by(again.difference),
+            size=_by(run.difference),
         )
-    elif again is not None and again.draws:
-        said = say("the {side} draws random numbers: dropout, or noise, is on", side=whose)
-    elif back is not None and back.repeats is False:
-        said = say(
-            "run backward twice on the same inputs, gradient and random state, the {side} "
-            "makes other gradients of {names}{size}",
-            side=whose,
-            names=listed(back.differs, _NAMED),
-            size=_by(back.difference),
-        )
-    elif back is not None and back.draws:
-        said = say("the {side} draws random numbers in its backward pass", side=whose)
-    else:
-        return [], False
-    return [said], True
+    return say("the {side} draws random numbers: dropout, or noise, is on", side=whose)
 
 
 def _kept(name: str) -> Said:
@@ -255,7 +301,7 @@ class _Nearness:
     said: Said
 
 
-def _nearer(found: Experiments, kept: list[_Four], way: Said) -> _Nearness | None:
+def _nearer(found: Experiments, kept: list[_Four], way: Said, given: float) -> _Nearness | None:
     """Which side is nearer to fp64; None where that is not known, or they do not agree there."""
     whole = [four for four in kept if len({a.shape for a in four}) == 1]
     if not whole:
@@ -265,7 +311,9 @@ def _nearer(found: Experiments, kept: list[_Four], way: Said) -> _Nearness | Non
     apart, differ = _error(own_b, own_t), _error(wide_b, wide_t)
     if not apart or not np.isfinite(apart):
         return None
-    if not differ <= _SAME * apart:
+    # in fp64 too they differ by what comes in with their inputs
+    inherited = min(_INHERITED * given, _MOST_INHERITED * apart)
+    if not differ <= max(_SAME * apart, inherited):
         found.evidence.append(
             say(
                 "{way}, in fp64, the sides differ by {differ:.2g} too, as against {apart:.2g}: "

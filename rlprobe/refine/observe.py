@@ -77,6 +77,7 @@ def observe(
     found = Observed(operators=(len(live[0]), len(live[1])))
     if target.kind == "update":
         found.differences += settings.differences(benchmark, target)
+        found.differences += settings.counts(benchmark, target)
         steps = pair(*sides)  # in the order they ran: gradients are added up before the step
     else:
         ways = (True,) if forward and target.kind == "module" else (True, False)
@@ -169,13 +170,24 @@ def _apart(
             benchmark=_listed(step.benchmark) or say("none"),
         )
     else:
-        cause = "sampling_semantics" if vocabulary.narrowed(*traces) else IMPLEMENTATION
+        cause = _of_both(step, traces, used)
         said = say(
             "the target runs {target} where the benchmark runs {benchmark}",
             target=_listed(step.target),
             benchmark=_listed(step.benchmark),
         )
     return Difference(cause, said, differs, "operators")
+
+
+def _of_both(step: Apart, traces: tuple[Trace, Trace], used: list[tuple[Value, Value]]) -> str:
+    """What two stretches in each other's place are a cause of, where both do the same kind."""
+    if vocabulary.narrowed(*traces):
+        return "sampling_semantics"
+    sides = (
+        Stretch(traces[0], step.benchmark, used),
+        Stretch(traces[1], step.target, [(t, b) for b, t in used]),
+    )
+    return "position" if all(map(effect.turns, sides)) else IMPLEMENTATION
 
 
 def _meant(

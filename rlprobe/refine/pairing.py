@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlprobe.refine import meaning
 from rlprobe.refine.trace import Operator, error
 
 #: Cells of the table of an alignment; beyond, what is left is one piece that differs.
@@ -97,7 +98,7 @@ def _score(b: Operator, t: Operator) -> int:
     place, equal = _same_place(b, t), scalars(b) == scalars(t)
     digests = [v.digest for v in b.inputs]
     given = None not in digests and digests == [v.digest for v in t.inputs]
-    if not (place or equal or given or _given_alike(b, t)):
+    if not place and not _may_be_one(b, t, equal, given):
         return -1  # a name is all that they have in common
     score = _SAME_NAME
     score += _SAME_PLACE * place + _SAME_LINE * (place and b.site == t.site)
@@ -106,6 +107,17 @@ def _score(b: Operator, t: Operator) -> int:
     score += _SAME_DTYPES * (_dtypes(b) == _dtypes(t))
     score += _SAME_VALUES * given
     return score
+
+
+def _may_be_one(b: Operator, t: Operator, equal: bool, given: bool) -> bool:
+    """Whether operators of two functions may be each other's: they work on the same shapes, with
+    the same arguments or on the same numbers; what lays numbers out does with both."""
+    if [v.shape for v in b.inputs] != [v.shape for v in t.inputs] or _dtypes(b) != _dtypes(t):
+        return False
+    same = given or _given_alike(b, t)
+    if meaning.plain(t) in meaning.MOVES | meaning.VIEWS:
+        return equal and same
+    return same or (equal and bool(scalars(b)))
 
 
 def _given_alike(b: Operator, t: Operator) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,8 @@ from rlprobe.refine.difference import IMPLEMENTATION, Difference
 from rlprobe.refine.look import Look, look
 from rlprobe.refine.observe import Observed, observe
 from rlprobe.refine.suspects import Plan
-from rlprobe.said import NOTHING_SAID, Message, Said, kept, restored, say
+from rlprobe.roles import BENCHMARK, TARGET
+from rlprobe.said import NOTHING_SAID, Message, Said, kept, of_side, restored, say
 from rlprobe.spec import Suspects
 from rlprobe.store.read import Run
 
@@ -97,6 +100,7 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
     names = [name for name in sides[0].named if name in sides[1].named]
     shown = []
     judged: Look | None = None
+    beside: Look | None = None
     for name in names:
         arrays = [side.array(name) for side in sides]
         if arrays[0].shape != arrays[1].shape:
@@ -108,6 +112,9 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
         })  # fmt: skip
         if name == suspects.record:
             judged = found
+        elif _is_beside(name, suspects) and found.cause in _OF_BESIDE:
+            lines = [say("of {record}: {line}", record=name, line=line) for line in found.evidence]
+            beside = replace(found, evidence=[*lines])
     kept = sum(len(side.named) for side in sides)
     left_out = sum(side.left_out for side in sides)
     watched = _observed(sides, plan, suspects)
@@ -118,6 +125,9 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
             f"not fit into {suspects.budget_mib} MiB: raise --budget-mib"
         )
     judged = judged or Look(math.nan)
+    if judged.cause is None and beside is not None:
+        # what the suspect also hands out says how it made the record
+        judged = replace(beside, evidence=[*judged.evidence, *beside.evidence])
     repeats = [
         _repeats(run, Run.open(run.store, key), suspects)
         for run, key in ((benchmark, plan.benchmark), (target, plan.target))
@@ -153,9 +163,24 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
         channels=judged.channels,
         records=shown,
         observed=None if watched is None else _seen(watched, plan, suspects),
-        tried=_tried(sides, repeated, plan.floor, backward=".forward." not in suspects.record),
+        tried=_with_chance(
+            _tried(sides, repeated, plan.floor, backward=".forward." not in suspects.record),
+            _by_chance([benchmark, target], plan, suspects),
+        ),
         operators=[] if watched is None else list(watched.operators),
     )
+
+
+#: Laws of another output that say how the suspect made the record: how probabilities are computed.
+_OF_BESIDE = ("hyperparameter", "rounding_order")
+
+
+def _is_beside(name: str, suspects: Suspects) -> bool:
+    """Whether a record is another output of the suspect's forward pass, beside its first."""
+    if suspects.trace_module is None or ".forward." not in suspects.record:
+        return False
+    module = re.escape(suspects.trace_module)
+    return re.fullmatch(rf"Module\.{module}\.\w+\.forward\.\d+\.output\.[1-9]\d*", name) is not None
 
 
 def _observed(sides: list[_Side], plan: Plan, suspects: Suspects) -> Observed | None:
@@ -221,8 +246,93 @@ def _tried(sides: list[_Side], repeated: bool, floor: float, *, backward: bool) 
     if any(t is None or t.again is None for t in traces):
         return None
     benchmark, target = (side.experiment() for side in sides)
-    found = experiments.judge(benchmark, target, floor, stable=repeated, backward=backward)
+    found = experiments.judge(
+        benchmark, target, floor, given=_given(traces), stable=repeated, backward=backward
+    )
     return Seen(found.cause or "unknown", found.statement, [*found.evidence])
+
+
+def _given(traces: list[trace.Trace | None]) -> float:
+    """Largest relative difference of the suspects' inputs; 0 where it is not known."""
+    named = [
+        {v.origin: v for op in (t.operators if t else ()) for v in op.inputs
+         if v.origin is not None and v.origin.startswith("input ")}
+        for t in traces
+    ]  # fmt: skip
+    sizes = [trace.error(v, named[1][name]) for name, v in named[0].items() if name in named[1]]
+    return max((size for size in sizes if size is not None and math.isfinite(size)), default=0.0)
+
+
+def _with_chance(tried: Seen | None, chance: Seen | None) -> Seen | None:
+    """What was tried, with what the side's own runs differ by where no experiment shows chance."""
+    if chance is None or (tried is not None and tried.cause == chance.cause):
+        return tried
+    more = [] if tried is None else tried.evidence
+    return Seen(chance.cause, chance.statement, [*chance.evidence, *more])
+
+
+def _by_chance(runs: list[Run], plan: Plan, suspects: Suspects) -> Seen | None:
+    """That one side does not make the suspect record again, where all before it repeats.
+
+    What the side's two runs differ by must be of the size of what the sides differ by.
+    """
+    diagnosed = [
+        Run.open(run.store, key)
+        for run, key in zip(runs, (plan.benchmark, plan.target), strict=True)
+    ]
+    apart = [_apart(run, before, suspects) for run, before in zip(runs, diagnosed, strict=True)]
+    sides = _sketched_apart(*(_record(run, suspects) for run in diagnosed))
+    for side, other in ((1, 0), (0, 1)):
+        own = apart[side]
+        if apart[other] != 0.0 or not own or sides is None or own < _OF_ERROR * sides:
+            continue
+        names = [of_side(name) for name in (BENCHMARK, TARGET)]
+        said = say(
+            "run once more, the {side} makes other numbers of {record} (they differ by {own:.2g}, "
+            "the two sides by {apart:.2g}), while all before it repeats bit for bit, and so does "
+            "the {other}",
+            side=names[side],
+            record=suspects.record,
+            own=own,
+            apart=sides,
+            other=names[other],
+        )
+        return Seen("nondeterministic", said, [said])
+    return None
+
+
+#: Share of the difference of the sides that chance must make to be its cause.
+_OF_ERROR = 0.5
+
+
+def _apart(run: Run, diagnosed: Run, suspects: Suspects) -> float | None:
+    """By how much the suspect record differs from the diagnosed run's, where all before repeats.
+
+    0 where it repeats; None where something before it does not, or nothing tells.
+    """
+    both, same = _both_runs(run, diagnosed, suspects)
+    other = both.filter(~same).get_column("order").min()
+    own = both.filter(pl.col("name") == suspects.record)
+    at = own.get_column("order").min()
+    if not isinstance(at, int) or (isinstance(other, int) and other < at):
+        return None
+    if own.filter(~same).is_empty():
+        return 0.0
+    return _sketched_apart(*(_record(each, suspects) for each in (diagnosed, run)))
+
+
+def _record(run: Run, suspects: Suspects) -> dict[str, Any] | None:
+    """The suspect record's numbers in a run."""
+    found = _numbers(run, suspects).filter(pl.col("name") == suspects.record)
+    return None if found.is_empty() else found.row(0, named=True)
+
+
+def _sketched_apart(one: dict[str, Any] | None, other: dict[str, Any] | None) -> float | None:
+    """Relative L2 difference of a record in two runs, from its sketches."""
+    if one is None or other is None or not one["sketch"] or not other["sketch"] or not one["norm"]:
+        return None
+    pair = [np.asarray(row["sketch"], dtype=np.float64) for row in (one, other)]
+    return float(np.linalg.norm(pair[0] - pair[1])) / float(one["norm"])
 
 
 def _repeats(run: Run, diagnosed: Run, suspects: Suspects) -> tuple[bool, bool]:
@@ -232,10 +342,8 @@ def _repeats(run: Run, diagnosed: Run, suspects: Suspects) -> tuple[bool, bool]:
         whether all are, and those up to the suspect one: running a suspect again beside its own
         call changes what comes after where it keeps something from call to call.
     """
-    again, before = (_numbers(each, suspects) for each in (run, diagnosed))
-    both = again.join(before, on=["name", "order_in_name"], suffix="_before")
-    same = [pl.col(n).eq_missing(pl.col(f"{n}_before")) for n in _STATISTICS]
-    other = both.filter(~pl.all_horizontal(same))
+    both, same = _both_runs(run, diagnosed, suspects)
+    other = both.filter(~same)
     if other.is_empty():
         return both.height > 0, both.height > 0
     suspect = both.filter(pl.col("name") == suspects.record).get_column("order").min()
@@ -247,12 +355,20 @@ def _repeats(run: Run, diagnosed: Run, suspects: Suspects) -> tuple[bool, bool]:
 _STATISTICS = ("max", "min", "mean", "norm")
 
 
+def _both_runs(run: Run, diagnosed: Run, suspects: Suspects) -> tuple[pl.DataFrame, pl.Expr]:
+    """Records of a refining run beside the diagnosed run's, and whether they are the same."""
+    again, before = (_numbers(each, suspects) for each in (run, diagnosed))
+    both = again.join(before, on=["name", "order_in_name"], suffix="_before")
+    same = [pl.col(n).eq_missing(pl.col(f"{n}_before")) for n in _STATISTICS]
+    return both, pl.all_horizontal(same)
+
+
 def _numbers(run: Run, suspects: Suspects) -> pl.DataFrame:
     """The stage's statistics in a run, by record."""
     return (
         pl.scan_parquet(run.records(suspects.stage), glob=False)
         .filter((pl.col("step") == suspects.step) & (pl.col("rank") == suspects.rank))
-        .select("name", "order", *_STATISTICS)
+        .select("name", "order", "sketch", *_STATISTICS)
         .with_columns(order_in_name=pl.int_range(pl.len()).over("name"))
         .collect()
     )

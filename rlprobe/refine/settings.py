@@ -51,6 +51,34 @@ def _is_constant(*values: object) -> bool:
 _HOW = ("foreach", "fused", "capturable", "differentiable", "initial_lr")
 
 
+def counts(benchmark: Trace, target: Trace) -> list[Difference]:
+    """The steps that optimizers count, where the sides count otherwise.
+
+    They are whole numbers that code takes off its state in the step.
+    """
+    sides = [_taken(trace) for trace in (benchmark, target)]
+    pairs = [(b, t) for b, t in zip(*sides, strict=False) if b != t]
+    if not pairs or len(sides[0]) != len(sides[1]) or len(set(pairs)) > 1:
+        return []
+    said = say(
+        "the optimizer counts step {target:.6g} on the target and {benchmark:.6g} on the benchmark",
+        target=pairs[0][1],
+        benchmark=pairs[0][0],
+    )
+    return [Difference("optimizer", said, True, SETTING)]
+
+
+def _taken(trace: Trace) -> list[float]:
+    found = (
+        v.elements[0]
+        for op in trace.operators
+        if op.name == "aten::_local_scalar_dense" and op.direction == "forward"
+        for v in op.inputs
+        if v.elements and v.shape == []
+    )
+    return [n for n in found if isinstance(n, (int, float)) and float(n).is_integer() and n > 0]
+
+
 def of_another_computation(found: Sequence[Difference]) -> list[Difference]:
     """Another setting is another constant only of the same computation: else of another one."""
     if not any(d.kind == "operators" and d.effective for d in found):

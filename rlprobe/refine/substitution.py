@@ -18,7 +18,7 @@ from rlprobe.errors import DumpError
 from rlprobe.judge.inputs import NAME as PLAN
 from rlprobe.judge.inputs import PlannedPair, PlannedRun, Results, write
 from rlprobe.judge.judge import judge
-from rlprobe.refine import answers
+from rlprobe.refine import answers, exchange
 from rlprobe.refine.suspects import Plan
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.said import NOTHING_SAID, Message, Said, restored, say
@@ -48,7 +48,9 @@ class Substituted(msgspec.Struct, frozen=True):
     next_module: str | None = None
     next_record: str | None = None
     excess: float | None = None
-    #: How its sentence was made (:mod:`rlprobe.said`).
+    #: What the suspect makes of what the benchmark's was given; empty where that was not tried.
+    exchanged: str = ""
+    #: How its sentences were made (:mod:`rlprobe.said`).
     messages: dict[str, Message] = {}
     format: int = FORMAT
 
@@ -56,6 +58,12 @@ class Substituted(msgspec.Struct, frozen=True):
     def sentence(self) -> Said:
         """What was found, in either language."""
         return restored(self.said, self.messages)
+
+    @property
+    def sentences(self) -> list[Said]:
+        """Likewise, with what the suspect makes of what the benchmark's was given."""
+        more = [restored(self.exchanged, self.messages)] if self.exchanged else []
+        return [self.sentence, *more]
 
 
 def look(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Substituted:
@@ -71,6 +79,12 @@ def look(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Substi
         DumpError, StoreError: a run or file is missing or damaged.
         OSError: the comparison cannot be written.
     """
+    found = _judged(directory, plan, suspects, target)
+    said = exchange.said(target, suspects, plan.floor)
+    return msgspec.structs.replace(found, exchanged=said or "")
+
+
+def _judged(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Substituted:
     module = suspects.trace_module or ""
     calls, failed = _reported(target, suspects)
     if not calls or failed:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 torch = pytest.importorskip("torch")
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from rlprobe.refine.difference import Difference  # noqa: E402
 from rlprobe.refine.observe import observe  # noqa: E402
+from rlprobe.refine.trace import Operator  # noqa: E402
 from tests.unit.test_refine_trace import first, plain_loss, run, wrapped  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -192,6 +194,35 @@ def test_other_tables_of_angles_are_other_positions(tmp_path: Path, name: str) -
     right = rotary(lambda cos, sin: (cos, sin))
     found = seen(tmp_path, right, rotary(change), "rotary")
     assert found.cause == cause, found
+
+
+def of_neighbours(cos: Tensor, sin: Tensor) -> Make:
+    """Channels are paired with their neighbours, and not with those half a head further."""
+
+    def turn(y: Tensor) -> Tensor:
+        one, other = y[..., ::2], y[..., 1::2]
+        c, s = cos[..., : one.shape[-1]], sin[..., : one.shape[-1]]
+        return torch.stack([one * c - other * s, other * c + one * s], -1).flatten(-2)
+
+    return turn
+
+
+@pytest.mark.parametrize(("scale", "cause"), [(1.0, "position"), (1.1, "implementation")])
+def test_a_rotation_by_other_operators_is_of_other_positions(
+    tmp_path: Path, scale: float, cause: str
+) -> None:
+    angles = torch.outer(PLACES.float() + 1, torch.linspace(1.0, 0.3, 12).repeat(2))
+    wrong = of_neighbours(scale * angles.cos(), scale * angles.sin())
+
+    def halves(y: Tensor) -> Tensor:
+        one, other = y.chunk(2, -1)
+        return y * angles.cos() + torch.cat([-other, one], -1) * angles.sin()
+
+    sides = [run(tmp_path / n, wrapped(make))[0] for n, make in (("b", halves), ("t", wrong))]
+    found = observe(*sides, forward=True)
+    assert first(found).cause == cause, found
+    # what lays other numbers out is nobody's partner
+    assert not any("start" in d.said and "instead of" in d.said for d in found.differences)
 
 
 def test_what_a_traced_operator_writes_by_a_view_is_nobody_elses(tmp_path: Path) -> None:
@@ -403,6 +434,24 @@ def test_around_the_model_it_is_tokens_or_samples_that_are_moved(
     sides = [run(tmp_path / name, kind="outputs", module=None, loss=of_tokens(make))[0]
              for name, make in (("b", lambda x: x), ("t", wrong))]  # fmt: skip
     assert first(observe(*sides)).cause == cause
+
+
+def test_steps_that_are_counted_otherwise_are_of_the_optimizer(tmp_path: Path) -> None:
+    benchmark, _ = run(tmp_path / "b", kind="update", module=None)
+    target, _ = run(tmp_path / "t", kind="update", module=None)
+    assert observe(benchmark, target).first is None
+
+    def counted(op: Operator) -> Operator:
+        if op.name != "aten::_local_scalar_dense":
+            return op
+        (argument,) = (a for a in op.arguments if a.tensors)
+        value = structs.replace(argument.tensors[0], elements=[2.0])
+        return structs.replace(op, arguments=[structs.replace(argument, tensors=[value])])
+
+    target.operators = [counted(op) for op in target.operators]
+    found = first(observe(benchmark, target))
+    assert found.cause == "optimizer"
+    assert found.said == "the optimizer counts step 2 on the target and 1 on the benchmark"
 
 
 def test_a_setting_is_a_constant_of_the_same_optimizer_alone(tmp_path: Path) -> None:

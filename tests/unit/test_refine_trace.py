@@ -56,14 +56,16 @@ def run(
     module: str | None = NORM,
     loss: Callable[[Tensor], Tensor] | None = None,
     lr: float = 1e-2,
+    **options: Any,
 ) -> tuple[Any, dict[str, Tensor]]:
     """Two micro-batches and a step; the trace and the weights after it."""
     made = model()
     change(made)
     optimizer = torch.optim.AdamW(made.parameters(), lr=lr)
     chosen = recorder(
-        root, tensors=True, modules=(LAYER,), micro_steps=(0,), trace=kind, trace_module=module
-    )
+        root, tensors=True, modules=(LAYER,), micro_steps=(0,), trace=kind, trace_module=module,
+        **options,
+    )  # fmt: skip
     picked = tokens()
     with chosen.stage(UPDATE, 0, 1, made, optimizer=optimizer) as scope:
         for index in range(2):
@@ -430,6 +432,15 @@ def test_a_race_does_not_repeat(tmp_path: Path) -> None:
     # another run that makes the same numbers: no race, but a module that keeps something
     kept = experiments.judge(side, experiments.Side(found.again, [], []), stable=True)
     assert kept.cause is None and "it keeps something from call to call" in kept.evidence[0]
+    # its last bits are others each time: that is no cause of a difference that is larger
+    import numpy as np
+
+    exact = np.ones((2, 4))
+    for factor, cause in ((1.0001, "nondeterministic"), (2.0, None)):
+        own = experiments.Side(trace.Again(repeats=True, draws=False), [exact], [])
+        race = trace.Again(repeats=False, draws=False, difference=1e-4)
+        judged = experiments.judge(own, experiments.Side(race, [factor * exact], []))
+        assert judged.cause == cause and "makes other numbers" in judged.evidence[0]
     both = experiments.Side(found.again, [], [])
     assert experiments.judge(both, both).cause is None
 
@@ -568,6 +579,15 @@ def test_fp64_says_which_side_is_wrong() -> None:
     assert cut.cause == "implementation", "no rounding to fp16 is off by so much"
     alike = [side(again, [a], [exact], formats=short) for a in (near, far)]
     assert experiments.judge(alike[0], alike[1]).cause == "implementation"
+    # what the inputs' own difference makes in fp64 is no other function
+    beside = exact * (1 + 1e-5)
+    sides = side(again, [near], [exact]), side(again, [far], [beside])
+    assert experiments.judge(*sides).cause == "implementation"
+    beside = exact + 2e-4 * rng.standard_normal(exact.shape)
+    sides = side(again, [near], [exact]), side(again, [far], [beside])
+    assert experiments.judge(*sides).cause is None
+    assert experiments.judge(*sides, given=1e-4).cause == "implementation"
+    assert experiments.judge(*sides, given=1e-5).cause is None
     another = experiments.judge(side(again, [near], [exact]), side(again, [far], [far]))
     assert another.cause is None and "they compute something else" in another.evidence[-1]
 

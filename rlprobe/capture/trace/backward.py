@@ -91,6 +91,17 @@ class Backward:
         put_back(now, self._before.device)
         return found, made, wide
 
+    def once(self, given: Sequence[Tensor | None]) -> tuple[Made, str | None]:
+        """The gradients that it makes of others, by name, and why it could not."""
+        now = generators(self._before.device)
+        try:
+            with unseen(), without_hooks(self._module), Alone():
+                return self._gradients(given, now), None
+        except Exception as error:  # noqa: BLE001 - a kernel may refuse in any way: it is recorded
+            return {}, f"{type(error).__name__}: {error}"[:500]
+        finally:
+            put_back(now, self._before.device)
+
     def _gradients(
         self, given: Sequence[Tensor | None], state: Generators, *, wide: bool = False
     ) -> Made:

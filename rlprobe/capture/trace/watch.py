@@ -30,6 +30,7 @@ from rlprobe.capture.trace.again import (
     without_hooks,
 )
 from rlprobe.capture.trace.backward import Backward
+from rlprobe.capture.trace.exchange import Keeper
 from rlprobe.capture.trace.file import TraceFile
 from rlprobe.capture.trace.operators import Operators, scalar, tensors
 from rlprobe.capture.trace.values import Values
@@ -72,6 +73,8 @@ class Tracing:
         self._traced: set[int] = set()
         self._before: Before | None = None
         self._again_backward = False
+        keeps = options.keep_outputs and self.kind == MODULE
+        self._exchange = Keeper(context.directory, options.tensor_budget) if keeps else None
         self._ranges: list[int] = []
         self._began = 0
 
@@ -295,7 +298,10 @@ class Tracing:
             data = self._values.save(reached, "reach")
             again["reach"] = {"dtype": "torch.float32", "shape": [*reached.shape], "data": data}
         self._file.add(again)
-        self._await_gradients(module, before, found)
+        exchange, self._exchange = self._exchange, None  # of the first call
+        if exchange is not None:
+            exchange.forward(before, found)
+        self._await_gradients(module, before, found, exchange)
 
     def _reached(
         self, module: nn.Module, before: Before, output: Any, again: dict[str, Any]
@@ -313,7 +319,11 @@ class Tracing:
             put_back(after, self._device)
 
     def _await_gradients(
-        self, module: nn.Module, before: Before, outputs: list[torch.Tensor]
+        self,
+        module: nn.Module,
+        before: Before,
+        outputs: list[torch.Tensor],
+        exchange: Keeper | None,
     ) -> None:
         """Run the backward pass again when the gradients of the outputs have come."""
         needed = [t for t in outputs if t.requires_grad]
@@ -328,6 +338,8 @@ class Tracing:
                 for line, (name, tensor) in zip(found[kind], tensors_of.items(), strict=True):
                     line["data"] = self._values.save(tensor, f"{kind} {name}".replace(" ", "_"))
             self._file.add(found)
+            if exchange is not None:
+                exchange.backward(gradients, made)
 
         self._handles.append(torch.autograd.graph.register_multi_grad_hook(needed, arrived))
 
