@@ -65,10 +65,15 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
-def duration(seconds: float) -> str:
-    """``3.1 s``, ``2 min 05 s``, ``1 h 02 min``: a time as a reader expects it."""
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
+def duration(seconds: float, *, exact: bool = True) -> str:
+    """``3.1 s``, ``2 min 05 s``, ``1 h 02 min``: a time as a reader expects it.
+
+    Args:
+        seconds: it.
+        exact: it was measured; an estimate has no tenths.
+    """
+    if seconds < (59.95 if exact else 59.5):
+        return f"{seconds:.{1 if exact else 0}f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:
         return f"{minutes} min {rest:02} s"

@@ -166,7 +166,7 @@ class Progress:
         number, began = self._step
         self._times.append(self._since(began))
         left = max(0, self._total - number) * sum(self._times) / len(self._times)
-        ahead = f", about {duration(left)} left" if number < self._total else ""
+        ahead = f", about {duration(left, exact=False)} left" if number < self._total else ""
         took = duration(self._times[-1])
         _log.info("%s: step %d of %d in %s%s", self._role, number, self._total, took, ahead)
 

@@ -304,7 +304,7 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
     environment[forward.NAMES] = ",".join(sorted(environment))
     commands = [*framework.prepare(spec, directories), framework.command(spec, directories)]
     expected = starting.expected(store, spec)
-    soon = "" if expected is None else f", starts in about {duration(expected)}"
+    soon = "" if expected is None else f", starts in about {duration(expected, exact=False)}"
     _log.info("%s: %s on %s%s, log %s", spec.role, spec.framework, spec.device, soon, log)
     progress = Progress(spec.role, scratch / "side", spec.steps.total, log)
     started = time.time()

@@ -183,6 +183,14 @@ def test_times_are_told_as_a_reader_expects_them(seconds: float, shown: str) -> 
     assert terminal.duration(seconds) == shown
 
 
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(6.2, "6 s"), (59.4, "59 s"), (59.6, "1 min 00 s"), (3725.0, "1 h 02 min")],
+)
+def test_an_estimate_has_no_tenths(seconds: float, shown: str) -> None:
+    assert terminal.duration(seconds, exact=False) == shown
+
+
 class _Tty:
     encoding = "utf-8"
 
