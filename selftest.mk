@@ -6,7 +6,7 @@
 # make layouts              layouts against layouts, clean and with planted faults: the table (half an hour)
 # make e2e-long             two ranks under Ray and without; faults of one's own, as documented; slime
 #                           across two sites
-# make real-shape           a model of 24 layers and 151,936 tokens: benign, and two faults (slow, 15 GiB)
+# make real-shape           a model of 24 layers and 151,936 tokens: benign, and two faults (slow, 19 GiB)
 
 .PHONY: selftest selftest-quick unjudged curves layouts stories e2e-long real-shape
 
@@ -34,7 +34,7 @@ stories: $(STAMP)
 	pytest -q -m long tests/e2e/test_stories.py tests/e2e/test_refine.py $(PYTEST_ARGS)
 	pytest -q -m long tests/slime/test_standin.py $(PYTEST_ARGS)
 
-# 24 layers, hidden 896, a vocabulary of 151,936, bf16: time, memory and disk (some 15 GiB of memory).
+# 24 layers, hidden 896, a vocabulary of 151,936, bf16: time, memory and disk (some 19 GiB of memory).
 real-shape: $(STAMP)
 	python tests/e2e/real_shape.py --directory results/real-shape --json results/real-shape.json
 

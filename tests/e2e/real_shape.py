@@ -5,7 +5,7 @@
 Random weights, GRPO without a reference (a model less in memory), 8 responses of 16 tokens, on
 this CPU. The target computes its products in halves (round-off of another device) and must be
 aligned; with a fault in layer 17's norm and one in layer 11's backward pass it must be located.
-Prints time, peak memory and disk of each run, and of judging (``make real-shape``; 15 GiB of memory
+Prints time, peak memory and disk of each run, and of judging (``make real-shape``; 19 GiB of memory
 or more). What is in the directory already is not made again.
 """
 
