@@ -1,6 +1,6 @@
 # make selftest [ARGS=…]    plant every fault and benign change and print the score (some minutes)
 # make selftest-quick       a few of them, as continuous integration does
-# make stories              three divergences from alignment to a reproducer that exits 3; slime refined
+# make stories              three divergences from alignment to a reproducer that exits 3
 # make unjudged             41 changes of finished runs that could go unjudged in silence (two minutes)
 # make curves               twenty real steps of training, a correct device and a late fault
 # make layouts              layouts against layouts, clean and with planted faults: the table (half an hour)
@@ -32,7 +32,6 @@ curves: $(STAMP)
 # From a divergence to a folder that exits 3: across two sites, in the optimizer, in backward.
 stories: $(STAMP)
 	pytest -q -m long tests/e2e/test_stories.py tests/e2e/test_refine.py $(PYTEST_ARGS)
-	pytest -q -m long tests/slime/test_standin.py $(PYTEST_ARGS)
 
 # 24 layers, hidden 896, a vocabulary of 151,936, bf16: time, memory and disk (some 19 GiB of memory).
 real-shape: $(STAMP)
