@@ -430,9 +430,11 @@ def _alone(row: Row, rows: pl.DataFrame, by: float = 1.0) -> str | None:
     wrong = same.filter(pl.col("beyond")).get_column("module").unique().to_list()
     if len(wrong) != 1 or same["module"].n_unique() < _FEW:
         return None
+    if by == 1.0:
+        return str(wrong[0])
     mine = pl.col("module") == wrong[0]
     others = same.filter(~mine & (pl.col("excess") * by > _furthest(same.filter(mine))))
-    return wrong[0] if by == 1.0 or others.is_empty() else None
+    return str(wrong[0]) if others.is_empty() else None
 
 
 def _furthest(rows: pl.DataFrame) -> float:
