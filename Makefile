@@ -24,9 +24,9 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 align: $(STAMP)
 	@workflow/align "$(CONFIG)"
 
-# Five processes on two cores: a third of the long tests' time is waiting for a framework or a Slurm.
+# Six processes on two cores: a third of the long tests' time is waiting for a framework or a Slurm.
 test: $(STAMP)
-	pytest -n 5 --no-loadscope-reorder -m "not contract and not long" $(PYTEST_ARGS)
+	pytest -n 6 --no-loadscope-reorder -m "not contract and not long" $(PYTEST_ARGS)
 
 test-fast: $(STAMP)
 	pytest -n 2 -m "not slow and not contract and not long" tests/unit $(PYTEST_ARGS)

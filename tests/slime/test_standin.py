@@ -132,12 +132,18 @@ def test_megatrons_modules_have_hugging_face_names(aligned: Aligned) -> None:
     assert not any(".decoder.layers." in name for name in recorded)
 
 
+def plant(raw: dict[str, Any]) -> None:
+    raw["target"]["fault"] = "tests/slime/faults.py:rms_eps"
+
+
+def unrefined(raw: dict[str, Any]) -> None:
+    plant(raw)
+    raw["refine"] = False
+
+
 @pytest.mark.usefixtures("aligned")
 def test_a_planted_fault_is_found_in_its_stage_and_module(align: Callable[..., Aligned]) -> None:
-    def plant(raw: dict[str, Any]) -> None:
-        raw["target"]["fault"] = "tests/slime/faults.py:rms_eps"
-
-    done = align("slime-fault", plant)
+    done = align("slime-fault", unrefined)
     assert done.status == 0, done.output[-4000:]
     found = done.diagnosis
     assert found["verdict"] == "diverged", found["sentence"]
@@ -145,6 +151,16 @@ def test_a_planted_fault_is_found_in_its_stage_and_module(align: Callable[..., A
     assert found["first"]["module"] == "model.layers.1.input_layernorm"
     assert "target: slime on cpu" in done.output
     assert "benchmark: slime on cpu" not in done.output, "it was collected before"
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("aligned")
+def test_refining_sees_the_epsilon(align: Callable[..., Aligned]) -> None:
+    done = align("slime-refined", plant)
+    assert done.status == 0, done.output[-4000:]
+    refined = json.loads((done.results / "refine/diagnosis.json").read_text())
+    assert refined["first"]["module"] == "model.layers.1.input_layernorm"
+    assert (refined["cause"]["class"], refined["cause"]["known"]) == ("hyperparameter", "observed")
 
 
 @pytest.mark.long

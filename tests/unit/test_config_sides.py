@@ -179,7 +179,7 @@ def test_equal_layouts_need_no_word() -> None:
         (Layout("megatron", 4, tensor=2), Layout("megatron", 2, tensor=2),
          "2 against 1 data-parallel ranks", "Megatron against FSDP"),
         (Layout("megatron", 4, tensor=2), Layout("fsdp2", 1),
-         "the benchmark's tensor with data parallelism", "the target's tensor"),
+         "Megatron against FSDP", "tensor with data parallelism"),
         (Layout("fsdp2", 1), Layout("megatron", 2, tensor=2),
          "Megatron against FSDP", "data-parallel ranks"),
     ],

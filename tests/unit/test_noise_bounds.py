@@ -339,7 +339,7 @@ def test_signs_of_a_bias_are_as_uncertain_as_its_bound() -> None:
     row = {
         "_row": 0, "norm_benchmark": 1e-3, "gradient_norm": 0.03, "gradient_error": 0.016,
         "gradient_noise": 0.31, "weight": 1.0, "gradient_u": 2.0**-24, "updates": 1,
-        "gradient_kind": "sketch", "gradient_same": False,
+        "gradient_kind": "sketch", "gradient_same": False, "rounding": 0.0,
     }  # fmt: skip
     small, fused, matrix = (
         noise_updates._change_bounds(
