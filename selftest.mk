@@ -5,7 +5,7 @@
 # make curves               twenty real steps of training, a correct device and a late fault
 # make layouts              layouts against layouts, clean and with planted faults: the table (half an hour)
 # make e2e-long             two ranks under Ray and without; faults of one's own, as documented; slime
-#                           refined, and across two sites
+#                           refined, across two sites, and that would train nothing
 # make real-shape           a model of 24 layers and 151,936 tokens: benign, and two faults (slow, 19 GiB)
 
 .PHONY: selftest selftest-quick unjudged curves layouts stories e2e-long real-shape

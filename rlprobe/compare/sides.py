@@ -26,7 +26,7 @@ from rlprobe.compare.stage_sources import (
     RunStage,
     StageSource,
 )
-from rlprobe.dumps import records
+from rlprobe.dumps import places, records
 from rlprobe.errors import ConfigError, DumpError, RlprobeError, StoreError, UsageError
 from rlprobe.store import listing
 
@@ -173,7 +173,7 @@ def _from_run(path: Path) -> dict[str, StageSource]:
             # of a table that is not what was committed it is known how to mend it
             listing.found(path, f"{RECORDS}/{table.name}")
             raise
-        tree = _stage_tree(path / DUMP, table.stem)
+        tree = places.of_stage(path / DUMP, table.stem)
         found[table.stem] = RunStage(sorted(rows), table, rows, tree)
     return _in_order(found)
 
@@ -198,12 +198,6 @@ def _rows(table: Path) -> dict[Process, tuple[int, int]]:
         found[process] = first, length
         first += length
     return found
-
-
-def _stage_tree(dump: Path, stage: str) -> Path | None:
-    """A run's stage directory: under its canonical name, or slime's."""
-    names = [stage, *(alias for alias, name in stages.ALIASES.items() if name == stage)]
-    return next((dump / name for name in names if (dump / name).is_dir()), None)
 
 
 def _from_file(path: Path) -> StageSource:

@@ -37,8 +37,8 @@ def said(target: Run, suspects: Suspects, floor: float) -> Said | None:
     Raises:
         DumpError: what it reports is damaged.
     """
-    path = target.path / "dump" / suspects.stage / f"step{suspects.step}"
-    path = path / f"rank{suspects.rank}" / "exchange" / "exchanged.jsonl"
+    written = target.written(suspects.stage, suspects.step, suspects.rank)
+    path = written / "exchange" / "exchanged.jsonl"
     if not path.is_file():
         return None
     try:

@@ -391,11 +391,10 @@ class _Side:
             name: (data, shape)
             for name, data, shape in kept.select("name", "data_name", "shape").iter_rows()
         }
-        found = spans(run.path, f"{suspects.stage}/step{suspects.step}/rank{suspects.rank}")
+        directory = run.written(suspects.stage, suspects.step, suspects.rank)
+        found = spans(run.path, directory.relative_to(run.dump).as_posix())
         self.bytes = sum(span.size for span in found.values())
         self._source = source.in_store(found)
-        directory = run.path / "dump" / suspects.stage
-        directory = directory / f"step{suspects.step}" / f"rank{suspects.rank}"
         self.trace = trace.read(directory / trace.NAME)
         # a module is called once a micro-batch
         wanted = table.filter(

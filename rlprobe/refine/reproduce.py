@@ -166,13 +166,13 @@ def _refined(results: Path) -> tuple[refined.Refined, Suspects]:
 
 
 def _side(name: str, run: Run, wanted: Suspects) -> _Side:
-    directory = f"{wanted.stage}/step{wanted.step}/rank{wanted.rank}"
-    path = run.path / "dump" / directory / trace.NAME
+    directory = run.written(wanted.stage, wanted.step, wanted.rank)
+    path = directory / trace.NAME
     found = trace.read(path)
     if found is None or not found.operators:
         what = wanted.trace_module or f"the {wanted.trace}"
         raise DumpError(f"{path}: no operators of {what} were traced; refine again")
-    return _Side(name, found, spans(run.path, directory))
+    return _Side(name, found, spans(run.path, directory.relative_to(run.dump).as_posix()))
 
 
 def _write_side(out: Path, side: _Side, backward: bool, data: bool) -> None:

@@ -161,8 +161,8 @@ def reported(target: Run, suspects: Suspects, below: str) -> list[Entry]:
     Raises:
         DumpError: it is damaged.
     """
-    path = target.path / "dump" / suspects.stage / f"step{suspects.step}"
-    path = path / f"rank{suspects.rank}" / below / "outputs" / "substituted.jsonl"
+    written = target.written(suspects.stage, suspects.step, suspects.rank)
+    path = written / below / "outputs" / "substituted.jsonl"
     if not path.is_file():
         return []
     try:

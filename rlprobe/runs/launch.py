@@ -19,6 +19,7 @@ from rlprobe import files, frameworks, redaction, stages
 from rlprobe.capture import determinism
 from rlprobe.capture.session import ENV, CaptureOptions, ReplayOptions, Session
 from rlprobe.claims import claimed
+from rlprobe.dumps import places
 from rlprobe.errors import RlprobeError, RunError, StoreError
 from rlprobe.files import replace_text
 from rlprobe.frameworks import forward, proof
@@ -250,8 +251,8 @@ def _kept(spec: RunSpec, store: Path) -> dict[str, Any]:
     if suspects is None:
         return {}
     if suspects.substitute is not None:
-        there = store.absolute() / "runs" / suspects.substitute / "dump" / suspects.stage
-        there = there / f"step{suspects.step}" / f"rank{suspects.rank}" / "outputs"
+        dump = store.absolute() / "runs" / suspects.substitute / "dump"
+        there = places.of_process(dump, suspects.stage, suspects.step, suspects.rank) / "outputs"
         return {
             "trace_module": suspects.trace_module,
             "substitute": str(there),

@@ -16,7 +16,7 @@ import polars as pl
 from rlprobe import formats
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError, read_bytes
-from rlprobe.dumps import described, logical, proof, routing, token_sketches
+from rlprobe.dumps import described, logical, places, proof, routing, token_sketches
 from rlprobe.dumps.key_data import KeyData
 from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.errors import StoreError
@@ -69,6 +69,16 @@ class Run:
     def dump(self) -> Path:
         """The contract's tree; tensors below 1 MiB are packed in it (see ``tensors``)."""
         return self.path / "dump"
+
+    def written(self, stage: str, step: int, rank: int) -> Path:
+        """The directory of what one process wrote in one step of a stage; may be missing.
+
+        Args:
+            stage: canonical name; slime's own stands in its dump.
+            step: captured step, from 0.
+            rank: the process's.
+        """
+        return places.of_process(self.dump, stage, step, rank)
 
     @property
     def rollouts(self) -> dict[int, Path]:

@@ -135,6 +135,14 @@ class Aligned:
     def store(self) -> Path:
         return self.site.directory / "store"
 
+    def assert_the_repeat_is_bitwise_the_benchmark(self) -> None:
+        summaries = list((self.results / "compare/repeat").glob("*/summary.json"))
+        assert summaries
+        for path in summaries:
+            summary = json.loads(path.read_text())
+            alike = summary["identical"] + summary["no_difference_seen"]
+            assert alike == summary["compared"] > 0, path
+
 
 def _align(site: Site, name: str, side: dict[str, Any], analysis: dict[str, Any]) -> Aligned:
     """Benchmark on the GPU partition, target on the NPU partition, the rest on CPU nodes."""

@@ -37,12 +37,7 @@ def test_msprobe_s_table_was_written_in_the_image_with_torch(aligned_in_images: 
 
 
 def test_the_repeat_in_the_image_is_bitwise_the_benchmark(aligned_in_images: Aligned) -> None:
-    summaries = list((aligned_in_images.results / "compare/repeat").glob("*/summary.json"))
-    assert summaries
-    for path in summaries:
-        summary = json.loads(path.read_text())
-        alike = summary["identical"] + summary["no_difference_seen"]
-        assert alike == summary["compared"] > 0, path
+    aligned_in_images.assert_the_repeat_is_bitwise_the_benchmark()
 
 
 def test_locally_in_the_same_image_the_numbers_are_the_same(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from rlprobe.frameworks.verl.engine import cpu_rollout
 from rlprobe.selftest import benign, fault
 
 STAGE = "forced_generation"
@@ -47,6 +46,9 @@ def cache_off_by_one(site: Any) -> Iterator[None]:
 
 @fault(stage=STAGE, cause="sampling_semantics", needs=NEEDS)
 def temperature_twice(site: Any) -> Iterator[None]:
+    # imports verl, which the process of a side has and a test of its own need not
+    from rlprobe.frameworks.verl.engine import cpu_rollout
+
     once = cpu_rollout._distribution
 
     def twice(logits: Any, sampling: Any) -> Any:

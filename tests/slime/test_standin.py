@@ -239,6 +239,7 @@ def test_a_skipped_old_log_prob_is_no_stage_of_the_run_and_is_said(workspace: Pa
     assert "slime did not run old_log_prob" not in logs[-1].read_text(), "it was not asked for"
 
 
+@pytest.mark.long
 def test_a_run_that_would_train_nothing_fails(workspace: Path, tmp_path: Path) -> None:
     """slime itself exits 0 here."""
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("0")

@@ -17,7 +17,7 @@ from torch import Tensor, nn  # noqa: E402
 from rlprobe.refine.difference import Difference  # noqa: E402
 from rlprobe.refine.observe import observe  # noqa: E402
 from rlprobe.refine.trace import Operator  # noqa: E402
-from tests.unit.test_refine_trace import first, plain_loss, run, wrapped  # noqa: E402
+from tests.unit.traced import first, plain_loss, run, wrapped  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

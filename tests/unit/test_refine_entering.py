@@ -15,7 +15,7 @@ from torch import Tensor, nn  # noqa: E402
 from rlprobe.refine import trace  # noqa: E402
 from rlprobe.refine.observe import Observed, observe  # noqa: E402
 from tests.unit.capture_helpers import UPDATE, rank_dir, recorder, tokens  # noqa: E402
-from tests.unit.test_refine_trace import first, model, of_masked, run, wrapped  # noqa: E402
+from tests.unit.traced import first, model, of_masked, run, wrapped  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from rlprobe.capture.trace import exchange as capture  # noqa: E402
 from rlprobe.refine import exchange  # noqa: E402
 from tests.unit.capture_helpers import rank_dir  # noqa: E402
-from tests.unit.test_refine_trace import backward, run, wrapped  # noqa: E402
+from tests.unit.traced import backward, run, wrapped  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from rlprobe.refine import experiments, reach  # noqa: E402
-from tests.unit.test_refine_trace import run, wrapped  # noqa: E402
+from tests.unit.traced import run, wrapped  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from rlprobe.store.commit import commit  # noqa: E402
 from rlprobe.store.keys import run_key  # noqa: E402
 from rlprobe.store.read import Run  # noqa: E402
 from tests.unit.capture_helpers import UPDATE, rank_dir, recorder, tokens  # noqa: E402
-from tests.unit.test_refine_trace import model  # noqa: E402
+from tests.unit.traced import model  # noqa: E402
 
 BLOCKS = ("embed", "layers.0", "layers.1", "head")
 

@@ -33,7 +33,7 @@ from rlprobe.store.commit import commit  # noqa: E402
 from rlprobe.store.keys import run_key  # noqa: E402
 from rlprobe.store.read import Run  # noqa: E402
 from tests.unit.capture_helpers import UPDATE  # noqa: E402
-from tests.unit.test_refine_trace import LAYER, NORM, plain_loss, run, wrapped  # noqa: E402
+from tests.unit.traced import LAYER, NORM, plain_loss, run, wrapped  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

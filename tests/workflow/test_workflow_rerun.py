@@ -137,7 +137,9 @@ def test_a_renamed_alignment_file_starts_no_run(done: Project) -> None:
 def test_a_fault_is_diverged_and_the_workflow_succeeds_unless_told_otherwise(
     done: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = done.write(name="faulty", target={"environment": {"FAULTY": 1}})
+    # a refining run would train, of which end-to-end tests are
+    faulty = {"target": {"environment": {"FAULTY": 1}}, "refine": False}
+    config = done.write(name="faulty", **faulty)
     fabricate.store(done.jobs(monkeypatch, config), ["target"], fault="model.layers.0.mlp")
     text = done.run()
     diagnosis = json.loads((done.directory / "results/faulty/diagnosis.json").read_text())
@@ -145,7 +147,7 @@ def test_a_fault_is_diverged_and_the_workflow_succeeds_unless_told_otherwise(
     assert diagnosis["first"]["module"] == "model.layers.0.mlp"
     assert diagnosis["sentence"] in text
 
-    done.write(name="faulty", target={"environment": {"FAULTY": 1}}, fail_on_divergence=True)
+    done.write(name="faulty", **faulty, fail_on_divergence=True)
     (done.directory / "results/faulty/verdict.txt").unlink()
     failed = done.snakemake()
     assert failed.returncode == 1
