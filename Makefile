@@ -24,6 +24,9 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 align: $(STAMP)
 	@workflow/align "$(CONFIG)"
 
+# The six processes of the tests keep what they compile, rewritten assertions too, for each other.
+test test-fast: export PYTHONDONTWRITEBYTECODE =
+
 # Six processes on two cores: a third of the long tests' time is waiting for a framework or a Slurm.
 test: $(STAMP)
 	pytest -n 6 --no-loadscope-reorder -m "not contract and not long" $(PYTEST_ARGS)

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 import yaml
 
-pytest.importorskip("megatron.core", reason="needs megatron-core (the extra slime)")
+from tests.installed import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 STANDIN = ROOT / "tests" / "slime" / "standin"
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, needs("megatron.core")]
 
 
 @pytest.fixture(scope="module")

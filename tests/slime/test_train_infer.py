@@ -16,9 +16,11 @@ import polars as pl
 import pytest
 
 from rlprobe.cli import main
+from tests.installed import needs
 from tests.slime.prefill import PROMPTS
 
-pytest.importorskip("megatron.core", reason="needs megatron-core (the extra slime)")
+pytestmark = needs("megatron.core")
+
 
 HERE = Path(__file__).parent
 STANDIN = HERE / "standin"

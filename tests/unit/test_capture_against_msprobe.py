@@ -15,12 +15,12 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("msprobe")
-pytest.importorskip("transformers")
 
 from tests.forked import Forked
+from tests.installed import needs
 from tests.unit.capture_helpers import rank_dir
 
-pytestmark = [pytest.mark.msprobe, pytest.mark.slow]
+pytestmark = [pytest.mark.msprobe, pytest.mark.slow, needs("transformers")]
 
 #: Relative to the tensor's norm; msprobe's backward hooks change gradients by less than this.
 TOLERANCE = {"float32": 1e-6, "bfloat16": 2e-2}

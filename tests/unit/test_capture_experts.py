@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("megatron.core")
 
 from rlprobe.dumps import logical
 from rlprobe.dumps.routing import read as read_routing
+from tests.installed import needs
 from tests.unit.capture_helpers import UPDATE
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, needs("megatron.core")]
 
 EXPERTS = "model.layers.1.mlp.experts"
 TOKENS = 39

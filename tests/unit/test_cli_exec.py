@@ -17,6 +17,8 @@ from rlprobe.cli import main
 from rlprobe.errors import ConfigError
 from rlprobe.frameworks import forward, plain, switch
 
+pytestmark = pytest.mark.slow
+
 _RECORDS = """
 import json, os, pathlib
 root = pathlib.Path(json.load(open(os.environ["RLPROBE_CONFIG"]))["records_to"])

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("transformers")
-
 from rlprobe.frameworks.verl.host import assets
+from tests.installed import needs
+
+pytestmark = needs("transformers")
 
 
 def digest(directory: Path) -> str:

@@ -9,9 +9,11 @@ import yaml
 
 from rlprobe.errors import ConfigError
 from rlprobe.frameworks.verl.host import keys, settings
+from tests.installed import needs
+
+pytestmark = needs("verl")
 
 VERSION = "0.9.1"
-pytest.importorskip("verl")
 
 
 def refused(*overrides: str) -> str:

@@ -29,6 +29,8 @@ from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.planted import EPSILON, SHUT
 from tests.unit.diagnose.transformer import Device
 
+pytestmark = pytest.mark.slow
+
 KEYS = ["format", "verdict", "sentence", "gate", "first", "cause", "coverage", "noise", "stages",
         "extent", "curves", "rollout", "routing", "judged", "of", "messages", "digest"]  # fmt: skip
 

@@ -11,6 +11,8 @@ from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.planted import FORWARD, SHUT, UPDATE, Planted
 from tests.unit.diagnose.transformer import Device
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_other_kernels_agree(align: Align, seed: int) -> None:

@@ -20,6 +20,8 @@ from tests.resealed import edited
 from tests.unit.diagnose.conftest import Align, Alignment
 from tests.unit.diagnose.transformer import Device
 
+pytestmark = pytest.mark.slow
+
 
 def items(alignment: Alignment) -> dict[str, GateItem]:
     return {item.item: item for item in alignment.diagnose().gate}
