@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from rlprobe import stages
 from rlprobe.capture import weights as captured
 from rlprobe.cli import main
+from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate import engine_weights as gate
-from rlprobe.diagnose.gate.evidence import Evidence
+from rlprobe.diagnose.gate.evidence import Evidence, Shut
 from rlprobe.judge import engine_weights
 from rlprobe.judge.engine_weights import HALF, OTHER, ROUNDED, SPLIT, STALE, Sync
 from rlprobe.report import side_by_side
@@ -51,6 +52,10 @@ class Steps:
     def entered(self, step: int, stage: str, rank: int, model: nn.Module) -> None:
         common = {"step": step, "stage": stage, "role": "r", "rank": rank}
         self.rows += [{**common, **record} for record in captured.describe([model], True)]
+
+    @property
+    def manifest(self) -> SimpleNamespace:
+        return SimpleNamespace(stages={str(row["stage"]): None for row in self.rows})
 
     def weights(self) -> pl.DataFrame:
         lines = [
@@ -320,17 +325,36 @@ def test_names_that_meet_nowhere_are_said_and_no_agreement() -> None:
     assert f"none of the engine's {len(own)} weights is called as one of the trainer's" in said
     assert "not known" in said
     evidence = cast(Evidence, SimpleNamespace(benchmark=steps, target=Steps()))
-    item = gate.check(evidence)
+    item, lone = gate.check(evidence)
+    assert lone is None
     assert item is not None and item.state == "caveat" and "not known" in item.action
 
 
-def test_the_gate_says_what_is_the_matter_and_shuts_nothing() -> None:
+def two_steps(
+    has: Callable[[dict[str, Tensor], dict[str, Tensor]], dict[str, Tensor]], stage: str
+) -> Steps:
+    """A run whose engine has at the second step what ``has`` makes of both steps' weights."""
     before, after = trained(0), trained(1)
     steps = Steps()
-    for step, own in enumerate((before, after)):
-        steps.entered(step, stages.GENERATE, 0, engine(before))
+    for step, (own, sent) in enumerate(((before, before), (after, has(before, after)))):
+        steps.entered(step, stage, 0, engine(sent))
         steps.entered(step, stages.LOG_PROB, 0, trainer(own))
-    item = gate.check(cast(Evidence, SimpleNamespace(benchmark=steps, target=Steps())))
+    return steps
+
+
+def judged(benchmark: Steps, target: Steps) -> tuple[GateItem | None, Shut | None]:
+    return gate.check(cast(Evidence, SimpleNamespace(benchmark=benchmark, target=target)))
+
+
+def one_kept(name: str) -> Callable[[dict[str, Tensor], dict[str, Tensor]], dict[str, Tensor]]:
+    return lambda before, after: {**after, name: before[name]}
+
+
+def test_the_gate_says_what_is_the_matter_and_generation_shuts_nothing() -> None:
+    before = trained(0)
+    steps = two_steps(lambda before, after: before, stages.GENERATE)
+    item, lone = judged(steps, Steps())
+    assert lone is None
     assert item is not None and item.state == "caveat"
     assert item.evidence.startswith(
         "benchmark, step 1: the engine has the weights of the captured step before"
@@ -338,12 +362,51 @@ def test_the_gate_says_what_is_the_matter_and_shuts_nothing() -> None:
     fine = Steps()
     fine.entered(0, stages.FORCED, 0, engine(before))
     fine.entered(0, stages.LOG_PROB, 0, trainer(before))
-    item = gate.check(cast(Evidence, SimpleNamespace(benchmark=fine, target=fine)))
+    item, lone = judged(fine, fine)
+    assert lone is None
     count = len(before)
     assert item is not None and item.state == "open"
     assert f"target: all {count} weights of the engine are the trainer's, step 0" in item.evidence
-    none = cast(Evidence, SimpleNamespace(benchmark=Steps(), target=Steps()))
-    assert gate.check(none) is None
+    assert judged(Steps(), Steps()) == (None, None)
+
+
+NORM, QUERY = "model.norm.weight", "model.layers.0.self_attn.o_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("has", "cause", "module"),
+    [
+        (lambda before, after: before, "stale_weights", None),
+        (one_kept(NORM), "stale_weights", NORM.rpartition(".")[0]),
+        (one_kept(QUERY), "stale_weights", QUERY.rpartition(".")[0]),
+        (lambda _, after: {n: v.bfloat16().float() for n, v in after.items()}, "weights", None),
+        (lambda _, after: {**after, QUERY: after[QUERY] * 1.01}, "weights",
+         QUERY.rpartition(".")[0]),
+    ],
+    ids=["all are stale", "a norm is stale", "a projection is stale", "rounded", "another"],
+)  # fmt: skip
+def test_a_later_steps_engine_of_the_target_alone_shuts_the_gate(
+    has: Callable[[dict[str, Tensor], dict[str, Tensor]], dict[str, Tensor]],
+    cause: str,
+    module: str | None,
+) -> None:
+    right, wrong = two_steps(lambda _, after: after, stages.FORCED), two_steps(has, stages.FORCED)
+    item, lone = judged(right, wrong)
+    assert item is not None and item.state == "shut"
+    assert lone is not None and (lone.cause, lone.module, lone.step) == (cause, module, 1)
+    assert lone.stage == stages.FORCED
+    assert "target, step 1: " in lone.evidence[0] and "benchmark's engine has" in lone.evidence[1]
+
+
+def test_an_engine_that_is_wrong_on_the_benchmark_as_well_or_there_alone_shuts_nothing() -> None:
+    right = two_steps(lambda _, after: after, stages.FORCED)
+    wrong = two_steps(one_kept(NORM), stages.FORCED)
+    for benchmark, target in ((wrong, wrong), (wrong, right)):
+        item, lone = judged(benchmark, target)
+        assert lone is None and item is not None and item.state == "caveat"
+    # one more on the target is the target's own
+    item, lone = judged(wrong, two_steps(lambda before, _: before, stages.FORCED))
+    assert lone is not None and NORM not in lone.evidence[1]
 
 
 def test_the_page_counts_the_trainers_weights_and_not_an_engines_copy() -> None:

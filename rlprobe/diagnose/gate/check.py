@@ -57,7 +57,7 @@ def check(evidence: Evidence) -> Gate:
     moved, stale = staleness.check(evidence)
     alike, other = held.check(evidence)
     replayed = routers.check(evidence)
-    sent = engine_weights.check(evidence)
+    sent, not_sent = engine_weights.check(evidence)
     given, no_batch = batch.check(evidence)
     trainer = trainers.item(evidence)
     asked, no_settings = settings.check(evidence)
@@ -93,5 +93,5 @@ def check(evidence: Evidence) -> Gate:
             *([excused] if excused is not None else []),
             *([unsized] if unsized is not None else []),
         ],
-        shut=no_tokens or no_weights or stale or other or no_batch or no_settings,
+        shut=no_tokens or no_weights or stale or other or not_sent or no_batch or no_settings,
     )
