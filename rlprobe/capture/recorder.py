@@ -23,6 +23,7 @@ from rlprobe.capture import dropout, key_data, memory, provenance, updates, weig
 from rlprobe.capture.budget import Budget
 from rlprobe.capture.dumpfile import DebugFile, mark_partial
 from rlprobe.capture.engine import Engine, StageContext, Tally, Watch
+from rlprobe.capture.optimizer_settings import OptimizerSettings
 from rlprobe.capture.parts import Parts
 from rlprobe.capture.session import CaptureOptions, Session
 from rlprobe.capture.trace import exchange, outputs
@@ -87,6 +88,9 @@ class Recorder:
         self._described: set[tuple[str, int]] = set()
         self._debug: dict[str, tuple[int, DebugFile]] = {}
         self._optimizer_steps: dict[tuple[str, int], int] = {}
+        self._settings: tuple[Any, OptimizerSettings] | None = None
+        #: Of the latest stage and step with updates: how many there were, and what they were told.
+        self._told: tuple[tuple[str, int], int, list[dict[str, Any]]] | None = None
         self._traces: dict[tuple[str, int], Tracing] = {}
 
     def wants(self, stage: str, step: int) -> bool:
@@ -225,6 +229,21 @@ class Recorder:
         number = self._optimizer_steps.get((stage, step), -1) + 1
         self._optimizer_steps = {(stage, step): number}
         return number
+
+    def _tell(self, stage: str, step: int, models: list[nn.Module], optimizer: Any) -> None:
+        """Record an update's settings, where they are others than those of the one before it."""
+        if self._settings is None or self._settings[0] is not optimizer:
+            by_expert = self.session.capture.coordinate_sketch
+            self._settings = optimizer, OptimizerSettings(models, optimizer, by_expert)
+        groups = self._settings[1].read()
+        known = self._told
+        number, before = (
+            (known[1] + 1, known[2]) if known and known[0] == (stage, step) else (0, [])
+        )
+        self._told = (stage, step), number, groups
+        if groups != before:
+            line = {"step": step, "stage": stage, "update": number, "groups": groups}
+            self._parts.line("optimizers", line)
 
     def _introduce(self, step: int, trainer_step: int, models: list[nn.Module]) -> None:
         """Layout and environment, at the first captured stage: by then everything is loaded."""
@@ -381,6 +400,12 @@ class StageScope:
         if self._updates is not None:
             with self._unwatched():
                 self._updates.gradients(self._models, kind, optimizer)
+
+    def settings(self, optimizer: Any) -> None:
+        """What an optimizer that is about to step is told (:mod:`.optimizer_settings`)."""
+        if self.captured and self._recorder.session.capture.provenance:
+            with self._unwatched():
+                self._recorder._tell(self._stage, self._step, self._models, optimizer)
 
     def gradient_norms(self, optimizer: Any) -> None:
         """Key data ``{role}_grad_norm``: see :func:`rlprobe.capture.updates.group_norms`.

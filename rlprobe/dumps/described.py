@@ -69,3 +69,39 @@ def joined(value: Any) -> list[dict[str, Any]]:
             if not isinstance(line.get(key), kinds) or isinstance(line.get(key), bool):
                 raise DocumentError(f"{key} of {line['role']} is not what a run writes")
     return lines
+
+
+def optimizers(value: Any) -> list[dict[str, Any]]:
+    """What optimizers were told: step, stage, update, ranks, and groups of settings and names.
+
+    Raises:
+        DocumentError: it is none.
+    """
+    if not isinstance(value, list):
+        raise DocumentError("optimizers is no list")
+    lines = [jsonfile.mapping(line) for line in value]
+    for line in lines:
+        match line:
+            case {
+                "step": int(),
+                "stage": str(),
+                "update": int(),
+                "ranks": list() as ranks,
+                "groups": list() as groups,
+            } if all(isinstance(rank, int) for rank in ranks):
+                for group in groups:
+                    _group(group)
+            case _:
+                raise DocumentError(
+                    "a line of optimizers has no step, stage, update, ranks and groups"
+                )
+    return lines
+
+
+def _group(value: Any) -> None:
+    match value:
+        case {"settings": dict(), "names": list() as names} if all(
+            isinstance(name, str) for name in names
+        ):
+            return
+    raise DocumentError("a group of an optimizer has no settings and names")

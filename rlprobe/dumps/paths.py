@@ -12,6 +12,7 @@ FILES = (
     "joined.json",
     "metrics.jsonl",
     "mock_proof.json",
+    "optimizers.json",
     "tensors.parquet",
     "weights.parquet",
 )

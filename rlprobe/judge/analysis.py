@@ -8,6 +8,7 @@ import polars as pl
 
 from rlprobe import stages
 from rlprobe.judge.keydata import Difference
+from rlprobe.judge.optimizers import Told
 from rlprobe.judge.origin import Origin
 from rlprobe.judge.outcomes import Outcome
 from rlprobe.judge.reasons import PADDING_ONLY
@@ -35,6 +36,8 @@ class Finding:
     rank: int | None
     #: What it was given, held against what that was made from.
     given: list[Outcome] = field(default_factory=list)
+    #: What its optimizers were told on both sides; None where a side does not say.
+    told: Told | None = None
 
     @property
     def records(self) -> int:

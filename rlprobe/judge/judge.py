@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
+from rlprobe import stages
 from rlprobe.errors import DumpError
 from rlprobe.judge import (
     execution,
     given,
     keydata,
     layers,
+    optimizers,
     origin,
     reasons,
     replicas,
@@ -28,7 +30,7 @@ from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import Difference, Row
 from rlprobe.judge.logical import layout
 from rlprobe.judge.noise import SAFETY
-from rlprobe.judge.origin import Origin
+from rlprobe.judge.origin import SETTING, Origin
 from rlprobe.judge.outcomes import SINGLE_VALUE, Outcome, gradients, nearer, tail
 from rlprobe.judge.roundoff import ELEMENTARY, FP32, UNIT
 from rlprobe.judge.stage import Stage
@@ -101,6 +103,8 @@ def judge(results: Results, step: int, kept: Kept | None = None) -> Step:
     ]
     excused = [finding.padding_only for finding in findings if finding.confined]
     findings = [_following(finding, excused) for finding in findings]
+    if not results.of_dumps:
+        findings = [_with_settings(finding, _told(results, finding.stage)) for finding in findings]
     found.findings = {finding.stage.name: finding for finding in findings}
     return found
 
@@ -293,6 +297,51 @@ def _with_given(finding: Finding, handed: list[Outcome]) -> Finding:
     return dataclasses.replace(
         finding, given=handed, origin=origin, rank=finding.stage.processes[0].rank
     )
+
+
+def _told(results: Results, stage: Stage) -> optimizers.Told | None:
+    benchmark, target = results.run(BENCHMARK), results.run(TARGET)
+    if benchmark is None or target is None or stage.name not in stages.UPDATE_STAGES:
+        return None
+    return optimizers.compare(benchmark, target, stage.name, stage.step)
+
+
+def _with_settings(finding: Finding, told: optimizers.Told | None) -> Finding:
+    """A stage whose optimizer was told otherwise parts there, if nothing parts before it steps."""
+    finding = dataclasses.replace(finding, told=told)
+    if told is None or not told.differing:
+        return finding
+    found = finding.origin
+    if found is not None and _place(found.row) < (told.update, execution.CHANGES):
+        return finding
+    if found is not None:
+        row, rank = found.row, finding.rank
+    else:
+        row, rank = _change(finding.stage, told)
+    reason = told.said(told.differing)
+    origin = Origin(SETTING, told.module, "optimizer", row, reason)
+    return dataclasses.replace(finding, origin=origin, rank=rank)
+
+
+def _place(row: judged_rows.Row) -> tuple[int, int]:
+    """Update and phase of the row of an origin; a result of a stage is made in its first pass."""
+    phase = row.get("phase")
+    late = str(row["name"]).endswith(keydata.LATER)
+    update = row.get("update") or int(late)
+    return update, execution.FORWARD if phase is None else int(phase)
+
+
+def _change(stage: Stage, told: optimizers.Told) -> tuple[judged_rows.Row, int]:
+    """A change that was made with a setting that differs, though by no more than its floor."""
+    modules = [n.rpartition(".")[0] for one in told.differing for n in one.parameters]
+    for process in stage.processes:
+        changes = process.rows.filter(pl.col("phase") == execution.CHANGES)
+        own = judged_rows.first(changes.filter(pl.col("module").is_in(modules)))
+        row = own or judged_rows.first(changes)
+        if row is not None:
+            return {**row, "error": None, "excess": None}, process.rank
+    name, phase = "optimizer", execution.CHANGES
+    return {"name": name, "slot": "change", "phase": phase}, stage.processes[0].rank
 
 
 def _row(outcome: Outcome) -> judged_rows.Row:

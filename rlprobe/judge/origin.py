@@ -40,6 +40,8 @@ MODULE, GLUE, STAGE_INPUT, LOSS, WEIGHT_GRADIENT, ACCUMULATION = (
 #: A module through which one side alone passes a gradient back.
 CUT = "cut"
 REDUCTION, CLIPPING, OPTIMIZER, WEIGHTS = "reduction", "clipping", "optimizer", "weights"
+#: What an optimizer was told, whether or not what it made of it is beyond a floor.
+SETTING = "setting"
 #: More than this share of parameter gradients differing, activations' agreeing, is no module's.
 _MOST = 0.5
 

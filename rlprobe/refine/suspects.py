@@ -112,7 +112,7 @@ def find(directory: Path, budget_mib: int) -> Plan:
 
 def _is_of_a_module(origin: kinds.Origin) -> bool:
     """Whether a module made what parts; what was done to its weights is the optimizer's."""
-    return origin.module is not None and origin.kind != kinds.OPTIMIZER
+    return origin.module is not None and origin.kind not in (kinds.OPTIMIZER, kinds.SETTING)
 
 
 def _blocks(diverged: Finding) -> tuple[str, ...]:

@@ -122,6 +122,9 @@ class _Commit:
         joined = parts.joined(self.side)
         if joined:
             self._json({"format": parts.FORMAT, "joined": joined}, "joined.json")
+        optimizers = parts.optimizers(self.side)
+        if optimizers:
+            self._json({"format": parts.FORMAT, "optimizers": optimizers}, "optimizers.json")
         self._states()
         rollouts = self._rollouts()
         replay_of = declared.get("replay_of")

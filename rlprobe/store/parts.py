@@ -270,6 +270,26 @@ def joined(side: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["role"], row["step"], row["rank"]))
 
 
+def optimizers(side: Path) -> list[dict[str, Any]]:
+    """What optimizers were told as they stepped: a row an update that was told otherwise than the
+    one before it, of all ranks that say the same.
+
+    Raises:
+        StoreError: a line is not what capture writes.
+    """
+    ranks: dict[bytes, list[int]] = {}
+    for origin, row in _lines(side, "optimizers"):
+        match row:
+            case {"step": int(), "stage": str(), "update": int(), "groups": list()}:
+                key = canonical_json({"role": origin.role, **row})
+                ranks.setdefault(key, []).append(origin.rank)
+            case _:
+                raise StoreError(f"{origin} is not what an optimizer was told")
+    rows = [{**_parse(key, str(side)), "ranks": of} for key, of in ranks.items()]
+    return sorted(rows, key=lambda row: (row["step"], row["role"], row["stage"], row["update"],
+                                         row["ranks"]))  # fmt: skip
+
+
 def first_step(side: Path) -> int | None:
     """The trainer's number of the step that this run began with."""
     path = side / "parts" / "first_step.json"

@@ -107,6 +107,14 @@ class Run:
         with self._described("joined.json"):
             return described.joined(found.get("joined"))
 
+    def optimizers(self) -> list[dict[str, Any]]:
+        """What optimizers were told as they stepped (:func:`described.optimizers`)."""
+        found = self._json("optimizers.json")
+        if found is None:
+            return []
+        with self._described("optimizers.json"):
+            return described.optimizers(found.get("optimizers"))
+
     def records(self, stage: str) -> Path:
         """The record table of a stage (canonical name).
 

@@ -61,7 +61,7 @@ def test_both_steps_agree_under_other_kernels(pipeline: Pipeline) -> None:
     ("name", "stage", "module", "cause"),
     [
         ("rms_eps", "actor_compute_log_prob", "model.layers.1.input_layernorm", None),
-        ("learning_rate", "critic_update", None, "optimizer"),
+        ("learning_rate", "critic_update", None, "hyperparameter"),
     ],
 )
 def test_a_fault_of_the_second_step_alone_is_found_there(

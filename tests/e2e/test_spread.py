@@ -22,7 +22,7 @@ from rlprobe.selftest import benign, fault
 def spread(site):
     yield
 
-@fault(stage="critic_update", cause="optimizer", needs={"target_world_size": 2})
+@fault(stage="critic_update", cause="hyperparameter", needs={"target_world_size": 2})
 def faster(site):
     for group in site.optimizer.param_groups:
         group["lr"] *= 1.02
@@ -82,7 +82,8 @@ def test_a_learning_rate_is_seen_in_the_wholes(judge: Callable[[str], Diagnosis]
     found = judge("faster")
     assert found.first is not None, found.sentence
     assert (found.verdict, found.first.stage) == ("diverged", "critic_update")
-    assert found.cause is not None and found.cause.class_ == "optimizer"
+    assert found.cause is not None and found.cause.known == "observed"
+    assert found.cause.class_ == "hyperparameter" and "lr " in found.cause.statement
 
 
 def test_a_forward_fault_is_located_at_its_module(judge: Callable[[str], Diagnosis]) -> None:

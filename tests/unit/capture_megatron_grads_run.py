@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rlprobe.capture import megatron_grads
+from rlprobe.capture.optimizer_settings import OptimizerSettings
 from rlprobe.frameworks.verl.cpu import cuda
 
 cuda.enable()
@@ -53,6 +54,7 @@ def look(distributed: bool, dtype: torch.dtype) -> dict[str, object]:
         "norm": squares**0.5,
         "own": float(optimizer.get_grad_norm()),
         "stepped": len(list(megatron_grads.stepped([model], optimizer))),
+        "settings": OptimizerSettings([model], optimizer).read(),
     }
 
 

@@ -238,6 +238,9 @@ def test_every_gradient_of_megatrons_own_optimizers_is_found(tmp_path: Path) -> 
         assert found["dtypes"] == ["torch.float32"], found
         assert found["norm"] == pytest.approx(found["own"], rel=1e-5) and found["own"] > 0, found
         assert found["stepped"] == 4, found
+        told = {name: group["settings"] for group in found["settings"] for name in group["names"]}
+        assert sorted(told) == found["names"], found["settings"]
+        assert all(own["lr"] == 1e-3 and len(own["betas"]) == 2 for own in told.values()), told
 
 
 def step(optimizer: Any, by: float) -> None:

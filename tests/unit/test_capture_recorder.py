@@ -367,3 +367,28 @@ def test_gradient_norms_of_each_parameter_group(tmp_path: Path) -> None:
         place = tmp_path / f"dump/data/actor_grad_norm/step0/rank0/micro_step{number}"
         assert np.allclose(np.load(place / "actor_grad_norm.npy"), norms, rtol=1e-6)
     assert expected[0] != expected[1]
+
+
+def test_what_an_optimizer_was_told_is_recorded_where_it_changed(tmp_path: Path) -> None:
+    model = make()
+    layers = list(model.layers.parameters())
+    others = [p for p in model.parameters() if all(p is not own for own in layers)]
+    optimizer = torch.optim.AdamW(
+        [{"params": layers, "lr": torch.tensor(0.25)}, {"params": others, "eps": float("nan")}],
+        lr=0.5, foreach=False,
+    )  # fmt: skip
+    capture = recorder(tmp_path, provenance=True)
+    for step, rates in enumerate([(0.5, 0.5, 0.125), (0.125,)]):
+        for rate in rates:  # entries of one stage, as of several mini-batches
+            optimizer.param_groups[1]["lr"] = rate
+            with capture.stage(UPDATE, step, 1 + step, model, optimizer=optimizer) as scope:
+                scope.settings(optimizer)
+    found = lines(tmp_path, "optimizers")
+    assert [(line["step"], line["update"]) for line in found] == [(0, 0), (0, 2), (1, 0)]
+    for line, rate in zip(found, (0.5, 0.125, 0.125), strict=True):
+        second, first = line["groups"]  # in the order of the model's parameters
+        assert {*first["names"], *second["names"]} == {n for n, _ in model.named_parameters()}
+        assert all(name.startswith("layers.") for name in first["names"])
+        assert (first["settings"]["lr"], second["settings"]["lr"]) == (0.25, rate)
+        assert first["settings"]["betas"] == [0.9, 0.999] and second["settings"]["eps"] == "nan"
+        assert "foreach" not in first["settings"] and "params" not in first["settings"]

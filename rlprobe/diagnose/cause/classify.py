@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import polars as pl
+
 from rlprobe.diagnose.cause import around, attention, gradients, losses, modules
 from rlprobe.diagnose.cause.hypotheses import ALL
 from rlprobe.diagnose.cause.hypothesis import Found, fits, weigh
 from rlprobe.diagnose.diagnosis import CONSISTENT, OBSERVED, UNKNOWN, Cause, Known
 from rlprobe.diagnose.gate.evidence import Shut
+from rlprobe.judge import analysis, execution
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.analysis import OUTCOME, Finding, Step
 from rlprobe.judge.tokens import Profile
@@ -33,11 +36,30 @@ def classify(
         # the records themselves show it
         reason = finding.origin.reason
         return Cause("implementation", OBSERVED, reason, [reason])
+    if finding.origin.kind == kinds.SETTING:
+        return _told(finding, finding.origin)
     found = judged(step, finding, world_size, profile)
     known: Known = UNKNOWN if found.cause == UNKNOWN else CONSISTENT
     statement = NOTHING if known == UNKNOWN else found.said[-1]
     evidence: dict[str, None] = dict.fromkeys([finding.origin.reason, *found.said])
     return Cause(found.cause, known, statement, list(evidence))
+
+
+def _told(finding: Finding, origin: kinds.Origin) -> Cause:
+    """What an optimizer was told, which both sides recorded, and what came of it."""
+    beyond = finding.stage.rows.filter(
+        analysis.HELD & pl.col("beyond") & (pl.col("phase") == execution.CHANGES)
+    )
+    came = (
+        say("{count} changes of parameters are beyond their floor", count=beyond.height)
+        if beyond.height
+        else say("changes of parameters differ by less than their floor")
+    )
+    told = finding.told
+    switched = told is not None and any(one.is_switch for one in told.differing)
+    # another number in the same computation, or another computation
+    cause = "optimizer" if switched else "hyperparameter"
+    return Cause(cause, OBSERVED, origin.reason, [origin.reason, came])
 
 
 def judged(

@@ -23,6 +23,7 @@ from rlprobe.diagnose.gate import (
     settings,
     shapes,
     staleness,
+    told,
     trainers,
     unused,
     weights,
@@ -61,6 +62,7 @@ def check(evidence: Evidence) -> Gate:
     given, no_batch = batch.check(evidence)
     trainer = trainers.item(evidence)
     asked, no_settings = settings.check(evidence)
+    stepped = told.check(evidence)
     enough = extent.check(evidence)
     kept = judged.check(evidence)
     hidden = unused.check(evidence.step)
@@ -83,6 +85,7 @@ def check(evidence: Evidence) -> Gate:
             *given,
             *([trainer] if trainer is not None else []),
             *asked,
+            *([stepped] if stepped is not None else []),
             *enough,
             *([kept] if kept is not None else []),
             *([hidden] if hidden is not None else []),

@@ -43,11 +43,12 @@ def watched(optimizer: Any) -> Iterator[None]:
     if optimizer is None or scope is None:
         yield
     elif megatron_grads.is_megatron(optimizer):
-        with stepping(
-            optimizer,
-            lambda: scope.gradients("grad_reduced", optimizer),
-            lambda: scope.gradients("grad_clipped", optimizer),
-        ):
+
+        def ready() -> None:
+            scope.gradients("grad_clipped", optimizer)
+            scope.settings(optimizer)
+
+        with stepping(optimizer, lambda: scope.gradients("grad_reduced", optimizer), ready):
             yield
     elif megatron_layout.data_parallel_size() > 1:
         yield
@@ -67,6 +68,7 @@ def _reporting(optimizer: Any) -> Iterator[None]:
         scope = running.scope()
         if scope is not None:
             scope.gradients("grad_reduced")
+            scope.settings(optimizer)
         return call(*args, **kwargs)
 
     optimizer.step = step

@@ -234,14 +234,23 @@ def _watch(engine: Any) -> None:
                 scope.gradients("grad_reduced", own)
                 scope.gradient_norms(own)
 
-            with stepping(own, prepared, lambda: scope.gradients("grad_clipped", own)):
+            def ready() -> None:
+                scope.gradients("grad_clipped", own)
+                scope.settings(own)
+
+            with stepping(own, prepared, ready):
                 norm = optimizer_step(*args, **kwargs)
             scope.total_norm(norm)
             return norm
         scope.gradients("grad_reduced")
         scope.gradient_norms(engine.optimizer)
+
+        def stepped(*_: Any) -> None:
+            scope.gradients("grad_clipped")
+            scope.settings(engine.optimizer)
+
         # verl clips inside this method; the optimizer's own pre-hook sees the clipped gradients
-        handle = engine.optimizer.register_step_pre_hook(lambda *_: scope.gradients("grad_clipped"))
+        handle = engine.optimizer.register_step_pre_hook(stepped)
         try:
             norm = optimizer_step(*args, **kwargs)
         finally:

@@ -129,7 +129,7 @@ def sent_back(site: Any) -> Iterator[None]:
         yield
 
 
-@fault(stage=ACTOR, cause="optimizer")
+@fault(stage=ACTOR, cause="hyperparameter")
 def learning_rate(site: Any) -> Iterator[None]:
     parts = getattr(site.optimizer, "chained_optimizers", [site.optimizer])
     groups = [group for part in parts for group in part.param_groups]

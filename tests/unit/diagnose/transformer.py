@@ -450,13 +450,20 @@ def parts(
                  "samples": digests[::-1] if stage in turned else digests} for stage in entered
             ])  # fmt: skip
         write_json(side / "parts" / "layout" / f"{owner}-rank0.json",
-                   {"role": owner, "rank": 0, "world_size": 1})  # fmt: skip
+                   {"role": owner, "rank": 0, "world_size": 1,
+                    "backend": device.faults.get("backend")})  # fmt: skip
         write_json(side / "parts" / "environment" / f"{owner}-rank0.json", {
             "device": "cpu", "device_name": "numpy", "versions": {"numpy": "2"},
             "variables": {"KERNELS": "split"} if device.split else {}, "switches": {"tf32": False},
             "code": device.faults.get("code", {}).get(role, {}),
             "dropout": device.faults.get("dropout", {}),
         })  # fmt: skip
+
+    for rank, told in device.faults.get("told", {}).items():
+        lines(side / "parts" / "optimizers" / f"actor-rank{rank}.jsonl", [
+            {"step": step, "stage": stages.ACTOR_UPDATE, "update": number, "groups": groups}
+            for (step, number), groups in told.items()
+        ])  # fmt: skip
 
 
 def key_data(scratch: Path, name: str, micro: int, value: Array) -> None:
