@@ -8,12 +8,11 @@ change. Read off fp32 weights, or off fp32 copies that an optimizer steps
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import polars as pl
 
-from rlprobe.judge import roundoff, unshard
+from rlprobe.judge import digested, roundoff
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.noise_updates import CHANGE
 from rlprobe.roles import BENCHMARK, TARGET
@@ -24,9 +23,6 @@ if TYPE_CHECKING:
 #: Of a change: the largest L2 norm of what rounding the weights makes of it, both sides together;
 #: null where neither side's weights are of 16 bits or fewer.
 COLUMN = "rounding"
-_KEY = ["module", "index"]
-_SCHEMA = {"rank": pl.Int32, "module": pl.String, "index": pl.String, "size": pl.Int64,
-           "format": pl.String, "norm": pl.Float64}  # fmt: skip
 
 
 def with_rounding(parts: list[pl.DataFrame], results: Results, stage: str, step: int) -> None:
@@ -72,45 +68,16 @@ def coarse(run: Run, stage: str, step: int) -> pl.DataFrame | None:
     narrow = here.filter(roundoff.unit("dtype") > roundoff.FP32)
     if narrow.is_empty():
         return None
-    return pl.DataFrame(list(_rows(narrow)), schema=_SCHEMA, orient="row")
-
-
-def _rows(weights: pl.DataFrame) -> Iterator[tuple[object, ...]]:
-    """What each rank has of a parameter, and the whole."""
-    for (name,), own in weights.group_by("name", maintain_order=True):
-        module, _, index = str(name).rpartition(".")
-        shards = list(unshard.parameters(own))
-        for rank, shard in zip(own.get_column("rank"), shards, strict=True):
-            yield rank, module, index, _size(shard.part.local_shape), shard.dtype, shard.norm
-        norm = unshard.norm(shards)
-        yield None, module, index, _size(shards[0].part.shape), shards[0].dtype, norm
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size
+    return digested.norms(narrow)
 
 
 def _added(part: pl.DataFrame, found: pl.DataFrame, role: str) -> pl.DataFrame:
     """A side's rounding, added to what the other's is."""
     bound = found.with_columns(own=roundoff.unit("format") * pl.col("norm"))
-    local = bound.filter(pl.col("rank").is_not_null()).select(*_KEY, "rank", "size", local="own")
-    whole = bound.filter(pl.col("rank").is_null()).select(*_KEY, whole="own")
-    shape = pl.col(f"shape_{role}").list.eval(pl.element().product()).list.first()
-    own = pl.when(pl.col("slot") == CHANGE).then(pl.coalesce("local", "whole"))
+    own = pl.when(pl.col("slot") == CHANGE).then(pl.col("_own"))
     both = pl.col(COLUMN).fill_null(0.0) + own
     return (
-        part.with_columns(_rank=pl.coalesce(f"rank_{role}", "rank"), _size=shape.fill_null(1))
-        .join(
-            local,
-            left_on=[*_KEY, "_rank", "_size"],
-            right_on=[*_KEY, "rank", "size"],
-            how="left",
-            maintain_order="left",
-        )
-        .join(whole, on=_KEY, how="left", maintain_order="left")
+        digested.beside(part, bound, role, "_own")
         .with_columns(pl.when(own.is_not_null()).then(both).otherwise(COLUMN).alias(COLUMN))
-        .drop("_rank", "_size", "local", "whole")
+        .drop("_own")
     )

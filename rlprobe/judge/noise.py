@@ -106,7 +106,7 @@ def annotate(
     every = layers.distinct(table) if every_layer is None else every_layer
     parts = [
         _process(part, products, inherited, one_precision, every)
-        for part in table.select(*_NEEDED, "_layer", _rounding(table))
+        for part in table.select(*_NEEDED, "_layer", *_of_weights(table))
         .with_row_index("_row")
         .partition_by(_PROCESS, maintain_order=True)
     ]
@@ -116,10 +116,13 @@ def annotate(
     )
 
 
-def _rounding(table: pl.DataFrame) -> pl.Expr:
-    """What rounding the weights makes of a change (:mod:`rlprobe.judge.kept`); null if unknown."""
-    known = pl.col("rounding") if "rounding" in table.columns else pl.lit(None, pl.Float64)
-    return known.alias("rounding")
+def _of_weights(table: pl.DataFrame) -> list[pl.Expr]:
+    """What is known of the weights that a change is of: what rounding them makes of it
+    (:mod:`rlprobe.judge.kept`) and their norm (:mod:`rlprobe.judge.held`); null if unknown."""
+    return [
+        (pl.col(name) if name in table.columns else pl.lit(None, pl.Float64)).alias(name)
+        for name in ("rounding", "held")
+    ]
 
 
 def _process(

@@ -178,9 +178,12 @@ def _changes(table: pl.DataFrame) -> pl.DataFrame:
         .agg(weight=pl.col("norm_benchmark").first())
     )
     joined = (
-        changes.select("_row", *key, "norm_benchmark", "size", "rounding", vector=_is_vector())
+        changes.select(
+            "_row", *key, "norm_benchmark", "size", "rounding", "held", vector=_is_vector()
+        )
         .join(used, on=key, how="left", maintain_order="left", nulls_equal=True)
         .join(weights, on=["module", "index"], how="left", maintain_order="left", nulls_equal=True)
+        .with_columns(weight=pl.coalesce("weight", "held"))
     )
     bounds = _change_bounds(joined, _is_linear(joined))
     return (

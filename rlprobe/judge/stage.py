@@ -13,6 +13,7 @@ from rlprobe.judge import (
     compared,
     execution,
     floors,
+    held,
     kept,
     layers,
     nesting,
@@ -216,6 +217,7 @@ def _with_floors(
             repeats[pair] = frame
     precise = compared.control(results, HIGH_PRECISION, stage, step)
     kept.with_rounding(parts, results, stage, step)
+    held.with_norms(parts, results, stage, step)
     errors = changes.dense(parts, results, stage, step, sketches)
     losses = pl.concat(part.filter(pl.col("slot") == "loss") for part in parts)
     given = propagated.inherited(results, stage, step, losses)

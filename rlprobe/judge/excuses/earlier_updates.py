@@ -16,7 +16,9 @@ the change without the gradient, widens nothing. Activations and their gradients
 ``SAFETY`` H more, parameters' gradients by twice that (weights act forward and backward) in the
 measure of their own floor, which knows how their terms cancel.
 
-Where gradients, changes or weights were not recorded H is not known, and nothing is judged.
+A parameter that no module is called with by itself (of fused projections) has its norm from its
+digest (:mod:`rlprobe.judge.held`). Where gradients, changes or weights were not recorded H is not
+known, and nothing is judged.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import itertools
 
 import polars as pl
 
-from rlprobe.judge import execution
+from rlprobe.judge import execution, held
 from rlprobe.judge.excuse import Excuse
 from rlprobe.judge.noise import SAFETY
 from rlprobe.judge.noise_updates import ADAM_EPSILON, CHANGE, GRADIENTS
@@ -64,8 +66,9 @@ def inherited(rows: pl.DataFrame) -> dict[int, float] | None:
         .agg(weight=pl.col("norm_benchmark").first())
     )
     changes = rows.filter((pl.col("slot") == CHANGE) & (pl.col("norm_benchmark") > 0)).select(
-        *_KEY, "call", "error", "error_kind", change="norm_benchmark"
-    )
+        *_KEY, "call", "error", "error_kind", change="norm_benchmark",
+        held=pl.col(held.COLUMN) if held.COLUMN in rows.columns else pl.lit(None, pl.Float64),
+    )  # fmt: skip
     calls = sorted(gradients.get_column("call").unique().to_list())
     if len(calls) < 2 or changes.is_empty():
         return None
@@ -73,8 +76,9 @@ def inherited(rows: pl.DataFrame) -> dict[int, float] | None:
     if not each:
         changes = changes.drop("call")
     joined = gradients.join(changes, on=[*_KEY, "call"] if each else _KEY, nulls_equal=True).join(
-        weights, on=_KEY, nulls_equal=True
+        weights, on=_KEY, how="left", nulls_equal=True
     )
+    joined = joined.with_columns(weight=pl.coalesce("weight", "held"))
     if joined.height < gradients.height or joined.get_column("weight").null_count():
         return None
     near = (10 * ADAM_EPSILON * pl.col("size").sqrt() / pl.col("gradient_norm")).clip(0, 1)

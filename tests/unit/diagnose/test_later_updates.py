@@ -93,3 +93,27 @@ def test_one_update_is_as_it_was() -> None:
     process = judged(rows)
     assert process.rows.get_column("update").unique().to_list() == [0]
     assert process.rows.get_column("before_update").all()
+
+
+def test_what_is_called_as_one_has_its_parameters_norms_from_their_digests() -> None:
+    """Megatron's modules are called with queries, keys and values as one parameter."""
+    rows = compared("split_k").with_columns(dense_error=pl.lit(None, pl.Float64))
+    fused = pl.col("module").str.contains("[qkv]_proj|gate_proj|up_proj").fill_null(False)
+    given = rows.filter(pl.col("slot") == "parameters").unique(["module", "index"], keep="first")
+    norms = given.select("module", "index", held="norm_benchmark")
+    apart = rows.join(norms, on=["module", "index"], how="left", maintain_order="left").filter(
+        ~(fused & (pl.col("slot") == "parameters"))
+    )
+    assert apart.height < rows.height
+    plain, held = (
+        floors.with_floor(noise.annotate(table), {}) for table in (rows, apart)
+    )  # fmt: skip
+    moved = [earlier_updates.inherited(execution.timeline(t)[0]) for t in (plain, held)]
+    assert moved[0] == pytest.approx(moved[1]) and moved[0]
+    floor = [
+        t.filter(pl.col("slot") == "change").get_column("floor").to_list() for t in (plain, held)
+    ]
+    assert floor[0] == floor[1]
+    unknown = apart.with_columns(held=pl.lit(None, pl.Float64))
+    left = _process(0, floors.with_floor(noise.annotate(unknown), {}), one_precision=True).rows
+    assert "after_update" in set(late(left).get_column("unjudged_because"))
