@@ -93,6 +93,14 @@ class Told:
         )
 
 
+class Lone(NamedTuple):
+    """What one side alone says that its optimizers were told in a stage's updates."""
+
+    #: Names of settings, and of parameters of which it says anything.
+    settings: tuple[str, ...]
+    parameters: tuple[str, ...]
+
+
 #: What a parameter was told: settings by name, and the ranks that were told so.
 _Values = list[tuple[dict[str, Any], tuple[int, ...]]]
 
@@ -116,6 +124,29 @@ def compare(benchmark: Run, target: Run, stage: str, step: int) -> Told | None:
         if found.settings:
             break
     return found
+
+
+def lone(benchmark: Run, target: Run, stage: str, step: int) -> Lone:
+    """What one side alone says of a stage's updates; nothing between unlike back ends, whose
+    optimizers have settings of their own.
+
+    Raises:
+        StoreError: what a run says is damaged.
+    """
+    if _is_megatron(benchmark) != _is_megatron(target):
+        return Lone((), ())
+    sides = [
+        [line for line in run.optimizers() if (line["stage"], line["step"]) == (stage, step)]
+        for run in (benchmark, target)
+    ]
+    settings, parameters = set[str](), set[str]()
+    for update in {line["update"] for lines in sides for line in lines}:
+        left, right = (_at(lines, update) for lines in sides)
+        parameters |= left.keys() ^ right.keys()
+        for name in left.keys() & right.keys():
+            names = [set[str]().union(*(s for s, _ in side[name])) for side in (left, right)]
+            settings |= names[0] ^ names[1]
+    return Lone(tuple(sorted(settings)), tuple(sorted(parameters)))
 
 
 def _at(lines: list[dict[str, Any]], update: int) -> dict[str, _Values]:

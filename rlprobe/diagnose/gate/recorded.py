@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from rlprobe import stages
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate import contradictions, gaps, impossible
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, rows_of
 from rlprobe.documents import npyfile
 from rlprobe.errors import DumpError
-from rlprobe.judge import keydata, metrics, outcomes
+from rlprobe.judge import keydata, metrics, optimizers, outcomes
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.excuse import LOPSIDED
 from rlprobe.judge.extent import is_computed
@@ -54,6 +55,7 @@ def check(evidence: Evidence) -> GateItem | None:
         *impossible.check(evidence.step),
         *_metrics(evidence),
         *_gradient_norms(evidence),
+        *_told(evidence),
     ]
     if not said:
         return None
@@ -313,6 +315,25 @@ def _lone_rows(step: Step) -> list[Said]:
         for name, difference in sorted(step.key_data.items())
         if difference.benchmark_only or difference.target_only
     ]
+
+
+def _told(evidence: Evidence) -> list[Said]:
+    """What one side alone says that its optimizers were told, at any captured step."""
+    both = {*evidence.benchmark.manifest.steps} & {*evidence.target.manifest.steps}
+    found = []
+    for stage in sorted(stages.UPDATE_STAGES & {*evidence.results.stages()}):
+        each = [optimizers.lone(evidence.benchmark, evidence.target, stage, step) for step in both]
+        settings = sorted({name for one in each for name in one.settings})
+        parameters = sorted({name for one in each for name in one.parameters})
+        if settings or parameters:
+            found.append(
+                say(
+                    "{stage}: one side alone says what its optimizer was told: {names}",
+                    stage=stage,
+                    names=listed([*settings, *parameters], 4),
+                )
+            )
+    return found
 
 
 def _gradient_norms(evidence: Evidence) -> list[Said]:

@@ -23,6 +23,7 @@ from rlprobe.selftest.blind.quantities import (
     NAN,
     PROOF,
     RECORD,
+    SETTING,
     SHAPE,
     SINGLE,
     TEN_FLOORS,
@@ -57,6 +58,8 @@ def contents(run: Path, quantity: Quantity, way: str) -> dict[str, bytes | None]
         return {quantity.file: _metric(data, quantity, way)}
     if quantity.kind == PROOF:
         return {quantity.file: _proof(data, quantity, way)}
+    if quantity.kind == SETTING:
+        return {quantity.file: _setting(data, quantity, way)}
     return {quantity.file: _weight(data, quantity, way)}
 
 
@@ -208,6 +211,31 @@ def _proof(data: bytes, quantity: Quantity, way: str) -> bytes:
     else:
         raise UnchangedError
     return json.dumps(value).encode()
+
+
+def _setting(data: bytes, quantity: Quantity, way: str) -> bytes:
+    whole = json.loads(data)
+    place, _, name = quantity.key.partition("/")
+    settings = whole["optimizers"][quantity.row or 0]["groups"][int(place)]["settings"]
+    old = settings.pop(name)
+    if way != MISSING:
+        settings[name] = _told(old, way)
+        if settings[name] == old:
+            raise UnchangedError
+    return json.dumps(whole).encode()
+
+
+def _told(value: Any, way: str) -> Any:
+    """Another value of a setting; not finite is text, as capture writes it."""
+    if isinstance(value, list):
+        return [_told(item, way) for item in value]
+    if way == NAN:
+        return "nan"
+    if isinstance(value, bool):
+        return False if way == ZERO else not value
+    if isinstance(value, int | float):
+        return 0 if way == ZERO else value * (1.0 + MOVED)
+    return None if way == ZERO else f"{value} disturbed"
 
 
 def _weight(data: bytes, quantity: Quantity, way: str) -> bytes:

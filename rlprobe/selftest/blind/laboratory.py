@@ -34,7 +34,14 @@ from rlprobe.judge.judge import Kept, key_data
 from rlprobe.judge.keydata import LATER, Difference
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.selftest.blind import disturb
-from rlprobe.selftest.blind.quantities import METRIC, MISSING, RECORD, WEIGHT, Quantity
+from rlprobe.selftest.blind.quantities import (
+    METRIC,
+    MISSING,
+    RECORD,
+    SETTING,
+    WEIGHT,
+    Quantity,
+)
 from rlprobe.selftest.blind.remembered import (
     MADE_OF,
     REMEMBERED,
@@ -194,7 +201,7 @@ class Laboratory:
         assert was is not None
         target = Run(was.store, was.path, Manifest.load(self.target))
         kept = {name: vars(was)[name] for name in REMEMBERED - {MADE_OF.get(quantity.kind, "")}}
-        if quantity.kind in (RECORD, METRIC):  # its key data are what they were
+        if quantity.kind in (RECORD, METRIC, SETTING):  # its key data are what they were
             kept |= {name: getattr(was, name) for name in ("_checked_data", "recorded")}
             vars(target).update(kept)
         else:
@@ -222,7 +229,7 @@ class Laboratory:
         all but that and what is made of it, of tokens, samples and weights nothing."""
         one_key = of_one_key(quantity)
         # weights tell how shards of records lie, of which one process has none
-        of_gate = (METRIC,) if self._has_shards else (METRIC, WEIGHT)
+        of_gate = (METRIC, SETTING) if self._has_shards else (METRIC, SETTING, WEIGHT)
         if not one_key and quantity.kind != RECORD and quantity.kind not in of_gate:
             return Kept()
         touched = {quantity.stage}

@@ -18,7 +18,14 @@ from rlprobe.judge.keydata import LATER, result_of, stage_of
 from rlprobe.judge.reasons import LATER_STEP, MASKED_VALUE
 from rlprobe.store.read import Run
 
-RECORD, KEY_DATA, METRIC, WEIGHT, PROOF = "record", "key_data", "metric", "weight", "proof"
+RECORD, KEY_DATA, METRIC, WEIGHT, PROOF, SETTING = (
+    "record",
+    "key_data",
+    "metric",
+    "weight",
+    "proof",
+    "setting",
+)
 
 #: Ten times its floor; NaN; zero; another dtype or shape; missing; a statistic that its digest
 #: contradicts; one value of many.
@@ -40,6 +47,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     METRIC: (TEN_FLOORS, NAN, ZERO, MISSING),
     WEIGHT: (TEN_FLOORS, NAN, ZERO, DTYPE, MISSING, CONTRADICTION),
     PROOF: (TEN_FLOORS, MISSING),
+    SETTING: (TEN_FLOORS, NAN, ZERO, MISSING),
 }
 
 
@@ -83,6 +91,7 @@ def of(judged: Examined) -> list[Quantity]:
     found += _metrics(target, extents, judged.curves)
     found += _weights(target, extents)
     found += _proof(target, extents)
+    found += _settings(target)
     return found
 
 
@@ -202,6 +211,20 @@ def _proof(target: Run, extents: Extents) -> Iterator[Quantity]:
         name = f"samples of {entry['stage']}, step {entry['step']}, rank {entry['rank']}"
         declared = _whole_step(extents, entry["stage"], entry["step"])
         yield Quantity(PROOF, None, "mock_proof.json", number, group, name, None, declared)
+
+
+def _settings(target: Run) -> Iterator[Quantity]:
+    """What optimizers were told; ``key`` is the group's number and the setting's name."""
+    for number, line in enumerate(target.optimizers()):
+        stage, step, update = line["stage"], line["step"], line["update"]
+        for place, group in enumerate(line["groups"]):
+            for name in group["settings"]:
+                yield Quantity(
+                    SETTING, None, "optimizers.json", number,
+                    (SETTING, stage, name, str(update), str(step), str(line["ranks"])),
+                    f"{name} of group {place} ({stage}, step {step}, update {update})", None, None,
+                    key=f"{place}/{name}",
+                )  # fmt: skip
 
 
 def is_below(quantity: Quantity, way: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -210,3 +211,24 @@ def test_what_is_only_gone_is_not_said() -> None:
     ]
     assert score.outcome(judgement[0], judgement[1], None)[0] == score.SILENT
     assert score.outcome(judgement[0], judgement[2], None)[0] == score.SAID
+
+
+@pytest.mark.parametrize(
+    ("way", "value"),
+    [(quantities.TEN_FLOORS, [0.99, 1.0989]), (quantities.NAN, ["nan", "nan"]),
+     (quantities.ZERO, [0, 0]), (quantities.MISSING, None)],
+)  # fmt: skip
+def test_what_an_optimizer_was_told_is_disturbed_alone(
+    tmp_path: Path, way: str, value: Any
+) -> None:
+    told = {"lr": 1e-3, "betas": [0.9, 0.999], "amsgrad": False}
+    lines = [{"groups": [{"settings": told, "names": ["w"]}]}]
+    (tmp_path / "optimizers.json").write_text(json.dumps({"optimizers": lines}))
+    one = quantities.Quantity(
+        quantities.SETTING, None, "optimizers.json", 0, ("setting",), "b", None, None, key="0/betas"
+    )
+    data = disturb.contents(tmp_path, one, way)["optimizers.json"]
+    assert data is not None
+    found = json.loads(data)["optimizers"][0]["groups"][0]["settings"]
+    assert found.get("betas") == (pytest.approx(value) if way == quantities.TEN_FLOORS else value)
+    assert {**found, "betas": None} == told | {"betas": None}

@@ -10,6 +10,7 @@ from rlprobe import stages
 from rlprobe.cli import main
 from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.diagnosis import Diagnosis, GateItem
+from rlprobe.diagnose.gate import recorded
 from rlprobe.diagnose.gate import told as gate
 from rlprobe.diagnose.gate.evidence import Evidence
 from rlprobe.judge import optimizers
@@ -176,3 +177,30 @@ def test_a_side_or_a_setting_that_is_not_said_is_held_against_nothing(align: Ali
     other = [{"settings": SETTINGS, "names": ["another.weight"]}]
     said = item(held(align, device(other)))
     assert said is not None and said.state == "caveat" and "no parameters" in said.evidence
+
+
+@pytest.mark.parametrize(
+    ("told", "named"),
+    [
+        ([{"settings": {k: v for k, v in SETTINGS.items() if k != "eps"}, "names": NAMES}], "eps"),
+        (groups(bias_correction=False), "bias_correction"),
+        ([{"settings": SETTINGS, "names": NAMES[1:]}], NAMES[0]),
+    ],
+)
+def test_what_one_side_alone_says_is_no_agreement(align: Align, told: Groups, named: str) -> None:
+    said = alike(held(align, device(told)))
+    assert said is not None and said.state == "caveat" and f"was told: {named}" in said.evidence
+
+
+def test_a_side_that_says_nothing_of_its_optimizer_is_named(align: Align) -> None:
+    said = alike(held(align, {"told": {}}, device()))
+    assert said is not None and "actor_update: one side alone says" in said.evidence
+    # a later update that is told as the one before says nothing else
+    assert alike(held(align, device(groups(), groups()), device())) is None
+    # optimizers of unlike back ends have settings of their own
+    target = device(groups(bias_correction=False), backend="megatron")
+    assert alike(held(align, target, device(backend="FSDPEngine"))) is None
+
+
+def alike(found: Diagnosis) -> GateItem | None:
+    return next((item for item in found.gate if item.item == recorded.ITEM), None)
