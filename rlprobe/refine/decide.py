@@ -144,6 +144,8 @@ _WITHIN = {
     "layout": ("row_order", "label_or_mask_shift", "reduction"),
     "label_or_mask_shift": ("row_order",),
     "data": ("row_order",),
+    # other operators in clipping, where each rank's gradients have a factor of their own
+    "optimizer": ("reduction",),
 }
 
 

@@ -8,6 +8,8 @@ from rlprobe.said import Said
 
 #: The class of operators that differ and mean nothing by themselves.
 IMPLEMENTATION = "implementation"
+#: Kind of a value that is there once a collective has run, and that no operator made.
+COLLECTIVE = "collective"
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Difference:
     said: Said
     #: Whether numbers differ from here on.
     effective: bool
-    #: ``scalar``, ``value``, ``format``, ``operators`` or ``kernel``.
+    #: ``scalar``, ``value``, ``collective``, ``format``, ``operators`` or ``kernel``.
     kind: str
 
 

@@ -106,6 +106,28 @@ def _puts_mask(op: Operator) -> bool:
     return kind == "masked_fill" and all(map(hides, numbers(op)))
 
 
+# gradients
+
+
+def sums_gradients(stretch: Stretch) -> bool:
+    """In the backward passes of an update, tensors are added to tensors: gradients are summed up.
+
+    A parameter that is added to its gradient is a decay, and a number is no gradient.
+    """
+    return (
+        stretch.trace.kind == "update"
+        and bool(stretch.working)
+        and all(
+            op.direction == "backward"
+            and meaning.plain(op) == "add"
+            and len({tuple(v.shape) for v in op.inputs}) == 1
+            and len(op.inputs) > 1
+            and not any((v.origin or "").startswith("parameter ") for v in op.inputs)
+            for op in stretch.working
+        )
+    )
+
+
 # formats
 
 #: Beside casts: how numbers are brought into a short format's range and back.
@@ -142,6 +164,25 @@ def _quantised(stretch: Stretch) -> bool:
             for v, w in stretch.changed
         )
     )  # fmt: skip
+
+
+#: Round-offs of a format that a cast to it may make of all elements together.
+_CAST = 4.0
+
+
+def is_one_rounding(stretch: Stretch, floor: float) -> bool:
+    """Whether casts may have made all that what is handed on differs by.
+
+    What was given to them may be others' numbers already.
+
+    Args:
+        stretch: of casts.
+        floor: relative difference of values that agree.
+    """
+    unit = max((_unit(v) for op in stretch.working for v in op.outputs), default=0.0)
+    # memory that nothing has written yet is nothing to be held against
+    sizes = [error(w, v) for v, w in stretch.changed if w.sketch is not None]
+    return all(size is None or size <= _CAST * unit + floor for size in sizes)
 
 
 def _is_of_bits(op: Operator) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.refine import meaning
-from rlprobe.refine.difference import Difference, number
+from rlprobe.refine.difference import COLLECTIVE, Difference, number
 from rlprobe.refine.trace import Operator, Value, error
 from rlprobe.said import NOTHING_SAID, say
 
@@ -23,13 +23,16 @@ _MASKS = ("input ",)
 _COMPUTED = ("batch ", "elsewhere")
 
 
-def entering(b: Operator, t: Operator, changed: bool, noise: float) -> list[Difference]:
+def entering(
+    b: Operator, t: Operator, changed: bool, noise: float, collective: Operator | None = None
+) -> list[Difference]:
     """Differences of what an operator was given from outside the trace.
 
     Args:
         b, t: the operator on both sides.
         changed: whether its results differ.
         noise: relative difference that values computed elsewhere may have.
+        collective: the one that ran on the target just before.
     """
     found = []
     for one, other in zip(b.arguments, t.arguments, strict=False):
@@ -49,7 +52,7 @@ def entering(b: Operator, t: Operator, changed: bool, noise: float) -> list[Diff
             if size and size > allowed:
                 apart.append((size, v, w))
         if apart:
-            found.append(_said(t, other.name, apart, changed))
+            found.append(_said(t, other.name, apart, changed, collective))
     return found
 
 
@@ -75,7 +78,11 @@ def _masked(b: Operator, t: Operator, name: str, w: Value) -> Difference:
 
 
 def _said(
-    op: Operator, name: str, apart: list[tuple[float, Value, Value]], changed: bool
+    op: Operator,
+    name: str,
+    apart: list[tuple[float, Value, Value]],
+    changed: bool,
+    collective: Operator | None,
 ) -> Difference:
     """What is said of the values of one argument that differ; of a list, of all at once."""
     size, v, w = max(apart, key=lambda entry: entry[0])
@@ -90,6 +97,15 @@ def _said(
         )
         return Difference(meaning.of_name(name) or "hyperparameter", said, changed, "value")
     how = say(" by {size:.2g}", size=size) if size != float("inf") else NOTHING_SAID
+    if known is None and collective is not None:
+        said = say(
+            "what is there after {collective}, given to {operator} as {name}, differs{how}",
+            collective=collective.said,
+            operator=op.said,
+            name=name,
+            how=how,
+        )
+        return Difference("unknown", said, changed, COLLECTIVE)
     if len(apart) == 1:
         said = say(
             "{value}, given to {operator} as {name}, differs{how}",

@@ -63,6 +63,8 @@ class Side:
     reach: Array | None = None
     #: Formats of what its operators made.
     formats: frozenset[str] = frozenset()
+    #: Places of outputs that are whole numbers or truth values: what was decided, not computed.
+    decisions: frozenset[int] = frozenset()
 
 
 def judge(
@@ -279,11 +281,13 @@ _Four = tuple[Array, Array, Array, Array]
 
 def _outputs(benchmark: Side, target: Side) -> list[_Four]:
     every = zip(benchmark.outputs, target.outputs, benchmark.wide, target.wide, strict=False)
+    # a choice has no round-off of its own: one that tips differs by what is chosen
     return [
         (a, b, c, d)
-        for a, b, c, d in every
-        if a is not None and b is not None and c is not None and d is not None
-    ]
+        for place, (a, b, c, d) in enumerate(every)
+        if place not in benchmark.decisions | target.decisions
+        and a is not None and b is not None and c is not None and d is not None
+    ]  # fmt: skip
 
 
 def _gradients(benchmark: Side, target: Side) -> list[_Four]:

@@ -93,6 +93,11 @@ def of_scalar(op: Operator, argument: str) -> str:
     return of_name(argument) or "hyperparameter"
 
 
+def is_collective(op: Operator) -> bool:
+    """Whether processes exchange numbers in an operator."""
+    return op.name.startswith(_COLLECTIVES)
+
+
 def is_mask(value: Value) -> bool:
     """Whether a tensor is one that is added to scores, or a boolean one."""
     if value.dtype == "torch.bool":
@@ -115,7 +120,7 @@ def of_operators(operators: Sequence[Operator], around: bool = False) -> str:
         return "implementation"
     if names & _RANDOM:
         return "nondeterministic"
-    if any(op.name.startswith(_COLLECTIVES) for op in working):
+    if any(map(is_collective, working)):
         return "reduction"
     made = [value for op in working for value in op.outputs]
     # one whole number is a count, and so is a sum of them: no labels

@@ -9,6 +9,7 @@ operator itself.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rlprobe.judge.roundoff import UNIT
@@ -27,7 +28,7 @@ from rlprobe.refine.difference import IMPLEMENTATION, Difference, apart, number
 from rlprobe.refine.entering import entering
 from rlprobe.refine.pairing import Apart, Both, pair, reordered, scalars
 from rlprobe.refine.stretch import Stretch
-from rlprobe.refine.trace import Operator, Trace, Value, error, measurable
+from rlprobe.refine.trace import Operator, Trace, Value, error, measurable, taken
 from rlprobe.said import NOTHING_SAID, Said, exactly, listed, of_side, say
 
 #: Round-offs by which one operator's results may differ on two devices, inputs alike.
@@ -87,6 +88,8 @@ def observe(
     ran = idle.Idle(benchmark), idle.Idle(target)
     wires = wiring.Wires(steps, floor)
     outside = written.Written((benchmark, target))
+    numbers = [_numbers_taken(trace) for trace in (benchmark, target)]
+    collective: Operator | None = None
     for at, step in enumerate(steps):
         if isinstance(step, Apart):
             step = Apart(
@@ -100,10 +103,13 @@ def observe(
             differs = not used or any(_differ(one, other, 0.0, floor) for one, other in used)
             differs = differs or _writes_parameters(step, (benchmark, target))
             _add(found, [_apart(step, (benchmark, target), used, differs, floor)])
+            collective = _last_collective(step.target, collective)
         else:
             other = wires.difference(step, _changed(step.benchmark, step.target, 0.0, 1.0, floor))
             other = other or outside.difference(step)
-            _add(found, [other] if other else _both(step, sides[1], noise, floor))
+            own = _Beside(sides[1], numbers, collective)
+            _add(found, [other] if other else _both(step, own, noise, floor))
+            collective = _last_collective([step.target], collective)
     found.differences = settings.of_another_computation(found.differences)
     return found
 
@@ -170,7 +176,7 @@ def _apart(
             benchmark=_listed(step.benchmark) or say("none"),
         )
     else:
-        cause = _of_both(step, traces, used)
+        cause = _of_both(step, traces, used, floor)
         said = say(
             "the target runs {target} where the benchmark runs {benchmark}",
             target=_listed(step.target),
@@ -179,7 +185,9 @@ def _apart(
     return Difference(cause, said, differs, "operators")
 
 
-def _of_both(step: Apart, traces: tuple[Trace, Trace], used: list[tuple[Value, Value]]) -> str:
+def _of_both(
+    step: Apart, traces: tuple[Trace, Trace], used: list[tuple[Value, Value]], floor: float
+) -> str:
     """What two stretches in each other's place are a cause of, where both do the same kind."""
     if vocabulary.narrowed(*traces):
         return "sampling_semantics"
@@ -187,7 +195,12 @@ def _of_both(step: Apart, traces: tuple[Trace, Trace], used: list[tuple[Value, V
         Stretch(traces[0], step.benchmark, used),
         Stretch(traces[1], step.target, [(t, b) for b, t in used]),
     )
-    return "position" if all(map(effect.turns, sides)) else IMPLEMENTATION
+    if all(map(effect.turns, sides)):
+        return "position"
+    changed = [(b, t) for b, t in used if _differ(b, t, 0.0, floor)]
+    moves = all(meaning.plain(op) in meaning.MOVES for side in sides for op in side.working)
+    repeats = moves and wiring.are_repeated(changed, traces, floor)
+    return "layout" if repeats else IMPLEMENTATION
 
 
 def _meant(
@@ -203,15 +216,21 @@ def _meant(
     stretch = Stretch(traces[on_target], operators, handed)
     if stepped.multiplies(stretch):
         return IMPLEMENTATION
+    if effect.sums_gradients(stretch):
+        return "accumulation"
     cause = meaning.of_operators(operators, stretch.around)
     if cause in ("constant_factor", "layout") and effect.of_angles(stretch):
         return "position"
     if cause == "layout" and effect.routed(stretch):
         return "routing"
     if cause == "layout":
-        cause = effect.moved(stretch) if wiring.are_moved(used, floor) else IMPLEMENTATION
+        changed = [(b, t) for b, t in used if _differ(b, t, 0.0, floor)]
+        moved = wiring.are_moved(used, floor) or wiring.are_repeated(changed, traces, floor)
+        cause = effect.moved(stretch) if moved else IMPLEMENTATION
     if cause == "constant_factor" and vocabulary.tempered(stretch):
         return "sampling_semantics"
+    if cause == "rounding_order" and not effect.is_one_rounding(stretch, floor):
+        return IMPLEMENTATION
     return effect.of(stretch) or cause if cause == IMPLEMENTATION else cause
 
 
@@ -221,21 +240,29 @@ def _used(
     """What other operators made, where both sides use it next: by pairs of values.
 
     Other operators that make the same numbers are no cause. What a forward pass saves for the
-    backward pass is no use of it.
+    backward pass is no use of it; a view of it is handed on as it is.
     """
     ways = {op.direction for op in (*step.benchmark, *step.target)}
     made = [
         {value.value for op in side for value in op.outputs}
         for side in (step.benchmark, step.target)
     ]
-    pairs = [
-        (one, other)
-        for both in later
-        if isinstance(both, Both) and both.target.direction in ways
-        for one, other in zip(both.benchmark.inputs, both.target.inputs, strict=False)
-    ]
+    pairs: list[tuple[Value, Value]] = []
+    for next_ in later:
+        if isinstance(next_, Apart):
+            _hand_on(next_, made)
+        elif next_.target.direction in ways:
+            pairs += zip(next_.benchmark.inputs, next_.target.inputs, strict=False)
     pairs += zip(*(trace.outputs for trace in traces), strict=False)
     return [(one, other) for one, other in pairs if one.value in made[0] or other.value in made[1]]
+
+
+def _hand_on(step: Apart, made: list[set[int]]) -> None:
+    """Take the views of what was made among it."""
+    for own, side in zip(made, (step.benchmark, step.target), strict=True):
+        for op in side:
+            if meaning.plain(op) in meaning.VIEWS and any(v.value in own for v in op.inputs):
+                own.update(v.value for v in op.outputs)
 
 
 def _differ(
@@ -279,7 +306,33 @@ def _with_numbers(op: Operator) -> str:
     return f"{op.name}({', '.join(said)}){op.said.removeprefix(op.name)}"
 
 
-def _both(step: Both, after: list[Operator], noise: float, floor: float) -> list[Difference]:
+@dataclass(frozen=True)
+class _Beside:
+    """What ran beside an operator."""
+
+    #: The target's operators.
+    operators: list[Operator]
+    #: Numbers that code took off tensors, by side.
+    taken: Sequence[set[float]]
+    #: The collective that ran on the target just before, views apart.
+    collective: Operator | None
+
+
+def _numbers_taken(trace: Trace) -> set[float]:
+    return {n for op in trace.operators for n in taken(op)}
+
+
+def _last_collective(ran: Sequence[Operator], before: Operator | None) -> Operator | None:
+    """The collective that an operator after these follows, with nothing but views between."""
+    for op in reversed(ran):
+        if meaning.is_collective(op):
+            return op
+        if meaning.plain(op) not in meaning.VIEWS:
+            return None
+    return before
+
+
+def _both(step: Both, beside: _Beside, noise: float, floor: float) -> list[Difference]:
     b, t = step.benchmark, step.target
     given = _inputs_differ(b, t)
     changed = _changed(b, t, 0.0, given, floor)
@@ -287,8 +340,8 @@ def _both(step: Both, after: list[Operator], noise: float, floor: float) -> list
         return [_race(t, "target" if t.repeats is False else "benchmark")]
     found = _formats(b, t, changed)
     if meaning.plain(t) not in meaning.VIEWS:  # how numbers lie shows where they are used
-        found += _scalars(b, t, changed, after, noise)
-    found += entering(b, t, changed, noise)
+        found += _scalars(b, t, changed, beside, noise)
+    found += entering(b, t, changed, noise, beside.collective)
     same = _is_own(b, t, given) and scalars(b) == scalars(t)
     own = same and meaning.plain(t) not in meaning.VIEWS
     if not found and own and _changed(b, t, given, given, 0.0, conditioning.factor(b)):
@@ -401,7 +454,7 @@ def _short(dtype: str) -> str:
 
 
 def _scalars(
-    b: Operator, t: Operator, changed: bool, after: list[Operator], noise: float
+    b: Operator, t: Operator, changed: bool, beside: _Beside, noise: float
 ) -> list[Difference]:
     one, other = dict(scalars(b)), dict(scalars(t))
     # what code took off a tensor has the tensor's noise; what is written down has none
@@ -415,7 +468,7 @@ def _scalars(
             [*zip(b.outputs, t.outputs, strict=False)], noise
         ):
             cause = IMPLEMENTATION  # other elements, and not the same ones elsewhere
-        use = _use(t, after)
+        use = _use(t, beside.operators)
         said = say(
             "{name} {target} on the target instead of {benchmark} in {before}{operator}",
             name=_named(name, t, use),
@@ -424,6 +477,15 @@ def _scalars(
             before=_before(use),
             operator=t.said,
         )
+        computed = [n in own for n, own in zip((one.get(name), other.get(name)), beside.taken,
+                                               strict=True)]  # fmt: skip
+        if cause == "hyperparameter" and len(set(computed)) == 2:
+            # a number that one side computes is no setting
+            cause = IMPLEMENTATION
+            said += say(
+                ", and the {side}'s was taken off a tensor",
+                side=of_side("target" if computed[1] else "benchmark"),
+            )
         found.append(Difference(cause, said, changed, "scalar"))
     return found
 

@@ -9,6 +9,7 @@ is known of them together.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -111,13 +112,14 @@ def _score(b: Operator, t: Operator) -> int:
 
 def _may_be_one(b: Operator, t: Operator, equal: bool, given: bool) -> bool:
     """Whether operators of two functions may be each other's: they work on the same shapes, with
-    the same arguments or on the same numbers; what lays numbers out does with both."""
+    the same arguments or on the same numbers; what lays numbers out does with both. A product of
+    two tensors, of which one is the same, may be given another one in the other's place."""
     if [v.shape for v in b.inputs] != [v.shape for v in t.inputs] or _dtypes(b) != _dtypes(t):
         return False
     same = given or _given_alike(b, t)
     if meaning.plain(t) in meaning.MOVES | meaning.VIEWS:
         return equal and same
-    return same or (equal and bool(scalars(b)))
+    return same or (equal and bool(scalars(b))) or _given_one_alike(b, t)
 
 
 def _given_alike(b: Operator, t: Operator) -> bool:
@@ -126,6 +128,13 @@ def _given_alike(b: Operator, t: Operator) -> bool:
         return False
     sizes = (error(one, other) for one, other in zip(b.inputs, t.inputs, strict=True))
     return all(size is not None and size <= _CLOSE for size in sizes)
+
+
+def _given_one_alike(b: Operator, t: Operator) -> bool:
+    """Whether two operators on two tensors or more are given about the same in one of them."""
+    pairs = [(v, w) for v, w in zip(b.inputs, t.inputs, strict=True) if math.prod(v.shape) > 1]
+    sizes = [error(v, w) for v, w in pairs]
+    return len(pairs) > 1 and any(size is not None and size <= _CLOSE for size in sizes)
 
 
 def _middle(benchmark: list[Operator], target: list[Operator]) -> list[Both | Apart]:

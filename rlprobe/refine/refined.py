@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from rlprobe.diagnose.cause.hypotheses.experts import is_choice
 from rlprobe.documents import structfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.dumps.tensors import source
@@ -21,9 +22,9 @@ from rlprobe.dumps.tensors.spans import spans
 from rlprobe.dumps.tensors.tensorfile import TensorFileError
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
-from rlprobe.judge.origin import CLIPPING, LOSS, OPTIMIZER
+from rlprobe.judge.origin import CLIPPING, LOSS, OPTIMIZER, REDUCTION
 from rlprobe.refine import experiments, trace
-from rlprobe.refine.difference import IMPLEMENTATION, Difference
+from rlprobe.refine.difference import COLLECTIVE, IMPLEMENTATION, Difference
 from rlprobe.refine.look import Look, look
 from rlprobe.refine.observe import Observed, observe
 from rlprobe.refine.suspects import Plan
@@ -231,6 +232,8 @@ def _seen(watched: Observed, plan: Plan, suspects: Suspects) -> Seen:
 
 def _class(first: Difference, plan: Plan) -> str:
     """The class of a difference, where its place says more than that operators differ."""
+    if first.kind == COLLECTIVE and plan.origin == REDUCTION:
+        return "reduction"
     if first.cause == IMPLEMENTATION and first.kind != "kernel":
         return _OF_PLACES.get(plan.origin, first.cause)
     return first.cause
@@ -439,6 +442,9 @@ class _Side:
             if again is None or again.reach is None
             else self._kept(again.reach.data, again.reach.shape),
             frozenset(v.dtype for op in self.trace.operators for v in op.outputs),
+            frozenset(
+                place for place, value in enumerate(self.trace.outputs) if is_choice(value.dtype)
+            ),
         )
 
     def _gradients(self, made: Iterable[trace.Gradient]) -> dict[str, np.ndarray[Any, Any]]:

@@ -160,7 +160,7 @@ _NOTHING = frozenset({
 })  # fmt: skip
 
 
-def _needed(operators: list[Operator], outputs: list[Value], taken: bool) -> list[Operator]:
+def _needed(operators: list[Operator], outputs: list[Value], numbered: bool) -> list[Operator]:
     values = {value.value for value in outputs}
     storages = {value.storage for value in outputs}
     numbers: set[float] = set()
@@ -169,11 +169,11 @@ def _needed(operators: list[Operator], outputs: list[Value], taken: bool) -> lis
         given = {value.storage for value in op.inputs}
         # in place: what it wrote lies in a storage that is read later
         writes = any(o.storage in given and o.storage in storages for o in op.outputs)
-        if writes or any(o.value in values for o in op.outputs) or _taken(op) & numbers:
+        if writes or any(o.value in values for o in op.outputs) or taken(op) & numbers:
             kept.append(op)
             values |= {value.value for value in op.inputs}
             storages |= {value.storage for value in op.inputs}
-            numbers |= _numbers(op) if taken else set()
+            numbers |= _numbers(op) if numbered else set()
     return kept[::-1]
 
 
@@ -181,8 +181,8 @@ def _needed(operators: list[Operator], outputs: list[Value], taken: bool) -> lis
 _SMALL = 2
 
 
-def _taken(op: Operator) -> set[float]:
-    """The number that code took off a tensor (``.item()``)."""
+def taken(op: Operator) -> set[float]:
+    """The number that code took off a tensor (``.item()``); none of the smallest whole ones."""
     if op.name != "aten::_local_scalar_dense":
         return set()
     return {e for v in op.inputs for e in v.elements or () if _is_number(e)}

@@ -7,15 +7,16 @@ runs the same and makes the same of the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rlprobe.diagnose.cause.hypotheses.experts import is_choice
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.refine import meaning
 from rlprobe.refine.difference import IMPLEMENTATION, Difference, apart, number
 from rlprobe.refine.pairing import Apart, Both
-from rlprobe.refine.trace import Operator, Value, error
-from rlprobe.said import Said, listed, say
+from rlprobe.refine.trace import Operator, Trace, Value, error, measurable
+from rlprobe.said import Said, listed, of_side, say
 
 _KERNEL = 32.0
 #: Standard deviations by which a norm may be off.
@@ -43,6 +44,65 @@ def are_moved(pairs: Sequence[tuple[Value, Value]], floor: float) -> bool:
         )
         for one, other in pairs
     )
+
+
+def are_repeated(
+    pairs: Sequence[tuple[Value, Value]], traces: Sequence[Trace], floor: float
+) -> bool:
+    """Whether values repeat numbers that agree, and each side repeats others of them.
+
+    Both lead back, by operators that move, leave out or repeat, to values that agree and have fewer
+    numbers; the largest and the smallest of these stand in both.
+
+    Args:
+        pairs: benchmark's and target's, other values.
+        traces: the benchmark's and the target's.
+        floor: relative difference of numbers that agree.
+    """
+    least = max(floor, _KERNEL * UNIT["torch.float32"])
+    makers = [_makers(trace) for trace in traces]
+    for one, other in pairs:
+        chains = [_chain(v, own) for v, own in zip((one, other), makers, strict=True)]
+        source = _shared(chains[0], chains[1], least)
+        fewer = source is not None and math.prod(source.shape) < math.prod(one.shape)
+        if one.shape != other.shape or not fewer:
+            return False
+        ends = ((one.max, other.max), (one.min, other.min))
+        if any(apart(end, its, least) for end, its in ends):
+            return False
+    return bool(pairs)
+
+
+def _makers(trace: Trace) -> dict[int, Operator]:
+    """Who made each value; not what gives back what it was given."""
+    return {
+        v.value: op
+        for op in trace.operators
+        for v in op.outputs
+        if v.value not in {given.value for given in op.inputs}
+    }
+
+
+def _chain(value: Value, makers: Mapping[int, Operator]) -> list[Value]:
+    """A value, and all that its numbers were taken from by what moves, repeats or leaves out."""
+    op = makers.get(value.value)
+    if op is None or meaning.plain(op) not in meaning.VIEWS | meaning.MOVES:
+        return [value]
+    given = [v for v in op.inputs if not is_choice(v.dtype)]
+    if not given or not _is_as_made(value, op):
+        return [value]
+    chains = [_chain(v, makers) for v in given]
+    shared = set.intersection(*({v.value for v in chain} for chain in chains))
+    return [value, *(v for v in chains[0] if v.value in shared)]
+
+
+def _shared(one: Sequence[Value], other: Sequence[Value], least: float) -> Value | None:
+    """The nearest value that agrees with one of the other side's chain."""
+    for v in one:
+        sizes = (error(v, w) for w in other)
+        if any(size is not None and size <= least for size in sizes):
+            return v
+    return None
 
 
 def of_norms(floor: float, count: int) -> float:
@@ -79,10 +139,13 @@ def _named(op: Operator) -> str:
 
 @dataclass(frozen=True)
 class _Wire:
-    """An argument of an operator: who made it on the benchmark, and who on the target."""
+    """An argument of an operator: who made it on the benchmark, and who on the target.
 
-    benchmark: Both
-    target: Both
+    None: no operator that both sides run; it came in with what the stage was given.
+    """
+
+    benchmark: Both | None
+    target: Both | None
 
 
 class Wires:
@@ -98,6 +161,7 @@ class Wires:
         self._allowed = max(floor, _KERNEL * UNIT["torch.float32"])
         self._views: tuple[dict[int, Operator], dict[int, Operator]] = ({}, {})
         self._made: tuple[dict[int, Both], dict[int, Both]] = ({}, {})
+        self._lone: tuple[set[int], set[int]] = (set(), set())
         for step in steps:
             self._take(step)
         self._crossed = {
@@ -116,6 +180,8 @@ class Wires:
                     self._views[side].update(dict.fromkeys(made, op))
                 elif isinstance(step, Both):
                     self._made[side].update(dict.fromkeys(made, step))
+                else:
+                    self._lone[side].update(made)
 
     def difference(self, step: Both, changed: bool) -> Difference | None:
         """What an operator is given in another's place; None where nothing is.
@@ -131,14 +197,9 @@ class Wires:
             return laid
         for wire in self._wires(step):
             # where what the one made goes to the other's place, and back, they have traded places
-            traded = (id(wire.target), id(wire.benchmark)) in self._crossed
-            said = say(
-                "{operator} is given what {target} made on the target, and what {benchmark} made "
-                "on the benchmark",
-                operator=step.target.said,
-                target=wire.target.target.said,
-                benchmark=wire.benchmark.benchmark.said,
-            )
+            known = wire.benchmark is not None and wire.target is not None
+            traded = known and (id(wire.target), id(wire.benchmark)) in self._crossed
+            said = _given(step, wire)
             if traded:
                 said += say("; the two have traded places")
             return Difference("layout" if traded else IMPLEMENTATION, said, changed, "wiring")
@@ -168,11 +229,20 @@ class Wires:
     def _wires(self, step: Both) -> list[_Wire]:
         found = []
         for one, other in self._differing(step):
-            b, t = (self._source(v, side).maker for side, v in enumerate((one, other)))
-            if b is None or t is None or b is t or step in (b, t):
+            sources = [self._source(v, side) for side, v in enumerate((one, other))]
+            b, t = (source.maker for source in sources)
+            if b is t or step in (b, t):
+                continue
+            # what operators of one side alone made is a difference of theirs
+            if any(
+                s.maker is None and s.value.value in own
+                for s, own in zip(sources, self._lone, strict=True)
+            ):
+                continue
+            if (b is None or t is None) and not (measurable(one, other) and _computes(b or t)):
                 continue
             # each of the two makes on either side what it makes on the other
-            if self._agrees(b) and self._agrees(t):
+            if all(maker is None or self._agrees(maker) for maker in (b, t)):
                 found.append(_Wire(b, t))
         return found
 
@@ -203,6 +273,35 @@ class Wires:
             error(b, t) for b, t in zip(step.benchmark.outputs, step.target.outputs, strict=False)
         ]
         return bool(sizes) and all(size is not None and size <= self._allowed for size in sizes)
+
+
+def _computes(step: Both | None) -> bool:
+    """Whether an operator computes numbers, and is no constant and no memory to write to."""
+    return step is not None and meaning.plain(step.target) not in meaning.VIEWS | meaning.MAKES
+
+
+def _given(step: Both, wire: _Wire) -> Said:
+    """What an operator is given on either side, in words."""
+    if wire.benchmark is not None and wire.target is not None:
+        return say(
+            "{operator} is given what {target} made on the target, and what {benchmark} made "
+            "on the benchmark",
+            operator=step.target.said,
+            target=wire.target.target.said,
+            benchmark=wire.benchmark.benchmark.said,
+        )
+    side, other, maker = "target", "benchmark", wire.target
+    if maker is None:
+        side, other, maker = "benchmark", "target", wire.benchmark
+    assert maker is not None
+    return say(
+        "{operator} is given what {maker} made on the {side}, and other numbers on the {other}, "
+        "although it makes the same there",
+        operator=step.target.said,
+        maker=(maker.target if side == "target" else maker.benchmark).said,
+        side=of_side(side),
+        other=of_side(other),
+    )
 
 
 def _is_as_made(value: Value, op: Operator) -> bool:

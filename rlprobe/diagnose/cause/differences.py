@@ -102,6 +102,8 @@ class Parameters:
     world_size: int = 1
     #: Gradients of the first micro-batch were judged and agree.
     first_agrees: bool = False
+    #: Each process's own gradients of all micro-batches were judged and agree.
+    own_agree: bool = False
     #: They part after the first micro-batch and before they are clipped.
     later: bool = False
     #: Smallest and largest of the ranks' factors, where each has one of its own.

@@ -42,7 +42,7 @@ def parameters(scene: Scene) -> Symptoms:
     kind, size = scene.origin.kind, scene.world_size
     first = _first_agrees(scene)
     found = Parameters(
-        rows, kind, size, first, first and _later(scene),
+        rows, kind, size, first, _own_agree(scene), first and _later(scene),
         _of_ranks(scene) if kind == kinds.CLIPPING and size > 1 else None,
         _growth(scene),
     )  # fmt: skip
@@ -70,11 +70,26 @@ def _described(scene: Scene, rows: pl.DataFrame) -> list[Said]:
 
 def _first_agrees(scene: Scene) -> bool:
     """Whether parameters' gradients were judged in the first micro-batch, and agree there."""
-    first = scene.finding.stage.rows.filter(
-        pl.col("judged") & (pl.col("slot") == "grad") & (pl.col("micro_batch") == 0)
-        & (pl.col("phase") == execution.BACKWARD)
-    )  # fmt: skip
-    return first.height > 0 and not first.get_column("beyond").any()
+    return _agree(_before_reduction(scene).filter(pl.col("micro_batch") == 0))
+
+
+def _own_agree(scene: Scene) -> bool:
+    """Whether each process's gradients were judged in every micro-batch, and agree there."""
+    backward = scene.finding.stage.rows.filter(pl.col("phase") == execution.BACKWARD)
+    own = _before_reduction(scene)
+    passes = ["rank", "micro_batch"]
+    return own.select(passes).n_unique() == backward.select(passes).n_unique() and _agree(own)
+
+
+def _before_reduction(scene: Scene) -> pl.DataFrame:
+    """Judged gradients of parameters as each process's backward passes leave them."""
+    return scene.finding.stage.rows.filter(
+        pl.col("judged") & (pl.col("slot") == "grad") & (pl.col("phase") == execution.BACKWARD)
+    )
+
+
+def _agree(rows: pl.DataFrame) -> bool:
+    return rows.height > 0 and not rows.get_column("beyond").any()
 
 
 def _later(scene: Scene) -> bool:
@@ -102,7 +117,7 @@ def _of_ranks(scene: Scene) -> tuple[float, float] | None:
         & (pl.col("micro_batch") == scene.row["micro_batch"])
         & (pl.col("norm_benchmark") > 0)
     )
-    factors = []
+    factors, spread = [], 0.0
     for own in rows.partition_by("rank"):
         # the ranks' shards are of one gradient: clipping by its norm is one factor for all of them
         if not own.get_column("beyond").any():
@@ -112,11 +127,22 @@ def _of_ranks(scene: Scene) -> tuple[float, float] | None:
         if common is None or not common.is_of_all:
             return None
         factors.append(common.factor)
+        spread = max(spread, _spread(own))
     if len(factors) < 2:
         return None
     low, high = min(factors), max(factors)
-    off = max(abs(low - 1.0), abs(high - 1.0))
-    return (low, high) if high - low > 0.1 * off + 1e-6 else None
+    return (low, high) if high - low > _APART * spread + 1e-6 else None
+
+
+#: Ranks have factors of their own where these are so many times further apart than one rank's are.
+_APART = 4.0
+
+
+def _spread(rows: pl.DataFrame) -> float:
+    """By how much the gradients of one rank differ in their factor."""
+    ratios = rows.get_column("norm_target") / rows.get_column("norm_benchmark")
+    low, high = ratios.min(), ratios.max()
+    return high - low if isinstance(low, float) and isinstance(high, float) else math.inf
 
 
 def _clipped(rows: pl.DataFrame) -> Said:

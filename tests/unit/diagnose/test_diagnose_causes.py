@@ -307,6 +307,8 @@ def of_table(before: np.ndarray, after: np.ndarray, change: Any) -> str:
 
 
 @pytest.mark.parametrize(("factors", "found"), [((1.0, 1.3), "reduction"),
+                                                ((1.3, 1.32), "reduction"),
+                                                ((0.61, 0.611), "reduction"),
                                                 ((1.3, 1.3), "hyperparameter")])  # fmt: skip
 def test_ranks_that_clip_each_by_its_own_norm(factors: tuple[float, ...], found: str) -> None:
     rows = [
@@ -319,6 +321,38 @@ def test_ranks_that_clip_each_by_its_own_norm(factors: tuple[float, ...], found:
     measured: Any = rows[-1]
     started = origin.Origin(origin.CLIPPING, None, None, measured, exactly(""))
     assert cause(pl.DataFrame(rows), started, world=2).cause == found
+
+
+@pytest.mark.parametrize("factor", [2 / 3, 0.25, 3.0])
+@pytest.mark.parametrize(("own", "world", "found"), [(True, 2, "reduction"),
+                                                     (True, 1, "constant_factor"),
+                                                     (False, 2, "constant_factor")])  # fmt: skip
+def test_a_factor_that_each_process_has_not_is_of_the_reduction(
+    factor: float, own: bool, world: int, found: str
+) -> None:
+    """Each process's own gradients agree in all micro-batches, or are not known in one of them."""
+    common = {"judged": True, "call_id": 1}
+    rows = [
+        {
+            **row(GRADIENT * (1 + 1e-7)), **common, "rank": rank, "slot": "grad", "beyond": False,
+            "micro_batch": index, "phase": execution.BACKWARD,
+        }
+        for rank in range(world)
+        for index in range(2 if own else 1)
+    ]  # fmt: skip
+    rows += [
+        {**each, "slot": "input"} for each in rows if own
+    ] or [{**rows[0], "slot": "input", "micro_batch": 1}]  # fmt: skip
+    rows += [
+        {
+            **row(factor * GRADIENT), **common, "rank": rank, "slot": "grad_reduced",
+            "beyond": True, "micro_batch": 2, "phase": execution.GRADIENTS,
+        }
+        for rank in range(world)
+    ]  # fmt: skip
+    measured: Any = rows[-1]
+    started = origin.Origin(origin.REDUCTION, None, None, measured, exactly(""))
+    assert cause(pl.DataFrame(rows), started, world=world).cause == found
 
 
 def test_a_part_of_the_loss_that_one_side_alone_has_is_named() -> None:

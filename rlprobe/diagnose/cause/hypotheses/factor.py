@@ -173,6 +173,14 @@ class OfParameters:
             every=every,
             factor=measure.times(found.factor),
         )
+        # what each process summed up agrees: it is the reduction over them that multiplies
+        if (
+            difference.kind == kinds.REDUCTION
+            and difference.world_size > 1
+            and difference.own_agree
+        ):
+            said += say(", and each process's own agree before they are reduced over the ranks")
+            return Fit("reduction", (said,), 0.0, {"factor": found.factor})
         return Fit("constant_factor", (said,), 0.0, {"factor": found.factor})
 
 
