@@ -31,7 +31,7 @@ from rlprobe.judge.keydata import Difference, Row
 from rlprobe.judge.logical import layout
 from rlprobe.judge.noise import SAFETY
 from rlprobe.judge.origin import SETTING, Origin
-from rlprobe.judge.outcomes import SINGLE_VALUE, Outcome, gradients, nearer, tail
+from rlprobe.judge.outcomes import ALL_VALUES, OTHER_FORMAT, Outcome, gradients, nearer, tail
 from rlprobe.judge.roundoff import ELEMENTARY, FP32, UNIT
 from rlprobe.judge.stage import Stage
 from rlprobe.roles import BENCHMARK, TARGET
@@ -97,8 +97,9 @@ def judge(results: Results, step: int, kept: Kept | None = None) -> Step:
         if results.of_dumps
         else {one.name: given.outcomes(found.key_data, one.name) for one in loaded}
     )
+    asked = _Asked(padded, not results.of_dumps and results.plan.one_precision)
     findings = [
-        _with_given(_kept_finding(one, found.key_data, padded, kept), handed.get(one.name, []))
+        _with_given(_kept_finding(one, found.key_data, asked, kept), handed.get(one.name, []))
         for one in loaded
     ]
     excused = [finding.padding_only for finding in findings if finding.confined]
@@ -118,13 +119,21 @@ def _loaded(results: Results, step: int, kept: Kept) -> list[Stage]:
     return [one for one in every if one is not None]
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """What is known of both runs: whether batches are padded, and formats must agree."""
+
+    padded: bool
+    one_precision: bool
+
+
 def _kept_finding(
-    stage: Stage, key_data: dict[str, Difference], padded: bool, kept: Kept
+    stage: Stage, key_data: dict[str, Difference], asked: _Asked, kept: Kept
 ) -> Finding:
     at = (stage.name, stage.step)
     known = kept.findings.get(at)
     if known is None or known[0] is not stage or known[1] is not key_data:
-        known = kept.findings[at] = stage, key_data, _finding(stage, key_data, padded)
+        known = kept.findings[at] = stage, key_data, _finding(stage, key_data, asked)
     return known[2]
 
 
@@ -203,23 +212,27 @@ def _of_tokens(row: Row) -> Row:
     return dataclasses.replace(row, values=row.values[:-1])
 
 
-def _finding(stage: Stage, key_data: dict[str, Difference], padded: bool) -> Finding:
+def _finding(stage: Stage, key_data: dict[str, Difference], asked: _Asked) -> Finding:
     own = [d for d in key_data.values() if keydata.result_of(d.name) == stage.name]
-    produced = results_of(stage, key_data)
+    produced = results_of(stage, key_data, asked.one_precision)
     outcomes = produced + gradients(stage.rows)
     first, rank = _first(stage, produced)
-    excuses = padding_only.excuses(stage.rows, first, outcomes, padded)
+    excuses = padding_only.excuses(stage.rows, first, outcomes, asked.padded)
     if excuses:
         stage, first, rank = stage.excused(excuses), None, None
     return Finding(stage, own, outcomes, produced, first, rank)
 
 
-def results_of(stage: Stage, key_data: dict[str, Difference]) -> list[Outcome]:
+def results_of(
+    stage: Stage, key_data: dict[str, Difference], one_precision: bool = False
+) -> list[Outcome]:
     """A stage's own key data, measured; and what it was given where that alone is not finite.
 
     Args:
         stage: judged.
         key_data: differences of every name.
+        one_precision: like devices were asked for one precision, so that a result whose numbers are
+            all of a shorter format than the benchmark's was computed otherwise, however little off.
     """
     floors = _floors(stage)
     own = [d for d in key_data.values() if keydata.result_of(d.name) == stage.name]
@@ -229,7 +242,14 @@ def results_of(stage: Stage, key_data: dict[str, Difference]) -> list[Outcome]:
     # a choice of experts within round-off moves its token by any amount
     by_value = not any(process.near_ties for process in stage.processes)
     found = [_outcome(d, floors[d.name.endswith(keydata.LATER)], by_value) for d in own + odd]
-    return [outcome for outcome in found if outcome is not None]
+    rounded = {d.name for d in own if one_precision and d.shorter is not None and d.error}
+    return [
+        dataclasses.replace(outcome, measure=OTHER_FORMAT)
+        if outcome.name in rounded and outcome.excess <= 1
+        else outcome
+        for outcome in found
+        if outcome is not None
+    ]
 
 
 def _floors(stage: Stage) -> tuple[float | None, float | None]:
@@ -348,7 +368,7 @@ def _row(outcome: Outcome) -> judged_rows.Row:
     """A result as the row of an origin."""
     return {"name": outcome.name, "error": outcome.error, "floor": outcome.floor,
             "excess": outcome.excess, "slot": "output",
-            "error_kind": outcome.measure if outcome.measure == SINGLE_VALUE else None}  # fmt: skip
+            "error_kind": None if outcome.measure == ALL_VALUES else outcome.measure}  # fmt: skip
 
 
 def _following(finding: Finding, excused: list[pl.DataFrame]) -> Finding:
@@ -399,6 +419,12 @@ def _first(stage: Stage, produced: list[Outcome]) -> tuple[Origin | None, int | 
     if wrong and not forward:
         worst = max(wrong, key=lambda outcome: outcome.excess)
         reason = say("all forward records agree within noise and {name} does not", name=worst.name)
+        if worst.measure == OTHER_FORMAT:
+            reason = say(
+                "all forward records agree within noise, and {name} is of a shorter format than "
+                "the benchmark's",
+                name=worst.name,
+            )
         if stage.misplaced:
             reason = say(
                 "{name} differs, joined by sample; activations were not judged "

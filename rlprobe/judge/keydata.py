@@ -25,7 +25,7 @@ from rlprobe.dumps.key_data import (
     Array,
     Row,
 )
-from rlprobe.judge import fits
+from rlprobe.judge import digits, fits
 
 if TYPE_CHECKING:
     from rlprobe.store.read import Run
@@ -125,6 +125,9 @@ class Difference:
     #: Formats of the values as they were saved: numpy's names of floating-point ones; whole
     #: numbers are of one, and truth values.
     formats: tuple[str, str] = ("", "")
+    #: The format that all of the target's numbers are of, and the benchmark's are not: they were
+    #: rounded to it, whatever format they are kept in (:mod:`rlprobe.judge.digits`).
+    shorter: str | None = None
     #: Each joined sample's values on both sides, where they are one number a token.
     pairs: list[tuple[str, Array, Array]] = field(default_factory=list, repr=False)
 
@@ -206,6 +209,9 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
         peak_sample=None if at is None else pairs[at][0],
         peak_position=None if begin is None or place < begin else place - begin,
         formats=(_formats(benchmark), _formats(target)),
+        shorter=None
+        if name in TOKENS
+        else digits.shorter([b for _, b, _ in flat], [t for _, _, t in flat]),
         pairs=flat,
     )
 

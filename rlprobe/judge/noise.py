@@ -59,6 +59,9 @@ _ROTARY = "Rotary[A-Za-z]*Embedding$"
 #: geometrically, so that only the first few angles are large, and positions are a third as large in
 #: the mean of squares.
 _ANGLES = 0.25
+#: Roundings of the largest angle by which a sine or cosine in fp32 may be off, with room for what
+#: devices make of either: 64 are 8 times what is expected of the table's norm.
+_TIPPED = 64.0
 #: Tokens weigh differently in a relative difference of gradients than in one of what they are of.
 _WEIGHTED = 2.0
 
@@ -251,7 +254,7 @@ def _reductions(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
         roundings=pl.when(width.is_not_null() & ~unknown)
         .then(roundoff.STORED)
         .when(table_of_angles & (pl.col("u") > roundoff.FP32))
-        .then(roundoff.TABLE)
+        .then(roundoff.TABLE * _tipped())
         .otherwise(roundoff.ELEMENTARY),
         # A product is computed in the format of its factors, whatever its result is cast to:
         # autocast hands gradients on in the format of what it was given.
@@ -262,6 +265,16 @@ def _reductions(table: pl.DataFrame, rows: pl.DataFrame) -> pl.DataFrame:
         .then((_ANGLES * pl.col("reach") * roundoff.FP32).pow(2))
         .fill_null(0.0),
     )
+
+
+def _tipped() -> pl.Expr:
+    """Share of a rotary table's numbers that round-off in fp32 may round to their other side.
+
+    One whose angle is off by d is as likely to as d is a part of the shorter format's step. All of
+    them, where the largest angle is not known.
+    """
+    step = _TIPPED * (1.0 + pl.col("reach")) * roundoff.FP32 / pl.col("u")
+    return pl.min_horizontal(step.fill_null(1.0), pl.lit(1.0))
 
 
 def _accumulated(table: pl.DataFrame, products: float) -> pl.DataFrame:

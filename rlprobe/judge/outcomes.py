@@ -27,6 +27,8 @@ _NORM = 1e-4
 FALSE_ALARM = 1e-6
 #: What an outcome is measured by: all values together, or the one that is farthest off.
 ALL_VALUES, SINGLE_VALUE = "values", "single value"
+#: Of another format than the benchmark's, where one precision was asked for: however far off.
+OTHER_FORMAT = "format"
 #: Columns that :func:`norm_floor` looks at.
 _NORMED = ("slot", "update", "floor", "norm_benchmark")
 
@@ -49,7 +51,7 @@ class Outcome:
     @property
     def excess(self) -> float:
         """Multiple of the floor."""
-        if self.lopsided:
+        if self.lopsided or self.measure == OTHER_FORMAT:
             return float("inf")
         if self.error == 0:
             return 0.0

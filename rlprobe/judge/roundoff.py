@@ -33,7 +33,8 @@ UNIT: dict[str, float] = {
 #: activation, a table of sines): a division, a root or an exponential is good to 1 or 2 ulp.
 ELEMENTARY = 4.0
 #: Likewise for a rotary table of 16 or 8 bits: sines and cosines of angles in fp32, rounded once to
-#: nearest (u**2 / 6 in the mean on either side), and the same but where fp32 falls the other way.
+#: nearest (u**2 / 6 in the mean on either side), and the same but where fp32 falls the other way:
+#: how often it does is :mod:`rlprobe.judge.noise`'s.
 TABLE = 1 / 16
 #: Likewise for a sum of products: the result is rounded once to the stored format, and partial sums
 #: or a bias that one side adds apart once more each. Rounding to nearest has a variance of at most

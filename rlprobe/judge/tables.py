@@ -35,7 +35,7 @@ from rlprobe.judge.inputs import Results
 from rlprobe.judge.judge import key_data
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.origin import Origin
-from rlprobe.judge.outcomes import ALL_VALUES, SINGLE_VALUE, Outcome, gradients
+from rlprobe.judge.outcomes import ALL_VALUES, Outcome, gradients
 from rlprobe.judge.row import Row
 from rlprobe.judge.row import first as first_row
 from rlprobe.judge.stage import Process, Stage
@@ -167,8 +167,8 @@ def _key_data_table(step: Step, stage: str, finding: Finding | None) -> pl.DataF
             row |= {"judged": True, "error": outcome.error, "floor": outcome.floor,
                     "excess": outcome.excess, "beyond": outcome.excess > 1,
                     "count": outcome.count, "lopsided": outcome.lopsided}  # fmt: skip
-            if outcome.measure == SINGLE_VALUE:
-                row["error_kind"] = SINGLE_VALUE
+            if outcome.measure != ALL_VALUES:
+                row["error_kind"] = outcome.measure
             if outcome.lopsided:
                 row |= {"status": "nonfinite", "reason": outcome.side}
         else:

@@ -12,7 +12,7 @@ from rlprobe import sketch_floors
 from rlprobe.judge import noise, noise_updates, roundoff
 from rlprobe.judge.noise_updates import poisson_quantile
 
-FP32, BF16 = "torch.float32", "torch.bfloat16"
+FP32, BF16, FP16 = "torch.float32", "torch.bfloat16", "torch.float16"
 
 
 def record(order: int, name: str, **values: Any) -> dict[str, Any]:
@@ -298,8 +298,50 @@ def rotary(dtype: str, reach: float, width: int = 16) -> float:
 
 
 def test_a_rotary_table_in_16_bits_is_rounded_once() -> None:
-    assert rotary(BF16, 47.0) == pytest.approx(roundoff.UNIT[BF16], rel=0.01)
-    assert rotary(BF16, 47.0, width=64) > 4 * rotary(BF16, 47.0), "it turned its inputs itself"
+    assert rotary(BF16, 1100.0) == pytest.approx(roundoff.UNIT[BF16], rel=0.01)
+    assert rotary(BF16, 1100.0, width=64) > 4 * rotary(BF16, 1100.0), "it turned its inputs itself"
+
+
+FREQUENCIES = (10_000.0 ** (-np.arange(32) / 32)).astype(np.float32)
+
+
+def rounded(x: Any, dtype: str) -> Any:
+    """Numbers as a format has them, to nearest."""
+    if dtype == FP16:
+        return np.asarray(x, np.float32).astype(np.float16).astype(np.float64)
+    bits = np.asarray(x, np.float32).view(np.uint32)
+    bits = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(
+        0xFFFF0000
+    )
+    return bits.view(np.float32).astype(np.float64)
+
+
+def cosines(frequencies: Any, dtype: str, reach: int, wide: bool = False) -> Any:
+    """A table in a format of 16 bits; its angles are computed in fp32, or in fp64."""
+    places = np.arange(reach + 1, dtype=np.float64 if wide else np.float32)
+    return rounded(np.cos(np.outer(places, frequencies.astype(places.dtype))), dtype)
+
+
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("reach", [47, 1000, 20_000])
+def test_a_rotary_table_in_16_bits_differs_where_fp32_falls_the_other_way(
+    dtype: str, reach: int
+) -> None:
+    right = cosines(FREQUENCIES, dtype, reach)
+    allowed = rotary(dtype, float(reach), 64 // 8)
+
+    def error(other: Any) -> float:
+        return float(np.linalg.norm(other - right) / np.linalg.norm(right))
+
+    # more exact angles, and frequencies that another device's power is off by
+    assert error(cosines(FREQUENCIES, dtype, reach, wide=True)) < allowed
+    off = FREQUENCIES * np.float32(1 + 2.0**-23)
+    assert error(cosines(off, dtype, reach)) < allowed
+    # frequencies in the format of the model, another base, a place too far
+    for wrong in (rounded(FREQUENCIES, dtype).astype(np.float32), FREQUENCIES**1.001):
+        assert error(cosines(wrong, dtype, reach)) > allowed
+    late = np.roll(cosines(FREQUENCIES, dtype, reach), 1, axis=0)
+    assert error(late) > allowed
 
 
 def test_a_rotary_table_differs_by_what_large_angles_round_to() -> None:

@@ -32,7 +32,9 @@ def finding(late: keydata.Difference, table: pl.DataFrame | None = None) -> Find
     process = judged(compared("split_k") if table is None else table)
     stage = Stage(STAGE, 0, [process], before_update=2)
     early = difference(NAME)
-    return judge._finding(stage, {NAME: early, NAME + keydata.LATER: late}, padded=False)
+    return judge._finding(
+        stage, {NAME: early, NAME + keydata.LATER: late}, judge._Asked(False, True)
+    )
 
 
 def test_they_are_judged_against_the_wider_floor_of_what_they_inherit() -> None:

@@ -42,6 +42,7 @@ ALL: tuple[Hypothesis, ...] = (
     rounding.OfProbabilities(),
     rounding.OfParameters(),
     rounding.OfTensors(),
+    rounding.OfTokens(),
     factor.OfRecord(),
     factor.OfParameters(),
     factor.OfTensors(),

@@ -13,9 +13,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from rlprobe.diagnose.cause import measure
-from rlprobe.diagnose.cause.differences import Array, Parameters, Probabilities, Record, Tensors
+from rlprobe.diagnose.cause.differences import (
+    Array,
+    Parameters,
+    Probabilities,
+    Record,
+    Tensors,
+    Tokens,
+)
 from rlprobe.diagnose.cause.hypotheses import factor
 from rlprobe.diagnose.cause.hypothesis import Fit
+from rlprobe.judge import digits
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.judge.row import Row, each, number
@@ -131,6 +139,36 @@ class OfParameters:
             (say("{said}, {rounding}", said=said, rounding=_said(error, name)),),
             choices=1,
         )
+
+
+class OfTokens:
+    """All of a result's numbers are of a shorter format, and no further off than it rounds."""
+
+    needs = Tokens
+    #: Round-offs of the format that what is made of rounded numbers may be off by.
+    _MADE = 8.0
+
+    def fit(self, difference: Tokens) -> Fit | None:
+        """Count the bits of both sides' numbers."""
+        sides = [[pair[side] for pair in difference.values] for side in (0, 1)]
+        name = digits.shorter(sides[0], sides[1])
+        if name is None:
+            return None
+        b, t = (np.concatenate(side) for side in sides)
+        known = np.isfinite(b) & np.isfinite(t)
+        size = float(np.linalg.norm(b[known]))
+        error = float(np.linalg.norm(t[known] - b[known])) / size if size else math.inf
+        allowed = self._MADE * 2.0 ** -digits.FORMATS[name] + difference.floor
+        said = say(
+            "all {count:,} numbers of {name} are {format} numbers on the target, and not on the "
+            "benchmark; they differ by {error:.2g}, a rounding to it by up to {unit:.2g} each",
+            count=t.size,
+            name=difference.name,
+            format=name,
+            error=error,
+            unit=2.0 ** -digits.FORMATS[name],
+        )
+        return Fit("rounding_order", (said,), error / allowed, choices=1)
 
 
 class OfTensors:
