@@ -20,7 +20,7 @@ from rlprobe.judge.decisive import DENSE, ELEMENTS, NORM, Measure
 from rlprobe.judge.extent import Extent
 from rlprobe.judge.forced import PREFILL, Choices
 from rlprobe.judge.inputs import Plan
-from rlprobe.judge.outcomes import SINGLE_VALUE
+from rlprobe.judge.outcomes import OTHER_FORMAT, SINGLE_VALUE
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.said import (
     COMMA,
@@ -173,7 +173,12 @@ def diverged(
     if trainer_step is not None:
         step += say(" (trainer's {trainer_step})", trainer_step=trainer_step)
     size = NOTHING_SAID
-    if measure.error is not None and excess is not None:
+    if measure.name == OTHER_FORMAT and measure.error is not None:
+        size = say(
+            ", error {error:.2g}, within its noise floor and in another format than was asked for",
+            error=measure.error,
+        )
+    elif measure.error is not None and excess is not None:
         what = say("error")
         if measure.name != ELEMENTS:
             what = say("error of the {what}", what=_WORDS[measure.name])

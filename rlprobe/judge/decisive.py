@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlprobe.judge import changes
-from rlprobe.judge.outcomes import SINGLE_VALUE
+from rlprobe.judge.outcomes import OTHER_FORMAT, SINGLE_VALUE
 from rlprobe.judge.row import Row
 
 ELEMENTS, NORM, DENSE = "elements", "norm", "dense"
@@ -34,6 +34,9 @@ def of(row: Row) -> Measure:
     plain = Measure(SINGLE_VALUE if single else ELEMENTS, error, floor)
     if not isinstance(excess, float) or not isinstance(error, float) or not floor:
         return plain
+    of_format = row.get("error_kind") == OTHER_FORMAT or row.get("other_format")
+    if of_format and error <= floor:
+        return Measure(OTHER_FORMAT, error, floor)
     if excess == float("inf") or excess <= 1.0 or error / floor >= _MOST * excess:
         return plain
     dense, norm, difference = (

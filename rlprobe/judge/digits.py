@@ -30,7 +30,19 @@ def significant(values: Sequence[npt.NDArray[np.float64]]) -> int | None:
     numbers = np.ascontiguousarray(every[np.isfinite(every) & (every != 0)], dtype=np.float64)
     if np.unique(numbers[:_LOOKED_AT]).size < _LEAST:
         return None
-    fraction = np.bitwise_or.reduce(numbers.view(np.uint64)) & np.uint64((1 << _FRACTION) - 1)
+    return bits(numbers)
+
+
+def bits(numbers: npt.ArrayLike) -> int:
+    """The fewest significant bits that hold every one of some finite numbers; 0 of none.
+
+    Args:
+        numbers: however few.
+    """
+    held = np.ascontiguousarray(numbers, dtype=np.float64)
+    if not held.size:
+        return 0
+    fraction = np.bitwise_or.reduce(held.view(np.uint64)) & np.uint64((1 << _FRACTION) - 1)
     used = int(fraction)
     return 1 + _FRACTION - ((used & -used).bit_length() - 1) if used else 1
 

@@ -8,6 +8,8 @@ from rlprobe.said import Said
 
 #: The class of operators that differ and mean nothing by themselves.
 IMPLEMENTATION = "implementation"
+#: Kind of a parameter or buffer, which has no noise of its own.
+CONSTANT = "constant"
 #: Kind of a value that is there once a collective has run, and that no operator made.
 COLLECTIVE = "collective"
 
@@ -21,7 +23,8 @@ class Difference:
     said: Said
     #: Whether numbers differ from here on.
     effective: bool
-    #: ``scalar``, ``value``, ``collective``, ``format``, ``operators`` or ``kernel``.
+    #: ``scalar``, ``value``, ``constant`` (a parameter or buffer), ``collective``, ``format``,
+    #: ``operators`` or ``kernel``.
     kind: str
 
 

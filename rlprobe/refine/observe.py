@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.refine import (
@@ -24,7 +24,7 @@ from rlprobe.refine import (
     wiring,
     written,
 )
-from rlprobe.refine.difference import IMPLEMENTATION, Difference, apart, number
+from rlprobe.refine.difference import CONSTANT, IMPLEMENTATION, Difference, apart, number
 from rlprobe.refine.entering import entering
 from rlprobe.refine.pairing import Apart, Both, pair, reordered, scalars
 from rlprobe.refine.stretch import Stretch
@@ -111,6 +111,18 @@ def observe(
             _add(found, [other] if other else _both(step, own, noise, floor))
             collective = _last_collective([step.target], collective)
     found.differences = settings.of_another_computation(found.differences)
+    return _of_constants(found, benchmark, target, floor)
+
+
+def _of_constants(found: Observed, benchmark: Trace, target: Trace, floor: float) -> Observed:
+    """What differs where no operator does: the one parameter or buffer that does.
+
+    A constant may differ by less than results may, and make more of it.
+    """
+    lone = [d for d in found.differences if d.kind == CONSTANT]
+    pairs = zip(benchmark.outputs, target.outputs, strict=False)
+    if found.first is None and len(lone) == 1 and any(_differ(b, t, 0.0, floor) for b, t in pairs):
+        found.differences = [replace(d, effective=d is lone[0]) for d in found.differences]
     return found
 
 

@@ -20,6 +20,7 @@ from rlprobe.judge import analysis, execution, forced, keydata, tables
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.analysis import OUTCOME, Finding
 from rlprobe.judge.inputs import Results, require
+from rlprobe.judge.outcomes import OTHER_FORMAT
 from rlprobe.judge.row import Row, first
 from rlprobe.refine.blocks import blocks
 from rlprobe.roles import BENCHMARK, REPEAT, TARGET
@@ -124,8 +125,17 @@ def _blocks(diverged: Finding) -> tuple[str, ...]:
 
 def _floor(diverged: Finding) -> float:
     assert diverged.origin is not None
-    own = diverged.origin.row.get("floor")
-    return float(own) if isinstance(own, float) and math.isfinite(own) else 0.0
+    row = diverged.origin.row
+    own, error = row.get("floor"), row.get("error")
+    if not isinstance(own, float) or not math.isfinite(own):
+        return 0.0
+    # of another format, and within its floor by its size: what makes that much is looked for
+    of_format = row.get("error_kind") == OTHER_FORMAT or row.get("other_format")
+    return min(own, error / _OF_FORMAT) if of_format and isinstance(error, float) else own
+
+
+#: A format is looked for by differences of this part of what it makes, and larger ones.
+_OF_FORMAT = 8.0
 
 
 def _noise(diverged: Finding) -> float:

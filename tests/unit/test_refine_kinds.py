@@ -247,3 +247,43 @@ def test_a_choice_that_tips_does_not_say_how_far_off_numbers_are(tipped: int) ->
     )  # fmt: skip
     found = experiments.judge(own, target, 1e-5)
     assert found.cause == "rounding_order" and "bfloat16" in found.statement
+
+
+# constants that come in
+
+
+def _with_table(table: Tensor) -> Callable[[Any], None]:
+    """A norm that adds the sines of a hundred times a buffer's angles."""
+
+    def change(made: Any) -> None:
+        norm = made.layers[1].norm
+        norm.register_buffer("table", table.clone())
+        right = norm.forward
+        norm.forward = lambda x: right(x) + torch.sin(100 * norm.table)
+
+    return change
+
+
+TABLE = torch.linspace(0.31, 0.97, 24)
+
+
+@pytest.mark.parametrize(
+    ("other", "cause", "said"),
+    [
+        (TABLE.bfloat16().float(), "rounding_order", "bfloat16 numbers on the target alone"),
+        (TABLE.half().float(), "rounding_order", "float16 numbers on the target alone"),
+        (TABLE * 1.001, "unknown", "table, given to"),
+        (TABLE + 1e-8, None, ""),
+    ],
+    ids=["bf16", "fp16", "a multiple", "a last bit"],
+)
+def test_a_buffer_that_differs_by_less_than_results_may_is_what_differs(
+    tmp_path: Path, other: Tensor, cause: str | None, said: str
+) -> None:
+    sides = [
+        run(tmp_path / name, _with_table(table))[0] for name, table in (("b", TABLE), ("t", other))
+    ]
+    floor = 3e-3
+    found = observe(sides[0], sides[1], 1e-6, floor, forward=True).first
+    assert (found and found.cause) == cause, found
+    assert found is None or said in found.said
