@@ -138,7 +138,7 @@ class ControlsSection(Section):
         description="Each captured step is judged on its own ground: the benchmark keeps weights "
         "and optimizer state at the start of every captured step but the run's first, and every "
         "replay loads them there. Costs the store what `rlprobe estimate` says; curves over steps "
-        "are then not judged. verl only (FSDP, Megatron).",
+        "are then not judged. verl (FSDP, Megatron) and slime.",
     )
 
     @model_validator(mode="after")

@@ -347,3 +347,15 @@ def test_users_own_configuration(tmp_path: Path) -> None:
     assert any(name.startswith("Functional.") for name in reference), "level mix has calls too"
     # as by the vendor's procedure, which passes msprobe the list of chunks
     assert any(name.startswith("Module.0.module.decoder.layers.1.") for name in reference)
+
+
+@pytest.mark.long
+def test_each_step_is_judged_from_the_benchmarks_state(align: Callable[..., Aligned]) -> None:
+    """The second step begins from weights and moments that the benchmark kept."""
+    done = align("slime-rejoined", lambda raw: raw["controls"].update(rejoin=True))
+    assert done.status == 0, done.output[-4000:]
+    found = done.diagnosis
+    assert found["verdict"] == "aligned", found["sentence"]
+    for stage in ("actor_compute_log_prob", "actor_update"):
+        first, second = (found["extent"][stage][step] for step in ("0", "1"))
+        assert second["judged"] == first["judged"] > 0.9 * first["recorded"]

@@ -265,12 +265,15 @@ def test_a_back_end_whose_states_are_not_kept_is_refused(strategy: str) -> None:
         planned(controls={"rejoin": True}, overrides=overrides)
 
 
-def test_slime_is_refused_states_and_checkpoints_of_the_alignment() -> None:
+def test_slime_is_refused_states_of_an_old_policy_and_checkpoints_of_the_alignment() -> None:
     slime = frameworks.get("slime")
     spec = planned()["target"]
     slime.check(spec)
-    with pytest.raises(ConfigError, match=r"controls.rejoin: target: slime.*accepted: verl"):
-        slime.check(dataclasses.replace(spec, rejoin=True))
+    joined = dataclasses.replace(spec, rejoin=True, overrides=("--lr 1e-3",))
+    slime.check(joined)
+    old = dataclasses.replace(joined, overrides=("--keep-old-actor",))
+    with pytest.raises(ConfigError, match=r"controls.rejoin: target: --keep-old-actor"):
+        slime.check(old)
     with pytest.raises(ConfigError, match=r"resume_from: x: .*--load"):
         slime.checkpoint_step("x")
 

@@ -5,6 +5,7 @@ A plain torch model and functions of slime's shape; no slime, no Megatron.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import types
@@ -82,7 +83,7 @@ class Actor:
 
     def train_actor(self, rollout_id: int, rollout_data: dict[str, Any]) -> None:
         iterator = self.iterator(rollout_data)
-        log_prob = method(workers.around_compute_log_prob, Actor.compute_log_prob)
+        log_prob = method(workers.around_compute_log_prob, type(self).compute_log_prob)
         if self.args.with_ref:
             rollout_data.update(log_prob(self, iterator, store_prefix="ref_"))
         if self.args.runs_old:
@@ -138,6 +139,7 @@ def session(tmp_path: Path):
     yield make
     control.reset()
     workers._recorders.clear()
+    workers._joining = None
 
 
 def records(tmp_path: Path, stage: str, step: int = 0, file: str = "dump") -> list[str]:
@@ -222,6 +224,49 @@ def test_every_process_counts_from_the_managers_first_rollout(tmp_path: Path, se
     control._first = None  # what another process starts with
     train_actor(Actor(), 9, data())
     assert lines(tmp_path, "captured", "actor")[0]["step"] == 2
+
+
+class Seen(Actor):
+    """Remembers the weights that each stage of a rollout began with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizer = torch.optim.Adam(self.model[0].parameters(), lr=0.1)
+        self.began: dict[str, torch.Tensor] = {}
+
+    def weights(self) -> torch.Tensor:
+        return torch.cat([p.detach().flatten().clone() for p in self.model[0].parameters()])
+
+    def compute_log_prob(self, data_iterator: Any, store_prefix: str = "") -> Any:
+        self.began[store_prefix] = self.weights()
+        return super().compute_log_prob(data_iterator, store_prefix)
+
+
+@pytest.mark.parametrize("runs_old", [True, False])
+def test_a_later_step_begins_from_the_benchmarks_state(
+    tmp_path: Path, session: Any, runs_old: bool
+) -> None:
+    """Once the policy is in place: the reference, which is put there first, stays as it is."""
+    begun = session()
+    control.reset(dataclasses.replace(begun, keep_states=True), resolved=True)
+    one, other = Seen(), Seen()
+    for actor in (one, other):
+        actor.args.runs_old = runs_old
+    train_actor(one, 0, data())
+    start = one.weights()
+    train_actor(one, 1, data())
+    workers._joining = None
+    joined = dataclasses.replace(begun, join_states=f"{begun.side}/states", role="target")
+    control.reset(joined, resolved=True)
+    for parameter in other.model[0].parameters():
+        parameter.data *= 1.5
+    train_actor(other, 0, data())
+    own = other.weights()
+    train_actor(other, 1, data())
+    assert torch.equal(other.began["ref_"], own) and not torch.equal(own, start)
+    assert not runs_old or torch.equal(other.began[""], start)
+    assert torch.equal(other.weights(), one.weights())
+    assert [line["step"] for line in lines(tmp_path, "joined", "actor")] == [1]
 
 
 def test_a_skipped_old_log_prob_is_said_with_what_to_set(

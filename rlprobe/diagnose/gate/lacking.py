@@ -107,7 +107,7 @@ def _layers(evidence: Evidence) -> Iterator[Said]:
 
 
 def _passes(evidence: Evidence) -> Iterator[Said]:
-    """Micro-batches and updates of which a stage has key data, or a norm, and no records."""
+    """Micro-batches and updates of which there are key data, or a norm, and no records."""
     number = evidence.step.number
     for name, finding in _training(evidence).items():
         if finding.stage.laid_out is not None:
@@ -115,6 +115,7 @@ def _passes(evidence: Evidence) -> Iterator[Said]:
         keys = [key for key, stage in keydata.OUTCOMES.items() if stage == name]
         passes = _most(evidence, keys, number)
         norms = _most(evidence, [stages.MODEL_ROLE[name] + _NORM], number)
+        reported = _reported(evidence, name)
         for process in finding.stage.processes:
             rows = process.rows
             ran = rows.filter(_FORWARD).get_column("micro_batch").n_unique()
@@ -128,14 +129,31 @@ def _passes(evidence: Evidence) -> Iterator[Said]:
                 break
             updates = rows.filter(pl.col("slot").str.starts_with("grad_"))
             held = updates.get_column("call").n_unique()
-            if name in stages.UPDATE_STAGES and 0 < held < norms.get(process.rank, 0):
+            made = max(norms.get(process.rank, 0), reported)
+            if name in stages.UPDATE_STAGES and 0 < held < made:
                 yield say(
                     "gradients of {lost} of {count} updates of {stage}",
-                    lost=norms[process.rank] - held,
-                    count=norms[process.rank],
+                    lost=made - held,
+                    count=made,
                     stage=name,
                 )
                 break
+
+
+def _reported(evidence: Evidence, stage: str) -> int:
+    """Updates of which the trainer reports a gradient norm each, under one name with the update's
+    number behind it; 0 where it does not number them, or does not say whose they are."""
+    trained = stages.UPDATE_STAGES & _training(evidence).keys()
+    names = {
+        name
+        for run in _both(evidence)
+        for line in run.metrics()
+        if line.get("step") == evidence.step.number
+        for name in line.get("metrics") or {}
+        if "grad_norm" in name and (len(trained) == 1 or stages.MODEL_ROLE[stage] in name)
+    }
+    numbers = [number for name in names if (number := name.rpartition("@")[2]).isdigit()]
+    return max((int(number) + 1 for number in numbers), default=0)
 
 
 def _most(evidence: Evidence, keys: Sequence[str], step: int) -> dict[int, int]:

@@ -54,8 +54,8 @@ class SlimeFramework:
         """Refuse what slime's hooks do not do.
 
         Raises:
-            ConfigError: the run is to be joined to the benchmark's state, its engine to be led
-                through recorded responses, or it is to do without Ray.
+            ConfigError: its engine is to be led through recorded responses, it is to do without
+                Ray, or to be joined to the benchmark's state with an old copy of the policy.
         """
         if spec.generation == "compare":
             raise ConfigError(
@@ -67,10 +67,11 @@ class SlimeFramework:
                 "benchmark.rollouts: slime replays its own with --load-debug-rollout-data in "
                 "benchmark.overrides; accepted with slime: null"
             )
-        if spec.rejoin:
+        if spec.rejoin and "keep-old-actor" in _given(spec):
             raise ConfigError(
-                f"controls.rejoin: {spec.role}: slime's hooks neither keep nor load states; "
-                "accepted: verl"
+                f"controls.rejoin: {spec.role}: --keep-old-actor computes log-probs with weights "
+                "of steps before, which no state at the start of a step holds; leave it out, or "
+                "controls.rejoin: false"
             )
         if not spec.ray:
             raise ConfigError("ray: slime's processes are Ray's; accepted with slime: true")

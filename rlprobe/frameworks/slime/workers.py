@@ -15,6 +15,7 @@ from typing import Any
 
 from rlprobe import stages
 from rlprobe.capture import configurations, determinism, megatron_layout, perturbed
+from rlprobe.capture.joining import Joining
 from rlprobe.capture.names import unwrap
 from rlprobe.capture.session import Session
 from rlprobe.faults.declare import Site
@@ -39,7 +40,10 @@ _STAGE_OF_PREFIX = {
     "": stages.LOG_PROB,
     "teacher_": stages.TEACHER,
 }
+#: Models that slime keeps beside the one that it trains, in whose place they are put.
+_UNTRAINED = (stages.REFERENCE, stages.TEACHER)
 _recorders: dict[str, SlimeRecorder] = {}
+_joining: Joining | None = None
 
 
 def around_init(
@@ -190,6 +194,8 @@ def _stage(
         config=here.actor.args,
         strength=session.fault_strength,
     )
+    if stage not in _UNTRAINED:
+        _join(session, role, step, chunks, here.actor)
     recorder = _recorder(session, role, chunks)
     if session.capture.engine == "msprobe" and recorder.wants(stage, step):
         cached.forget(chunks)
@@ -212,6 +218,18 @@ def _stage(
     if rank == 0:
         progress.report(session, stage, step, here.rollout_id, time.monotonic() - started)
     return result
+
+
+def _join(session: Session, role: str, step: int, chunks: list[Any], actor: Any) -> None:
+    """Keep or take over the state of what is trained, once a captured step has put it in place.
+
+    Before its first stage of the step, and not when the step begins: the reference may be in the
+    model then.
+    """
+    global _joining
+    if _joining is None:
+        _joining = Joining(session, running.rank(), running.world_size())
+    _joining.enter(role, step, chunks, getattr(actor, "optimizer", None))
 
 
 def _recorder(session: Session, role: str, chunks: list[Any]) -> SlimeRecorder:

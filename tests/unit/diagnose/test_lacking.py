@@ -181,3 +181,32 @@ def test_a_trainer_reports_and_clips() -> None:
     assert found(declared={"framework": "verl"}, metrics=NORMS) == ""
     assert found(declared={"framework": "slime"}, metrics={"train/grad_norm": 1.0}) == ""
     assert found(metrics={}) == "", "no framework's run"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("train/grad_norm", ""),
+        ("train/grad_norm@1", "gradients of 1 of 2 updates of actor_update"),
+        ("train/actor/grad_norm@2", "gradients of 2 of 3 updates of actor_update"),
+        ("train/loss@1", ""),
+    ],
+)
+def test_an_update_whose_norm_alone_the_trainer_reports_is_lacking(name: str, said: str) -> None:
+    """slime numbers what it reports of a rollout's train steps."""
+    table = pl.concat([update(), rows(slot="grad_reduced", direction="update")]).with_columns(
+        call=pl.lit(0), micro_batch=pl.lit(0)
+    )
+    metrics = {"train/grad_norm": 1.0, name: 1.0}
+    both = [run(declared={"framework": "slime"}, metrics=metrics) for _ in range(2)]
+    looked_at = evidence(table, *both)
+    finding = looked_at.step.findings["actor_update"]
+    finding.stage.processes = [SimpleNamespace(rank=0, rows=table)]
+    item = lacking.check(looked_at)
+    text = "" if item is None else item.evidence
+    assert said in text and bool(text) == bool(said)
+    # with a critic's updates beside it, a norm that does not say whose it is says nothing
+    looked_at.step.findings["critic_update"] = finding
+    item = lacking.check(looked_at)
+    unsaid = item is None or "updates of" not in item.evidence
+    assert unsaid == ("actor" not in name)
