@@ -36,6 +36,7 @@ from rlprobe.judge.roundoff import ELEMENTARY, FP32, UNIT
 from rlprobe.judge.stage import Stage
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.said import of_side, say
+from rlprobe.store.read import Run
 
 #: What an elementwise computation in fp32 may differ by, of numbers that are equal.
 _LAST = SAFETY * ELEMENTARY**0.5 * FP32
@@ -97,7 +98,7 @@ def judge(results: Results, step: int, kept: Kept | None = None) -> Step:
         if results.of_dumps
         else {one.name: given.outcomes(found.key_data, one.name) for one in loaded}
     )
-    asked = _Asked(padded, not results.of_dumps and results.plan.one_precision)
+    asked = _Asked(padded, not results.of_dumps and results.plan.one_precision and _alike(runs))
     findings = [
         _with_given(_kept_finding(one, found.key_data, asked, kept), handed.get(one.name, []))
         for one in loaded
@@ -121,10 +122,23 @@ def _loaded(results: Results, step: int, kept: Kept) -> list[Stage]:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is known of both runs: whether batches are padded, and formats must agree."""
+    """What is known of both runs: whether batches are padded, and results' formats must agree."""
 
     padded: bool
-    one_precision: bool
+    one_format: bool
+
+
+def _alike(runs: Collection[Run | None]) -> bool:
+    """Whether one back end trains on both sides: another may hand on log-probs in another format.
+
+    FSDP's are of the format of its logits, Megatron's of fp32.
+    """
+    backends = {
+        frozenset((process.backend or "").lower() for process in run.manifest.layout)
+        for run in runs
+        if run is not None
+    }
+    return len(backends) == 1
 
 
 def _kept_finding(
@@ -214,7 +228,7 @@ def _of_tokens(row: Row) -> Row:
 
 def _finding(stage: Stage, key_data: dict[str, Difference], asked: _Asked) -> Finding:
     own = [d for d in key_data.values() if keydata.result_of(d.name) == stage.name]
-    produced = results_of(stage, key_data, asked.one_precision)
+    produced = results_of(stage, key_data, asked.one_format)
     outcomes = produced + gradients(stage.rows)
     first, rank = _first(stage, produced)
     excuses = padding_only.excuses(stage.rows, first, outcomes, asked.padded)
@@ -224,15 +238,16 @@ def _finding(stage: Stage, key_data: dict[str, Difference], asked: _Asked) -> Fi
 
 
 def results_of(
-    stage: Stage, key_data: dict[str, Difference], one_precision: bool = False
+    stage: Stage, key_data: dict[str, Difference], one_format: bool = False
 ) -> list[Outcome]:
     """A stage's own key data, measured; and what it was given where that alone is not finite.
 
     Args:
         stage: judged.
         key_data: differences of every name.
-        one_precision: like devices were asked for one precision, so that a result whose numbers are
-            all of a shorter format than the benchmark's was computed otherwise, however little off.
+        one_format: like devices of one back end were asked for one precision, so that a result
+            whose numbers are all of a shorter format than the benchmark's was computed otherwise,
+            however little off. An engine's own results are not: engines may be of two kinds.
     """
     floors = _floors(stage)
     own = [d for d in key_data.values() if keydata.result_of(d.name) == stage.name]
@@ -242,7 +257,8 @@ def results_of(
     # a choice of experts within round-off moves its token by any amount
     by_value = not any(process.near_ties for process in stage.processes)
     found = [_outcome(d, floors[d.name.endswith(keydata.LATER)], by_value) for d in own + odd]
-    rounded = {d.name for d in own if one_precision and d.shorter is not None and d.error}
+    one_format = one_format and stage.name not in stages.ENGINE_STAGES
+    rounded = {d.name for d in own if one_format and d.shorter is not None and d.error}
     return [
         dataclasses.replace(outcome, measure=OTHER_FORMAT)
         if outcome.name in rounded and outcome.excess <= 1

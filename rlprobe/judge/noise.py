@@ -271,10 +271,12 @@ def _tipped() -> pl.Expr:
     """Share of a rotary table's numbers that round-off in fp32 may round to their other side.
 
     One whose angle is off by d is as likely to as d is a part of the shorter format's step. All of
-    them, where the largest angle is not known.
+    them, where the largest angle is not known, or one side keeps the table in another format.
     """
     step = _TIPPED * (1.0 + pl.col("reach")) * roundoff.FP32 / pl.col("u")
-    return pl.min_horizontal(step.fill_null(1.0), pl.lit(1.0))
+    alike = pl.col("dtype_benchmark") == pl.col("dtype_target")
+    known = pl.when(alike).then(step).fill_null(1.0)
+    return pl.min_horizontal(known, pl.lit(1.0))
 
 
 def _accumulated(table: pl.DataFrame, products: float) -> pl.DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -75,6 +76,33 @@ def test_a_result_of_a_shorter_format_is_beyond_any_floor(
     assert outcome.error <= outcome.floor, "and within its floor by its size"
     assert (outcome.measure == OTHER_FORMAT) is found
     assert (outcome.excess == float("inf")) is found
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "target", "alike"),
+    [
+        (("fsdp2",), ("fsdp2", "FSDP2"), True),
+        (("megatron",), ("megatron",), True),
+        ((None,), (None,), True),
+        (("megatron",), ("fsdp2",), False),
+        (("fsdp2",), ("fsdp2", "megatron"), False),
+    ],
+)
+def test_another_back_end_may_hand_on_another_format(
+    benchmark: tuple[str | None, ...], target: tuple[str | None, ...], alike: bool
+) -> None:
+    def run(backends: tuple[str | None, ...]) -> Any:
+        layout = [SimpleNamespace(backend=backend) for backend in backends]
+        return SimpleNamespace(manifest=SimpleNamespace(layout=layout))
+
+    assert judge._alike([run(benchmark), run(target)]) is alike
+
+
+def test_an_engines_results_are_judged_by_their_size() -> None:
+    name = "forced_decode_log_probs"
+    own = dataclasses.replace(difference(bf16), name=name)
+    found = judge.results_of(Stage("forced_generation", 0, [wide()]), {name: own}, True)
+    assert [outcome.excess < 1 for outcome in found] == [True]
 
 
 def wide() -> Any:
