@@ -127,27 +127,54 @@ class Shard:
     pieces: tuple[tuple[int, int], ...] = ()
 
 
-def shard(name: str, parameter: Any, gated: bool) -> Shard | None:
+#: Sizes of Megatron's divided layers, and the dimension of their weight that each is.
+_DIVIDED = (("output_size", 0), ("num_embeddings", 0), ("input_size", 1))
+
+
+def divided(model: Any) -> dict[int, int]:
+    """By the id of a weight that is one rank's part: the dimension that it is cut along.
+
+    As its layer says, which knows the whole size and its own: weights themselves are marked by what
+    initialises them, and so are not where a checkpoint is loaded into a model that nothing has
+    initialised (``--no-initialization``).
+
+    Args:
+        model: a chunk.
+    """
+    found: dict[int, int] = {}
+    for module in model.modules():
+        for size, dim in _DIVIDED:
+            whole = getattr(module, size, None)
+            part = getattr(module, f"{size}_per_partition", None)
+            if isinstance(whole, int) and isinstance(part, int) and part < whole:
+                found[id(getattr(module, "weight", None))] = dim
+    return found
+
+
+def shard(name: str, parameter: Any, gated: bool, dim: int | None = None) -> Shard | None:
     """This rank's part of a Megatron parameter; None where it holds the whole.
 
     Megatron marks sharded parameters with ``tensor_model_parallel``, ``partition_dim`` and
-    ``partition_stride``. Of a gated MLP's first projection each rank holds a part of the gate and
-    a part of the up projection, which lie apart in the whole.
+    ``partition_stride``, as it initialises them. Of a gated MLP's first projection each rank holds
+    a part of the gate and a part of the up projection, which lie apart in the whole.
 
     Args:
         name: the parameter's name by :meth:`MegatronNames.parameter`.
         parameter: the parameter.
         gated: whether MLPs have a gate.
+        dim: the dimension that it is cut along, where its layer says so (:func:`divided`).
     """
     mpu = sys.modules.get("megatron.core.parallel_state")
-    if not getattr(parameter, "tensor_model_parallel", False) or mpu is None:
+    stride = 1
+    if getattr(parameter, "tensor_model_parallel", False):
+        dim, stride = parameter.partition_dim, parameter.partition_stride
+    if dim is None or mpu is None:
         return None
     # experts have tensor-parallel groups of their own; Megatron marks them by what reduces them
     kind = "tensor_model" if getattr(parameter, "allreduce", True) else "expert_tensor"
     size = getattr(mpu, f"get_{kind}_parallel_world_size")()
     if size == 1:
         return None
-    dim = parameter.partition_dim
     shape = list(parameter.shape)
     first = shape[dim] * getattr(mpu, f"get_{kind}_parallel_rank")()
     shape[dim] *= size
@@ -155,7 +182,7 @@ def shard(name: str, parameter: Any, gated: bool) -> Shard | None:
         half = parameter.shape[dim] // 2
         rows = tuple((begin + first // 2, half) for begin in (0, shape[dim] // 2))
         return Shard(tuple(shape), None, rows if dim == 0 else ())
-    return Shard(tuple(shape), (dim, first) if parameter.partition_stride == 1 else None)
+    return Shard(tuple(shape), (dim, first) if stride == 1 else None)
 
 
 def is_megatron(model: Any) -> bool:

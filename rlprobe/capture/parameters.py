@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rlprobe.capture import fsdp1
 from rlprobe.capture.light.sketches import sketch, sketch_shard
 from rlprobe.capture.light.statistics import has_values
-from rlprobe.capture.megatron_names import MegatronNames, shard
+from rlprobe.capture.megatron_names import MegatronNames, divided, shard
 from rlprobe.capture.names import parameter_name, unwrap
 
 
@@ -106,9 +106,10 @@ def held(models: list[nn.Module]) -> Iterator[Held]:
     for index, model in enumerate(models):
         prefix, _ = unwrap(model)
         if megatron is not None:
+            cut = divided(model)
             for raw, parameter in model.named_parameters():
                 name = megatron.parameter(index, parameter_name(raw, prefix))
-                yield _tensor_parallel(name, parameter, megatron.gated)
+                yield _tensor_parallel(name, parameter, megatron.gated, cut.get(id(parameter)))
             continue
         chunk = f"{index}." if len(models) > 1 else ""
         views = fsdp1.views(model)
@@ -143,9 +144,9 @@ def _single(name: str, parameter: Tensor) -> Held:
     return _dtensor(name, parameter, local.detach())
 
 
-def _tensor_parallel(name: str, parameter: Tensor, gated: bool) -> Held:
+def _tensor_parallel(name: str, parameter: Tensor, gated: bool, dim: int | None = None) -> Held:
     """A parameter of Megatron's, whole or this tensor-parallel rank's part of it."""
-    part = shard(name, parameter, gated)
+    part = shard(name, parameter, gated, dim)
     local = parameter.detach()
     if part is None:
         return Held(name, parameter, local, tuple(parameter.shape))

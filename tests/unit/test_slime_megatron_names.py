@@ -163,6 +163,40 @@ def test_a_tensor_parallel_rank_says_what_it_holds(monkeypatch: pytest.MonkeyPat
     assert shard(fused, parameter, gated=True) == Shard((24, 5), None)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "shape", "cut"),
+    [
+        ({"output_size": 24, "input_size": 5}, (24, 5), (0, 12)),
+        ({"input_size": 20, "output_size": 6}, (6, 20), (1, 10)),
+        ({"num_embeddings": 24}, (24, 5), (0, 12)),
+        ({"output_size": 6, "input_size": 5}, (6, 5), None),
+    ],
+)
+def test_what_a_weight_that_nobody_initialised_is_a_part_of_is_said_by_its_layer(
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: dict[str, int],
+    shape: tuple[int, ...],
+    cut: tuple[int, int] | None,
+) -> None:
+    """With --no-initialization Megatron marks no weight, or marks all as whole."""
+    mpu = types.SimpleNamespace(
+        get_tensor_model_parallel_world_size=lambda: 4, get_tensor_model_parallel_rank=lambda: 2
+    )
+    monkeypatch.setitem(sys.modules, "megatron.core.parallel_state", mpu)
+    model = chunk([2])
+    layer = nn.Module()
+    model.decoder.layers[0].self_attention.linear_proj = layer
+    layer.weight = nn.Parameter(torch.zeros(6, 5))
+    layer.weight.tensor_model_parallel, layer.weight.partition_dim = False, -1
+    for name, whole in sizes.items():
+        own = 5 if name == "input_size" else 6
+        setattr(layer, name, whole)
+        setattr(layer, f"{name}_per_partition", own)
+    name = "model.layers.2.self_attn.o_proj.weight"
+    (held,) = [item for item in parameters.held([model]) if item.name == name]
+    assert (held.shape, held.cut, held.complete) == (shape, cut, cut is None)
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_sketches_of_gated_shards_add_up_to_the_whole(
     monkeypatch: pytest.MonkeyPatch, ranks: int

@@ -107,6 +107,8 @@ class _Result:
 
     compared: int = 0
     by_norm: int = 0
+    #: Of how many: those that one side alone has are held against nothing, and differ.
+    total: int = 0
     wrong: dict[str, _Difference] = field(default_factory=dict)
 
 
@@ -124,6 +126,7 @@ def _stage(left: pl.DataFrame, right: pl.DataFrame) -> _Result:
     result = _Result()
     sides = [_parameters(frame) for frame in (left, right)]
     names = [*sides[0], *(name for name in sides[1] if name not in sides[0])]
+    result.total = len(names)
     for name in names:
         b, t = (side.get(name) for side in sides)
         if b is None or t is None:
@@ -205,7 +208,7 @@ def _different(stage: str, result: _Result) -> tuple[GateItem, Shut]:
         "{stage}: {count} of {compared} parameters differ: {names}",
         stage=stage,
         count=len(names),
-        compared=result.compared,
+        compared=result.total,
         names=listed(names),
     )
     how = say("{name} {what}", name=names[0], what=first.what)
