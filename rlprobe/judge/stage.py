@@ -154,14 +154,15 @@ def _laid_out(
     if why is None:
         return None
     whole = shards.joined(pl.concat(parts), results, stage, step, every=True)
-    joined = joining.join(whole.rows, results, stage, step)
+    before = _before_update(calls, misplaced)
+    joined = joining.join(whole.rows, results, stage, step, before)
     sketches = {**whole.sketches, **joined.sketches}
     rows = joined.rows.partition_by("rank", maintain_order=True)
     judged = Stage(
         stage,
         step,
         _processes(results, stage, step, rows, sketches, products, {}),
-        before_update=_before_update(calls, misplaced),
+        before_update=before,
         laid_out=why,
         logical=joined,
         joined=sketches,

@@ -153,6 +153,54 @@ def test_a_planted_fault_is_found_in_its_stage_and_module(align: Callable[..., A
     assert "benchmark: slime on cpu" not in done.output, "it was collected before"
 
 
+#: What the target is laid out as, against one rank.
+LAYOUTS = {"dp2": [], "tp2": ["--tensor-model-parallel-size 2"]}
+
+
+def laid_out(layout: str, fault: str = "") -> Callable[[dict[str, Any]], None]:
+    def change(raw: dict[str, Any]) -> None:
+        raw["refine"] = False
+        raw["controls"] = {"repeat": False}
+        # the example's benchmark has one rank and no records by coordinates
+        raw["capture"] |= {"coordinate_sketch": True, "token_sketch": True}
+        raw["target"] |= {"world_size": 2, "overrides": LAYOUTS[layout]}
+        raw["target"] |= {"fault": f"tests/slime/faults.py:{fault}"} if fault else {}
+
+    return change
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_ranks_are_aligned_with_one(align: Callable[..., Aligned], layout: str) -> None:
+    done = align(f"slime-{layout}", laid_out(layout))
+    assert done.status == 0, done.output[-4000:]
+    found = done.diagnosis
+    assert found["verdict"] == "aligned", found["sentence"]
+    judged = {stage["stage"]: stage["records"] for stage in found["stages"]}
+    assert judged["actor_compute_log_prob"] > 40 and judged["actor_update"] > 100, judged
+    gate = {item["item"]: item for item in found["gate"]}
+    assert "by sample, position and feature" in gate["coverage"]["evidence"], gate["coverage"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("fault", "stage", "module"),
+    [
+        ("up", "reference_compute_log_prob", "model.layers.0.mlp.up_proj"),
+        ("sent_back", "actor_update", "model.layers.0.mlp.down_proj"),
+        ("rate", "actor_update", None),
+    ],
+)
+def test_a_fault_on_two_ranks_is_found_against_one(
+    align: Callable[..., Aligned], layout: str, fault: str, stage: str, module: str | None
+) -> None:
+    done = align(f"slime-{layout}-{fault}", laid_out(layout, fault))
+    found = done.diagnosis
+    assert found["verdict"] == "diverged", found["sentence"]
+    assert (found["first"]["stage"], found["first"]["module"]) == (stage, module), found["sentence"]
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("aligned")
 def test_refining_sees_the_epsilon(align: Callable[..., Aligned]) -> None:

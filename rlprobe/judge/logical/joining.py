@@ -37,7 +37,9 @@ class Joined:
     alone: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def join(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joined:
+def join(
+    rows: pl.DataFrame, results: Results, stage: str, step: int, before: int | None = None
+) -> Joined:
     """Let one row stand for all calls of a module in a stage.
 
     Args:
@@ -46,6 +48,7 @@ def join(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joined:
         results: where both runs are found, with records by coordinates.
         stage: canonical name.
         step: captured step, from 0.
+        before: micro-batches before the first of several updates; None where there is one.
 
     Raises:
         StoreError: a table is damaged.
@@ -61,12 +64,14 @@ def join(rows: pl.DataFrame, results: Results, stage: str, step: int) -> Joined:
         built.add(key, sides[0].get(key), sides[1].get(key))
     built.parameters(runs, stage)
     alone = {side: built.alone(side) for side in ("benchmark", "target")}
-    # losses of all micro-batches are of the one pass that the stage is taken for
+    # losses of an update's micro-batches are of the one pass that each update is taken for; only
+    # the first has the weights that both sides began with
+    of_update = pl.col("call") // before if before else pl.lit(0)
     for side, run in zip(("benchmark", "target"), runs, strict=False):
         rows = without_replicas(rows, side, replicas.data_ranks(run, stage))
     kept = rows.filter(~_of_calls()).with_columns(
         call=pl.when(pl.col("slot") == "loss")
-        .then(pl.lit(0, rows.schema["call"]))
+        .then(of_update.cast(rows.schema["call"]))
         .otherwise("call")
     )
     table = pl.concat([built.table(rows), kept])

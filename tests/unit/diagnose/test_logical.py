@@ -13,7 +13,7 @@ import pytest
 from rlprobe import coordinates
 from rlprobe.diagnose.gate import contradictions
 from rlprobe.dumps.logical import SCHEMA
-from rlprobe.judge import compared, reasons, replicas
+from rlprobe.judge import compared, execution, reasons, replicas
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.logical import joining, layout, rows
 
@@ -300,6 +300,34 @@ def test_models_that_are_divided_otherwise(benchmark: Side, target: Side, said: 
     assert (None if found is None else str(found)) == (
         None if said is None else f"models are divided otherwise ({said})"
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "updates"), [(2, [0, 0, 1, 1]), (1, [0, 1, 2, 3]), (None, [0, 0, 0, 0])]
+)
+def test_only_losses_before_the_first_update_are_of_the_weights_that_both_began_with(
+    before: int | None, updates: list[int]
+) -> None:
+    """Those of later updates inherit what differs, as everything does that runs after one."""
+    each = [
+        {"step": 0, "rank": 0, "order": n, "name": f"loss.pg_loss.{n}.debug", "slot": "loss",
+         "op": "loss.pg_loss", "call": n, "direction": "update", "status": "matched"}
+        for n in range(4)
+    ]  # fmt: skip
+    count = 1 if before is None else 4 // before
+    changed = [
+        {"step": 0, "rank": 0, "order": 4 + n, "name": f"a.weight.grad_reduced.{n}.debug",
+         "slot": "grad_reduced", "module": "a", "call": n, "direction": "update",
+         "status": "matched"}
+        for n in range(count)
+    ]  # fmt: skip
+    here = pl.concat([ROWS, pl.DataFrame([*each, *changed], schema=ROWS.schema)])
+    sides = [Side({}).add(0) for _ in range(2)]
+    found = joining.join(here, results(*sides), STAGE, 0, before)
+    ordered, _ = execution.timeline(found.rows)
+    losses = ordered.filter(pl.col("slot") == "loss").sort("order")
+    assert losses.get_column("update").to_list() == updates
+    assert losses.get_column("before_update").to_list() == [update == 0 for update in updates]
 
 
 def test_losses_that_ranks_of_one_model_share_count_once() -> None:

@@ -46,7 +46,7 @@ class MegatronTrainRayActor:
         _current = self
         self.args, self.role = args, role
         dist.init_process_group("gloo")
-        mpu.initialize_model_parallel()
+        mpu.initialize_model_parallel(args.tensor_model_parallel_size)
         self.model, self.optimizer = build(args, role)
         self.weights = {"actor": self._copy()}
         self.active = "actor"
@@ -69,7 +69,7 @@ class MegatronTrainRayActor:
         import ray
 
         data = dict(ray.get(reference[0]))
-        size, rank = dist.get_world_size(), dist.get_rank()
+        size, rank = mpu.get_data_parallel_world_size(), mpu.get_data_parallel_rank()
         data = {key: column[rank::size] for key, column in data.items()}
         data["tokens"] = [torch.tensor(tokens) for tokens in data["tokens"]]
         data["loss_masks"] = [torch.tensor(mask) for mask in data["loss_masks"]]

@@ -1,6 +1,7 @@
 """Micro-batches of one rank's samples."""
 
 import torch
+from megatron.core import parallel_state as mpu
 
 
 class DataIterator:
@@ -27,7 +28,7 @@ def get_data_iterator(args, rollout_data):
     count = len(rollout_data["response_lengths"])
     size = args.micro_batch_size
     schedule = [list(range(i, min(i + size, count))) for i in range(0, count, size)]
-    steps = max(count // args.global_batch_size, 1)
+    steps = max(count * mpu.get_data_parallel_world_size() // args.global_batch_size, 1)
     return [DataIterator(rollout_data, schedule)], [len(schedule) // steps] * steps
 
 

@@ -1,6 +1,7 @@
 """Log-probs, values, advantages and losses, as plain as they can be."""
 
 import torch
+from megatron.core.tensor_parallel.mappings import gather_from_tensor_model_parallel_region
 
 
 def _response_part(output, batch, row):
@@ -10,6 +11,7 @@ def _response_part(output, batch, row):
 
 def get_log_probs(logits, *, args, batch):
     found = []
+    logits = gather_from_tensor_model_parallel_region(logits)
     for row, tokens in enumerate(batch["tokens"]):
         part = _response_part(logits, batch, row).float() / args.rollout_temperature
         ids = tokens[-len(part) :].unsqueeze(-1)

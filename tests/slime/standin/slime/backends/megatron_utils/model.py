@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from megatron.core import parallel_state as mpu
 from megatron.core.distributed import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -39,6 +40,7 @@ def build(args, role):
     sizes = json.loads((Path(args.hf_checkpoint) / "config.json").read_text())
     dtype = torch.bfloat16 if args.bf16 else torch.float32
     config = TransformerConfig(
+        tensor_model_parallel_size=args.tensor_model_parallel_size,
         num_layers=sizes["num_hidden_layers"],
         hidden_size=sizes["hidden_size"],
         num_attention_heads=sizes["num_attention_heads"],
@@ -60,7 +62,6 @@ def build(args, role):
         masked_softmax_fusion=False,
         gradient_accumulation_fusion=False,
         apply_rope_fusion=False,
-        perform_initialization=False,
     )
     model = GPTModel(
         config,
@@ -90,14 +91,29 @@ def load(model, seed):
 
     torch's own initialisation takes sines and logarithms, which kernels round differently. These
     weights are whole numbers drawn from a generator that is the same everywhere, times one power of
-    two: a matrix is spread evenly over +-1/32, and a norm's weight is one.
+    two: a matrix is spread evenly over +-1/32, and a norm's weight is one. A tensor-parallel rank
+    has its part of the same whole.
     """
     draw = np.random.Generator(np.random.PCG64(seed))
-    for parameter in model.parameters():
-        whole = draw.integers(-1024, 1025, size=tuple(parameter.shape))
+    for name, parameter in model.named_parameters():
+        shape = list(parameter.shape)
+        marked = getattr(parameter, "tensor_model_parallel", False)
+        cut = parameter.partition_dim if marked else None
+        if cut is not None:
+            shape[cut] *= mpu.get_tensor_model_parallel_world_size()
+        whole = draw.integers(-1024, 1025, size=tuple(shape))
         values = torch.from_numpy(whole).float() / 2**15
+        if cut is not None:
+            # gate and up projection are each divided
+            halves = values.chunk(2 if "linear_fc1" in name else 1, cut)
+            values = torch.cat([_own(half, cut) for half in halves], cut)
         with torch.no_grad():
             parameter.copy_(values if parameter.dim() > 1 else torch.ones_like(values))
+
+
+def _own(values, cut):
+    size = mpu.get_tensor_model_parallel_world_size()
+    return values.chunk(size, cut)[mpu.get_tensor_model_parallel_rank()]
 
 
 class ValueHead(torch.nn.Linear):
