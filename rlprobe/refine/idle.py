@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from rlprobe.refine.pairing import scalars
+from rlprobe.refine.pairing import given_alike, scalars
 from rlprobe.refine.trace import Operator, Trace
 
 _Key = tuple[object, ...]
@@ -31,17 +31,25 @@ class Idle:
 
     def __init__(self, trace: Trace) -> None:
         live = {op.n for op in trace.live()}
-        self._left = Counter(_key(op) for op in trace.operators if op.n not in live)
+        self._left = [op for op in trace.operators if op.n not in live]
 
     def without(self, operators: list[Operator]) -> list[Operator]:
         """Those of the other side's operators that this one does not run."""
         found = []
         for op in operators:
-            if self._left[_key(op)] > 0:
-                self._left[_key(op)] -= 1
-            else:
+            own = next((left for left in self._left if _are_one(left, op)), None)
+            if own is None:
                 found.append(op)
+            else:
+                self._left.remove(own)
         return found
+
+
+def _are_one(left: Operator, op: Operator) -> bool:
+    """Whether two operators are the same one: of one place in the code, or on the same numbers."""
+    if left.name != op.name or left.direction != op.direction:
+        return False
+    return _key(left) == _key(op) or (scalars(left) == scalars(op) and given_alike(left, op))
 
 
 def _key(op: Operator) -> _Key:

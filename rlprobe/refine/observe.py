@@ -8,6 +8,7 @@ operator itself.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -126,6 +127,16 @@ def _of_constants(found: Observed, benchmark: Trace, target: Trace, floor: float
     return found
 
 
+def _are_given_from_elsewhere(trace: Trace, operators: list[Operator]) -> bool:
+    """Whether operators are given computed numbers that their trace knows nothing of."""
+    elsewhere = {
+        v.value for op in trace.operators for v in op.inputs
+        if v.origin == "elsewhere" and math.prod(v.shape) > 1 and v.dtype in UNIT
+    }  # fmt: skip
+    return trace.kind != "update" and any(v.value in elsewhere for op in operators
+                                          for v in op.inputs)  # fmt: skip
+
+
 def _writes_parameters(step: Apart, traces: tuple[Trace, Trace]) -> bool:
     """Whether one side alone changes parameters, by however little of them.
 
@@ -178,6 +189,8 @@ def _apart(
             operators=_listed(lone[0]),
             other=of_side(other),
         )
+        if _are_given_from_elsewhere(traces[who == "target"], lone[0]):
+            said += say("; it is given numbers that no traced operator made")
         cause = _meant(step, traces, used, floor, who == "target")
     elif not lone:
         # what they make of the same numbers shows where these are used

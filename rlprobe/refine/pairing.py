@@ -116,13 +116,13 @@ def _may_be_one(b: Operator, t: Operator, equal: bool, given: bool) -> bool:
     two tensors, of which one is the same, may be given another one in the other's place."""
     if [v.shape for v in b.inputs] != [v.shape for v in t.inputs] or _dtypes(b) != _dtypes(t):
         return False
-    same = given or _given_alike(b, t)
+    same = given or given_alike(b, t)
     if meaning.plain(t) in meaning.MOVES | meaning.VIEWS:
         return equal and same
     return same or (equal and bool(scalars(b))) or _given_one_alike(b, t)
 
 
-def _given_alike(b: Operator, t: Operator) -> bool:
+def given_alike(b: Operator, t: Operator) -> bool:
     """Whether two operators are given about the same numbers."""
     if not b.inputs or len(b.inputs) != len(t.inputs) or _dtypes(b) != _dtypes(t):
         return False

@@ -174,7 +174,7 @@ def test_a_parameter_or_buffer_that_differs_is_named(tmp_path: Path) -> None:
             made.layers[1].norm.weight[3] = 1.1
 
     found = first(observed(tmp_path, other))
-    assert (found.cause, found.kind) == ("weights", "value")
+    assert (found.cause, found.kind) == ("weights", "constant")
     assert found.said.startswith("weight, given to aten::mul.Tensor")
 
 
