@@ -64,6 +64,8 @@ HANDED: dict[str, tuple[str, str]] = {
     "handed_values": ("values", stages.VALUES),
 }
 REWARDS, ADVANTAGES = "token_level_rewards", "advantages"
+#: Rewards of whole samples, and which tokens count: slime's.
+SAMPLE_REWARDS, LOSS_MASK = "rewards", "loss_mask"
 PROMPTS, RESPONSES, MASK, INPUT_IDS = "prompts", "responses", "attention_mask", "input_ids"
 TOKENS = (INPUT_IDS, PROMPTS, RESPONSES, MASK, "position_ids")
 #: What an engine would have chosen at each forced token, and by how much: a choice follows its
@@ -84,7 +86,7 @@ FREE: dict[str, str] = {
 _GIVEN = dict.fromkeys((REWARDS, ADVANTAGES, "rewards", "returns", "kl"), stages.ACTOR_UPDATE)
 #: A key that is written only where one schedule of micro-batches serves every stage, so that the
 #: tokens of a micro-batch are those of all its key data.
-_ONE_SCHEDULE = "loss_mask"
+_ONE_SCHEDULE = LOSS_MASK
 _NOT_OF_SAMPLES = "_grad_norm"
 #: Larger arrays of one micro-batch are refused.
 MAX_BYTES = 4 << 30

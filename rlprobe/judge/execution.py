@@ -11,7 +11,8 @@ their own. Here every row gets its time:
 
 ``update`` is the update of weights within the stage that a row belongs to, from 0, and
 ``before_update`` marks what ran before the first update of weights within the stage. Later, weights
-differ by inheritance.
+differ by inheritance. Where no update was recorded, that there was one shows in the weights that
+later passes were given.
 """
 
 from __future__ import annotations
@@ -225,6 +226,8 @@ def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
     )
     # Weights change after each update: only what ran before the first can be a first divergence.
     before = passes // updates if updates > 1 and passes % updates == 0 else passes
+    if updates == 0:
+        before = _moved(rows, passes)
     last = passes * 2
     changed = rows.filter(slot == "change").get_column("call").n_unique()
     # A change that is recorded once is of all updates.
@@ -237,6 +240,8 @@ def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
         .otherwise(pl.col("micro_batch") // max(before, 1))
         .cast(pl.Int64)
         if updates > 1
+        else (pl.col("micro_batch") >= before).cast(pl.Int64)
+        if updates == 0
         else pl.lit(0, pl.Int64)
     )
     rows = rows.with_columns(
@@ -264,3 +269,14 @@ def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(sequence=pl.int_range(pl.len(), dtype=pl.Int64)).drop(
         "inside", "coming", "_order", "_depth"
     )
+
+
+def _moved(rows: pl.DataFrame, passes: int) -> int:
+    """The first pass with other weights than the first one's, where no update was recorded; as many
+    as there are where weights stay, or are not recorded."""
+    given = rows.filter((pl.col("slot") == "parameters") & (pl.col("direction") == "forward"))
+    if given.is_empty():
+        return passes
+    first = pl.col("norm_benchmark").sort_by("micro_batch").first().over("module", "index")
+    found = given.filter(pl.col("norm_benchmark") != first).get_column("micro_batch").min()
+    return int(found) if isinstance(found, int) else passes

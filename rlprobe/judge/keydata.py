@@ -19,8 +19,10 @@ from rlprobe.dumps.key_data import (
     FREE,
     GIVEN,
     HANDED,
+    LOSS_MASK,
     OUTCOMES,
     REWARDS,
+    SAMPLE_REWARDS,
     TOKENS,
     Array,
     Row,
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
     from rlprobe.store.read import Run
 
 __all__ = [
-    "ADVANTAGES", "CHOICES", "FREE", "GIVEN", "HANDED", "OUTCOMES", "REWARDS", "TOKENS", "Array",
-    "Row",
+    "ADVANTAGES", "CHOICES", "FREE", "GIVEN", "HANDED", "LOSS_MASK", "OUTCOMES", "REWARDS",
+    "SAMPLE_REWARDS", "TOKENS", "Array", "Row",
 ]  # fmt: skip
 
 #: What an update's results after its first change of weights are called, behind their name: other

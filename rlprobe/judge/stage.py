@@ -273,7 +273,7 @@ def _before_update(parts: Sequence[pl.DataFrame], misplaced: Said | None) -> int
     columns = ["slot", "call", "before_update", "phase", "micro_batch"]
     rows = pl.concat(part.select(columns) for part in parts)
     updates = rows.filter(pl.col("slot") == "grad_reduced").get_column("call").n_unique()
-    if updates <= 1:
+    if updates <= 1 and rows.get_column("before_update").all():
         return None
     if misplaced is not None:
         return 0

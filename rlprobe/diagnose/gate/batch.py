@@ -17,7 +17,7 @@ _EXACT = 1e-6
 def check(evidence: Evidence) -> tuple[list[GateItem], Shut | None]:
     """Items ``rewards``, ``advantages`` and ``batch inputs``."""
     found = evidence.step.key_data
-    difference = found.get(keydata.REWARDS)
+    difference = found.get(keydata.REWARDS) or found.get(keydata.SAMPLE_REWARDS)
     if difference is not None:
         recomputed = bool(evidence.target.manifest.declared.get("recompute_rewards"))
         rewards, closed = _rewards(
@@ -34,8 +34,9 @@ def check(evidence: Evidence) -> tuple[list[GateItem], Shut | None]:
 def of_dumps(found: dict[str, Difference]) -> tuple[list[GateItem], Shut | None]:
     """The same items, those of which two dumps hold key data."""
     items, closed = [], None
-    if keydata.REWARDS in found:
-        rewards, closed = _rewards(found[keydata.REWARDS], say("rewards"))
+    difference = found.get(keydata.REWARDS) or found.get(keydata.SAMPLE_REWARDS)
+    if difference is not None:
+        rewards, closed = _rewards(difference, say("rewards"))
         items.append(rewards)
     if keydata.ADVANTAGES in found:
         items.append(_advantages(found))
@@ -152,7 +153,7 @@ def _advantages(found: dict[str, Difference]) -> GateItem:
 
 def _inputs(found: dict[str, Difference]) -> GateItem | None:
     """Tokens and masks as the log-prob stage got them, position by position."""
-    seen = [found[name] for name in keydata.TOKENS if name in found]
+    seen = [found[name] for name in (*keydata.TOKENS, keydata.LOSS_MASK) if name in found]
     if not seen:
         return None
     wrong = [d for d in seen if d.joined and d.error]

@@ -117,3 +117,19 @@ def test_what_is_called_as_one_has_its_parameters_norms_from_their_digests() -> 
     unknown = apart.with_columns(held=pl.lit(None, pl.Float64))
     left = _process(0, floors.with_floor(noise.annotate(unknown), {}), one_precision=True).rows
     assert "after_update" in set(late(left).get_column("unjudged_because"))
+
+
+def test_an_update_that_nobody_recorded_shows_in_the_weights_after_it() -> None:
+    """Dumps without gradients and changes: what ran on other weights is not judged as if on the
+    same."""
+    told = judged(compared("split_k")).rows
+    left = judged(compared("split_k").filter(pl.col("direction") != "update")).rows
+    first = told.filter(pl.col("before_update") & (pl.col("direction") != "update"))
+    assert set(left.filter("before_update")["name"]) == set(first["name"])
+    unjudged = late(left).filter(pl.col("error").is_not_null())
+    assert unjudged.height and set(unjudged["unjudged_because"]) == {"after_update"}
+    assert not left.get_column("beyond").any()
+    unknown = compared("split_k").filter(
+        (pl.col("direction") != "update") & (pl.col("slot") != "parameters")
+    )
+    assert judged(unknown).rows.get_column("before_update").all()
