@@ -22,7 +22,7 @@ from rlprobe.dumps.tensors.spans import spans
 from rlprobe.dumps.tensors.tensorfile import TensorFileError
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
-from rlprobe.judge.origin import CLIPPING, LOSS, OPTIMIZER, REDUCTION
+from rlprobe.judge.origin import CLIPPING, LOSS, OPTIMIZER, REDUCTION, SETTING
 from rlprobe.refine import experiments, trace
 from rlprobe.refine.difference import COLLECTIVE, IMPLEMENTATION, Difference
 from rlprobe.refine.look import Look, look
@@ -241,7 +241,7 @@ def _class(first: Difference, plan: Plan) -> str:
 
 #: The classes of other operators in the loss, and in clipping and optimizer: parameters change
 #: otherwise there although their gradients agree.
-_OF_PLACES = {LOSS: "loss", CLIPPING: "optimizer", OPTIMIZER: "optimizer"}
+_OF_PLACES = {LOSS: "loss", CLIPPING: "optimizer", OPTIMIZER: "optimizer", SETTING: "optimizer"}
 
 
 def _tried(sides: list[_Side], repeated: bool, floor: float, *, backward: bool) -> Seen | None:
