@@ -265,8 +265,15 @@ def _used(
     """What other operators made, where both sides use it next: by pairs of values.
 
     Other operators that make the same numbers are no cause. What a forward pass saves for the
-    backward pass is no use of it; a view of it is handed on as it is.
+    backward pass is no use of it. Where both go on with views of it alone, these are.
     """
+    return _handed(step, later, traces, views=False) or _handed(step, later, traces, views=True)
+
+
+def _handed(
+    step: Apart, later: list[Both | Apart], traces: tuple[Trace, Trace], *, views: bool
+) -> list[tuple[Value, Value]]:
+    """Likewise, as it was made, or by views of it that one side alone takes as well."""
     ways = {op.direction for op in (*step.benchmark, *step.target)}
     made = [
         {value.value for op in side for value in op.outputs}
@@ -275,7 +282,8 @@ def _used(
     pairs: list[tuple[Value, Value]] = []
     for next_ in later:
         if isinstance(next_, Apart):
-            _hand_on(next_, made)
+            if views:
+                _hand_on(next_, made)
         elif next_.target.direction in ways:
             pairs += zip(next_.benchmark.inputs, next_.target.inputs, strict=False)
     pairs += zip(*(trace.outputs for trace in traces), strict=False)
