@@ -24,7 +24,9 @@ _LEAST = 1e-6
 #: Advantages and returns are whitened or summed from values and log-probs, whose noise they
 #: magnify.
 _MAGNIFIED, _MAGNIFIED_LEAST = 100.0, 1e-5
-_SOURCES = ("values", "old_log_probs", "ref_log_prob")
+_SOURCES = ("values", "old_log_probs", "ref_log_prob", "ref_log_probs")
+#: slime's, which no stage but the update is given.
+_RETURNS = "returns"
 #: What generation said of its tokens: of the rollouts, which both sides replay.
 _REPLAYED = "rollout_log_probs"
 
@@ -181,7 +183,7 @@ def _joined(found: dict[str, Difference], stage: str) -> list[Wrong]:
     known = keydata.GIVEN | keydata.HANDED
     names = [name for name, (_, owner) in known.items() if owner == stage]
     if stage == stages.ACTOR_UPDATE:
-        names.append(keydata.ADVANTAGES)
+        names += [keydata.ADVANTAGES, _RETURNS]
     if stage == stages.LOG_PROB:
         names.append(_REPLAYED)
     return [

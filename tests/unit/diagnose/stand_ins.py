@@ -46,7 +46,7 @@ def rows(**changes: Any) -> pl.DataFrame:
 
 def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any = (),
         stages: Any = None, metrics: Any = None, declared: Any = None) -> Any:  # fmt: skip
-    layout = [SimpleNamespace(rank=rank, role="actor") for rank in range(ranks)]
+    layout = [SimpleNamespace(rank=rank, role="actor", backend=None) for rank in range(ranks)]
     kept = {"role": "actor", "dtype": "torch.float32", "digest": "sha256:0", "norm": 1.0}
     schema = {
         "name": pl.String,
@@ -67,9 +67,11 @@ def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any 
         recorded=None if data is None else KeyData(data, proof),
         mock_proof=lambda: list(proof),
         weights=lambda: table,
+        optimizers=list,
         metrics=lambda: [] if metrics is None else [{"step": 0, "metrics": metrics}],
         manifest=SimpleNamespace(
             layout=layout,
+            steps=[0],
             declared=declared or {},
             stages={"actor_update": SimpleNamespace(state="captured"), **(stages or {})},
         ),
@@ -93,6 +95,7 @@ def evidence(
         results=SimpleNamespace(
             plan=SimpleNamespace(one_precision=one_precision),
             run=lambda role: None,
+            stages=lambda: [stage],
             compared=lambda pair, stage: Path("/nowhere"),
             table=lambda pair, stage, name: tokens,
         ),

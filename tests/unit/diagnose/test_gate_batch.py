@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rlprobe import stages
 from rlprobe.diagnose.gate import batch
+from rlprobe.judge import given
 from rlprobe.judge.keydata import Difference
 from tests.unit.diagnose.stand_ins import evidence, run
 
@@ -35,3 +37,15 @@ def test_rewards_of_tokens_say_more_than_those_of_samples() -> None:
 def test_masks_and_tokens_that_differ_are_a_caveat(name: str) -> None:
     assert states(difference("rewards"), difference(name))["batch inputs"] == "open"
     assert states(difference("rewards"), difference(name, 0.5))["batch inputs"] == "caveat"
+
+
+def test_returns_are_held_against_what_they_are_made_from() -> None:
+    """slime's update is given them as it is given advantages."""
+
+    def wrong(error: float, source: float) -> list[str]:
+        both = [difference("returns", error), difference("old_log_probs", source)]
+        found = given.wrong({one.name: one for one in both}, stages.ACTOR_UPDATE)
+        return [one.difference.name for one in found]
+
+    assert wrong(0.01, 1e-6) == ["returns"]
+    assert wrong(0.01, 1e-3) == wrong(0.0, 0.0) == []
