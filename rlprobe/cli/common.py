@@ -56,10 +56,38 @@ def defaults() -> argparse.Namespace:
 
 
 def given_path(text: str) -> Path:
-    """The type of arguments that are paths: an empty one, which would be here, is refused."""
-    if not text.strip():
-        raise argparse.ArgumentTypeError("an empty path; was a shell variable not set?")
+    """The type of arguments that are paths: see :func:`unfit` for what is refused."""
+    problem = unfit(text)
+    if problem is not None:
+        raise argparse.ArgumentTypeError(problem)
     return Path(text)
+
+
+def unfit(text: str) -> str | None:
+    """Why results cannot stand at a path; None where nothing is against it.
+
+    An empty one would be here. Tables are neither written nor read where a name is no UTF-8, or is
+    taken for none in another locale.
+    """
+    if not text.strip():
+        return "an empty path; was a shell variable not set?"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return (
+            f"a path that is no UTF-8, which tables need ({text!r}); give one of another name, or "
+            "a link to it, or set LC_ALL=C.UTF-8 where it is UTF-8"
+        )
+    return None
+
+
+def given_stage(text: str) -> str:
+    """The type of arguments that are names of stages: results stand in a directory of that name."""
+    if not text.strip() or text.startswith(".") or "/" in text:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no name of a stage, which is the name of a directory in OUT as well"
+        )
+    return text
 
 
 def require_results(directory: Path) -> None:

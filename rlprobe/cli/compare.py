@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from rlprobe.cli.common import given_path
+from rlprobe.cli.common import given_path, given_stage, unfit
 from rlprobe.compare import early
 from rlprobe.compare.early import COVERAGE
 from rlprobe.errors import UsageError
@@ -49,6 +49,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--stage",
+        type=given_stage,
         action="append",
         default=[],
         metavar="STAGE",
@@ -121,10 +122,11 @@ def run(args: argparse.Namespace) -> int:
         ("TARGET", args.target),
         ("--train-infer", args.train_infer),
         ("--engine-dump", args.engine_dump),
-        ("-o", args.out),
     ):
         if given is not None and not given.strip():
             raise UsageError(f"{what} is an empty path; was a shell variable not set?")
+    if (problem := unfit(args.out)) is not None:
+        raise UsageError(f"-o is {problem}")
     args.out = Path(args.out)
     if args.jobs < 1:
         raise UsageError(f"--jobs is at least 1, found {args.jobs}")

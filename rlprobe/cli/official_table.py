@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from rlprobe import disk
-from rlprobe.cli.common import given_path, write_json
+from rlprobe.cli.common import given_path, given_stage, write_json
 from rlprobe.compare import outdir, planner, sides
 from rlprobe.compare.msprobe import official
 from rlprobe.compare.planner import StagePlan
@@ -30,7 +30,13 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--engine-dump", metavar="DIR", help="as for compare --train-infer")
     parser.add_argument("-o", "--out", type=given_path, required=True, metavar="OUT")
-    parser.add_argument("--stage", action="append", default=[], help="only this stage (repeatable)")
+    parser.add_argument(
+        "--stage",
+        type=given_stage,
+        action="append",
+        default=[],
+        help="only this stage (repeatable)",
+    )
     parser.add_argument("--store", type=given_path, help="where run keys are looked up")
     parser.add_argument(
         "--steps",

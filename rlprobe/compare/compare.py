@@ -270,6 +270,18 @@ _ADVICE = {
 }
 
 
+_NOTHING_RECORDED = (
+    "a dump without records is what msprobe leaves where nothing ran between start() and stop(), "
+    "or where step, rank, scope and list of its configuration leave out what did"
+)
+#: What records of modules begin with, in PyTorch and MindSpore; others are of functions.
+_MODULES = {"Module", "Cell"}
+_FUNCTIONS = (
+    "all that only the {side} has are calls of functions ({names}): dump both at one level (L0 has "
+    "modules alone), and check that both run the same code"
+)
+
+
 def _advice(reason: str, summaries: Sequence[Summary]) -> str:
     if reason in measures.NO_STATISTICS.values() and any(s.without_tensors for s in summaries):
         return _ADVICE[lacking.UNREADABLE]
@@ -277,6 +289,8 @@ def _advice(reason: str, summaries: Sequence[Summary]) -> str:
         return _ADVICE[reason]
     if reason.startswith((*_NO_PROCESS, _MAPPED_AWAY)) and reason not in lacking.NO_SUCH.values():
         return "compare steps, ranks or stages that both sides have"
+    if any(not ranks for s in summaries for ranks in s.ranks.values()):
+        return _NOTHING_RECORDED
     kinds = [{name.partition(".")[0] for s in summaries for name in s.unmatched[side]}
              for side in ("benchmark", "target")]  # fmt: skip
     if kinds[0] and kinds[1] and not kinds[0] & kinds[1]:
@@ -284,6 +298,10 @@ def _advice(reason: str, summaries: Sequence[Summary]) -> str:
             f"only the benchmark has records named {', '.join(sorted(kinds[0]))}, only the target "
             f"{', '.join(sorted(kinds[1]))}: dump both at the same level (L0 modules, L1 functions)"
         )
+    for side, names in zip(("benchmark", "target"), kinds, strict=True):
+        functions = names - _MODULES
+        if functions and functions == names and not kinds[0] & kinds[1]:
+            return _FUNCTIONS.format(side=side, names=", ".join(sorted(functions)))
     return (
         "check that both sides are the same model, dumped at the same level and with the same "
         "stages; name their differences in --rules; summary.json lists what is unmatched"

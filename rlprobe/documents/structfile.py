@@ -20,10 +20,25 @@ _log = logging.getLogger(__name__)
 
 
 def encoded(value: Any) -> bytes:
-    """The bytes of a file that holds a struct, or its plain data, and their digest."""
+    """The bytes of a file that holds a struct, or its plain data, and their digest.
+
+    What no UTF-8 holds, as in the name of a file from a site with another encoding, is written out.
+    """
+    try:
+        text = msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        text = msgspec.json.encode(_written_out(msgspec.to_builtins(value, str_keys=True)))
     # as the file will say it: what JSON has no number for becomes null
-    said = msgspec.json.decode(msgspec.json.encode(value))
+    said = msgspec.json.decode(text)
     return msgspec.json.format(msgspec.json.encode(seal.sealed(said)), indent=1) + b"\n"
+
+
+def _written_out(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode("utf-8")
+    if isinstance(value, dict):
+        return {_written_out(key): _written_out(inner) for key, inner in value.items()}
+    return [_written_out(inner) for inner in value] if isinstance(value, list) else value
 
 
 def load(

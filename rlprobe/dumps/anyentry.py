@@ -66,8 +66,8 @@ class Unknown:
 
 #: Digits that Python reads as a number; msprobe writes whatever an argument has.
 _DIGITS = 4000
-#: A leaf as the file has it, or one that was made of something else.
-Node = dict[str, Any] | Leaf
+#: A leaf as the file has it (anything, where it is none), or one that was made of something else.
+Node = Any
 
 
 def decoded(raw: bytes) -> Any:
@@ -91,7 +91,7 @@ def nodes(name: str, entry: Any, unknown: Unknown) -> Iterator[tuple[str, str, N
         unknown: slots that are not known are counted there.
 
     Raises:
-        ValueError: something in it is no leaf, list or object of leaves.
+        ValueError: it is no object, or its arguments nest too deep.
     """
     if name.endswith(".debug"):
         yield from _walk(entry, DEBUG, "")
@@ -128,7 +128,7 @@ def _walk(
     elif isinstance(node, dict):
         if node.get("class_type") == _P2P:
             yield from _point_to_point(node, slot, index)
-        elif isinstance(node.get("type"), str):
+        elif isinstance(node.get("type"), str) or isinstance(node.get("dtype"), str):
             yield slot, index, node
         else:
             for key, child in node.items():
@@ -136,7 +136,7 @@ def _walk(
     elif bare:
         yield slot, index, Leaf(type=type(node).__name__, value=node)
     else:
-        raise ValueError(f"a tensor, scalar, list or object was expected, found {node!r:.40}")
+        yield slot, index, node
 
 
 def _inner(index: str, key: Any) -> str:
@@ -152,12 +152,14 @@ def _point_to_point(node: dict[str, Any], slot: str, index: str) -> Iterator[tup
             yield slot, _inner(index, key), Leaf(type=type(value).__name__, value=value)
 
 
-def leaf(node: dict[str, Any], unknown: Unknown) -> Leaf:
+def leaf(node: Any, unknown: Unknown) -> Leaf:
     """A leaf decoded without a type to guide it; keys that are not known are counted.
 
     Raises:
-        ValueError: a shape, statistic or text in it is none.
+        ValueError: it is none, or a shape, statistic or text in it is none.
     """
+    if not isinstance(node, dict):
+        raise ValueError(f"a tensor, scalar, list or object was expected, found {node!r:.40}")
     shape = node.get("shape")
     if shape is not None and not (
         isinstance(shape, list) and all(type(n) is int and 0 <= n < MAX_DIMENSION for n in shape)

@@ -150,19 +150,24 @@ def _value(leaf: Leaf) -> str | None:
 
 
 def _digests(leaves: list[Leaf]) -> pl.Series:
-    """``sha256:…`` as written; msprobe's md5 field as ``crc32:…`` or ``xor:…``."""
+    """``sha256:…`` as written; msprobe's md5 field as ``crc32:…`` or ``xor:…``.
+
+    A checksum is a number: capital letters and missing zeros before it, as versions of msprobe
+    differ in them, make no other.
+    """
     own = _series([leaf.Digest for leaf in leaves], pl.String, "own")
     md5 = _series([leaf.md5 for leaf in leaves], pl.String, "md5")
     if own.null_count() == len(own) and md5.null_count() == len(md5):
         return own
+    hexadecimal = pl.col("md5").str.to_lowercase()
     theirs = (
         pl.when(pl.col("md5").str.starts_with("xor:"))
         .then("md5")
-        .when(pl.col("md5").str.starts_with("0x"))
-        .then("xor:" + pl.col("md5"))
+        .when(hexadecimal.str.starts_with("0x"))
+        .then("xor:0x" + hexadecimal.str.slice(2).str.zfill(16))
         # msprobe writes zeros where the tensor was freed before its checksum was taken
         .when(pl.col("md5") != "00000000")
-        .then("crc32:" + pl.col("md5"))
+        .then("crc32:" + hexadecimal.str.zfill(8))
     )
     frame = pl.DataFrame([own, md5])
     return frame.select(pl.coalesce("own", theirs)).to_series()

@@ -178,7 +178,7 @@ def _forward(row: Row, rows: pl.DataFrame, calls: list[Call]) -> Origin:
     if owner is None:
         where = say(
             "input {index} of {module} differs",
-            index=row["index"],
+            index=row["index"] or row["slot"],
             module=row["module"] or row["op"],
         )
         early = _is_early(row, rows)
@@ -195,7 +195,7 @@ def _forward(row: Row, rows: pl.DataFrame, calls: list[Call]) -> Origin:
         say(
             "input {index} of {module} differs although every output before it and the "
             "inputs of {owner} agree: the code of {owner} itself",
-            index=row["index"],
+            index=row["index"] or row["slot"],
             module=row["module"] or row["op"],
             owner=call.module,
         ),

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from rlprobe.diagnose import diagnosis
+from rlprobe.dumps.results import SIDES
 from rlprobe.dumps.tensors.spans import Span, spans
 from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError, map_file, read_tensor
 from rlprobe.errors import DumpError, UsageError
@@ -150,6 +151,12 @@ def reproduce(results: Path, out: Path, *, data: bool) -> int:
 
 
 def _refined(results: Path) -> tuple[refined.Refined, Suspects]:
+    if (results / SIDES).is_file() and not suspects.there(results):
+        raise DumpError(
+            f"{results} is a comparison of two dumps, and nothing of theirs can be run again; dump "
+            "the suspect on both sides with task tensor: its inputs and outputs are then in the "
+            "dumps. An alignment is reproduced from `rlprobe refine --config FILE`"
+        )
     plan = suspects.read(results)
     found = refined.read(results)
     if plan.suspects is None:

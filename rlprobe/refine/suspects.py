@@ -242,6 +242,11 @@ def write(directory: Path, plan: Plan) -> Path:
     return path
 
 
+def there(directory: Path) -> bool:
+    """Whether suspects were looked for."""
+    return (directory / "refine" / NAME).is_file()
+
+
 def read(directory: Path) -> Plan:
     """Read it back.
 

@@ -208,3 +208,69 @@ def test_a_norm_that_is_rounded_is(tmp_path: Path) -> None:
     rows = pl.read_parquet(tmp_path / "o/unnamed/records.parquet")
     said = dict(rows.select("name", "reason").iter_rows())
     assert said[f"{NAME}.input.0"] == ("statistics differ by no more than their own rounding")
+
+
+@pytest.mark.parametrize(
+    ("odd", "why"),
+    [
+        ({"dtype": "torch.float32", "shape": [2], "Max": 1.0}, "type is None, not a string"),
+        (5, "a tensor, scalar, list or object was expected, found 5"),
+        (["text"], "a tensor, scalar, list or object was expected, found 'text'"),
+        ({"cfg": {"eps": 1e-6}}, "a tensor, scalar, list or object was expected, found 1e-06"),
+    ],
+)
+def test_an_argument_that_is_none_costs_itself_and_no_other(
+    tmp_path: Path, odd: Any, why: str
+) -> None:
+    given = [odd, tensor()]
+    assert main(command(tmp_path, given, given)) == 4
+    assert lacking(tmp_path) == {"cannot be read": (1, f"benchmark: {why}")}
+    summary = json.loads((tmp_path / "o/unnamed/summary.json").read_text())
+    assert summary["counts"] == dict.fromkeys(summary["counts"], 0) | {
+        "matched": 2, "unreadable": 1,
+    }  # fmt: skip
+
+
+def test_arguments_called_as_the_keys_of_a_tensor_are_arguments(tmp_path: Path) -> None:
+    given = [{"dtype": scalar("torch.float32"), "shape": tensor(), "type": tensor()}]
+    assert main(command(tmp_path, given, given)) == 0
+    assert lacking(tmp_path) == {}
+
+
+@pytest.mark.parametrize("extra", ["Functional.relu.{}.forward", "Tensor.add.{}.forward"])
+@pytest.mark.parametrize("more", ["benchmark", "target"])
+def test_functions_that_one_side_alone_has_may_be_its_level(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: str, more: str
+) -> None:
+    one = {"Module.fc.Linear.forward.0": call([tensor()], [tensor()])}
+    dumps.write(tmp_path / "L0", one)
+    calls = {extra.format(n): call([tensor()], [tensor()]) for n in range(3)}
+    dumps.write(tmp_path / "mix", one | calls)
+    pair = [str(tmp_path / name) for name in ("L0", "mix")]
+    pair = pair[::-1] if more == "benchmark" else pair
+    assert main(["compare", *pair, "-o", str(tmp_path / "o")]) == 4
+    kind = extra.partition(".")[0]
+    said = f"all that only the {more} has are calls of functions ({kind}): dump both at one level"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("empty", ["{}", '{"data": null}', '{"task": "tensor", "data": {}}'])
+def test_a_dump_without_records_is_said_to_be_msprobes_doing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], empty: str
+) -> None:
+    words = command(tmp_path, [tensor()], [tensor()])
+    (tmp_path / "t/step0/rank0/dump.json").write_text(empty)
+    assert main(words) == 4
+    said = capsys.readouterr().err
+    assert "the target has no record at all" in said
+    assert "nothing ran between start() and stop()" in said
+    assert "name their differences in --rules" not in said
+
+
+def test_a_flag_of_a_whole_call_is_called_by_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for side, nan in (("b", 0), ("t", 1)):
+        dumps.write(tmp_path / side, {NAME: call([tensor()], [tensor()]) | {"is_nan": nan}})
+    main(["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", str(tmp_path / "o")])
+    assert "input is_nan of Functional.linear differs" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -258,3 +259,34 @@ def test_one_path_given_twice_is_noted(
     assert "note: BENCHMARK and TARGET are the same" in capsys.readouterr().err
     assert main(command) == 0
     assert "are the same" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["", " ", ".", "..", "../elsewhere", "a/b", "/tmp/x", ".locks"])
+@pytest.mark.parametrize("command", ["compare", "official-table"])
+def test_a_stage_that_is_no_name_of_a_directory_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, command: str
+) -> None:
+    words = sides(tmp_path, "actor_update")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit) as ended:
+        main([command, *words[1:], f"--stage={name}"])
+    assert ended.value.code == 2
+    assert "is no name of a stage" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_results_cannot_stand_where_a_name_is_no_utf_8(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in GBK; dumps may lie there, tables may not."""
+    words = sides(tmp_path, "actor_update")
+    odd = tmp_path / os.fsdecode(b"\xbb\xf9")
+    (tmp_path / "b").rename(odd)
+    words[1] = str(odd)
+    assert main([*words[:-1], str(tmp_path / os.fsdecode(b"out\xd7"))]) == 2
+    assert "-o is a path that is no UTF-8" in capsys.readouterr().err
+    assert main(words) == 0
+    out = words[-1]
+    assert main(["diagnose", out]) == 0
+    assert main(["report", out]) == 0
+    assert "udcbb" in (Path(out) / "sides.json").read_text()

@@ -187,6 +187,26 @@ def test_what_is_no_tensor_is_refused(tmp_path: Path, content: Any) -> None:
     refused(tmp_path / "x.pt")
 
 
+@pytest.mark.parametrize(
+    ("view", "mark"),
+    [
+        (lambda z: z.conj(), "conj"),
+        (lambda z: z.conj().imag, "neg"),
+        (lambda z: torch.nn.Parameter(z.conj()), "conj"),
+        (lambda z: z.to(torch.complex128).conj()[1:], "conj"),
+    ],
+)
+def test_a_view_whose_file_holds_other_numbers_is_refused(
+    tmp_path: Path, view: Any, mark: str
+) -> None:
+    """torch writes the numbers before they are conjugated or negated, and a mark."""
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    torch.save(view(z), tmp_path / "x.pt")
+    assert f"marked {mark}" in refused(tmp_path / "x.pt")
+    made = view(z).resolve_conj().resolve_neg()
+    assert saved(made, tmp_path / "y.pt").shape == tuple(made.shape)
+
+
 def test_an_expanded_tensor_claiming_a_terabyte_is_refused(tmp_path: Path) -> None:
     path = _pt({"data.pkl": _described((2**38,), (0,), 1), "data/0": bytes(4)}, tmp_path / "x.pt")
     assert "claims" in refused(path)

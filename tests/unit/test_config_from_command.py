@@ -419,3 +419,49 @@ def test_a_wrong_entry_point_is_refused(site: Path, entry: dict[str, str], said:
     file.write_text(yaml.safe_dump(raw))
     with pytest.raises(ConfigError, match=said):
         plan(load(file), {})
+
+
+_PLAIN = "verl.trainer.main_ppo actor_rollout_ref.model.path=models/qwen data.train_files=a.parquet"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"python3 -m {_PLAIN}\r\n", "Windows line ends"),
+        ("python3 -m verl.trainer.main_ppo\r\n", "Windows line ends"),
+        (f"A=(a.b=1\r)\npython3 -m {_PLAIN} ${{A[@]}}\n", "Windows line ends"),
+        (f"#!/bin/bash\r\nset -x\r\npython3 -m {_PLAIN} \\\r\n", "Windows line ends"),
+        (f"\ufeffpython3 -m {_PLAIN}\n", "begins with a byte order mark"),
+        (f"\ufeff#!/bin/bash\npython3 -m {_PLAIN}\n", "begins with a byte order mark"),
+        (f"torchrun --nproc_per_node=2 -m {_PLAIN}\n", "write python -m verl.trainer.main_ppo"),
+        (f"accelerate launch -m {_PLAIN}\n", "write python -m verl.trainer.main_ppo"),
+        (f"python -m torch.distributed.run -m {_PLAIN}\n", "write python -m verl.trainer"),
+    ],
+)
+def test_a_script_that_bash_or_verl_would_stumble_over_is_refused(
+    site: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    (site / "run.sh").write_bytes(text.encode())
+    assert main(["config", "from-command", "-o", "mine.yaml", "run.sh"]) == 2
+    assert said in capsys.readouterr().err
+    assert not (site / "mine.yaml").exists()
+
+
+def test_line_ends_of_what_is_only_written_are_nobodys_matter(
+    site: Path, made: Callable[..., tuple[Path, dict[str, Any]]]
+) -> None:
+    (site / "run.sh").write_bytes(f"cat <<X >y\nabc\r\nX\npython3 -m {_PLAIN}\n".encode())
+    assert made("run.sh")[0].exists()
+
+
+@pytest.mark.parametrize("value", ["$NOBODY_SET_IT", '""', "${A[3]}", "$1"])
+def test_an_option_without_a_value_is_said_to_be(
+    site: Path, made: Callable[..., tuple[Path, dict[str, Any]]], value: str
+) -> None:
+    (site / "run.sh").write_text(
+        f"python3 -m {_PLAIN} data.train_batch_size={value} data.max_prompt_length=8\n"
+    )
+    file, said = made("run.sh")
+    empty = [note for note in said["notes"] if "gives it no value" in note]
+    assert [note.partition(":")[0] for note in empty] == ["data.train_batch_size"]
+    assert empty[0] in file.read_text()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +86,10 @@ def test_no_more_is_read_than_asked_for(tmp_path: Path) -> None:
     path.write_text("{" + " " * 50)
     with pytest.raises(DocumentError, match="larger than 50 bytes"):
         structfile.load(path, Plan, (2,), most=50)
+
+
+def test_a_path_that_is_no_utf_8_is_written_out() -> None:
+    data = structfile.encoded({"format": 1, "paths": [os.fsdecode(b"/gbk/\xbb\xf9"), "/目录"]})
+    said = json.loads(data)
+    assert said["paths"][0].startswith("/gbk/\\udcbb")
+    assert said["paths"][1] == "/目录"

@@ -171,7 +171,10 @@ def test_integers_beyond_float64_are_kept_exactly(tmp_path: Path) -> None:
     [
         ({"md5": "762beb0e"}, "crc32:762beb0e"),
         ({"md5": "00000000"}, None),
-        ({"md5": "0xfe15"}, "xor:0xfe15"),
+        ({"md5": "0xfe15"}, "xor:0x000000000000fe15"),
+        ({"md5": "0X000000000000FE15"}, "xor:0x000000000000fe15"),
+        ({"md5": "762BEB0E"}, "crc32:762beb0e"),
+        ({"md5": "beb0e"}, "crc32:000beb0e"),
         ({"md5": 4.5}, "xor:4.5"),
         ({"Digest": "sha256:" + "a" * 64, "md5": "762beb0e"}, "sha256:" + "a" * 64),
         ({}, None),

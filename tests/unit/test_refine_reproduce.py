@@ -32,6 +32,7 @@ from rlprobe.spec import Suspects  # noqa: E402
 from rlprobe.store.commit import commit  # noqa: E402
 from rlprobe.store.keys import run_key  # noqa: E402
 from rlprobe.store.read import Run  # noqa: E402
+from tests.msprobe import dumps  # noqa: E402
 from tests.unit.capture_helpers import UPDATE  # noqa: E402
 from tests.unit.traced import LAYER, NORM, plain_loss, run, wrapped  # noqa: E402
 
@@ -263,3 +264,17 @@ def test_a_full_disk_leaves_no_half_a_folder(
     said = capsys.readouterr().err
     assert "No space left on device" in said and "Traceback" not in said
     assert not (tmp_path / "out" / "about.json").exists()
+
+
+def test_of_two_dumps_nothing_can_be_run_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for side, top in (("b", 1.0), ("t", 2.0)):
+        entry = dumps.call([dumps.tensor()], [dumps.tensor((top, -1.0, 0.25, 2.5))])
+        dumps.write(tmp_path / side, {"Functional.linear.0.forward": entry})
+    out = str(tmp_path / "o")
+    assert main(["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", out]) == 0
+    assert main(["diagnose", out]) == 0
+    assert main(["reproduce", out, "-o", str(tmp_path / "folder")]) == 1
+    assert "comparison of two dumps" in capsys.readouterr().err
+    assert not (tmp_path / "folder").exists()

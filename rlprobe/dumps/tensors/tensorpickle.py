@@ -8,6 +8,7 @@ nothing is ever imported or called (:mod:`.pickled`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,7 @@ def layout(call: Object) -> Layout:
     storage = _storage(arguments[0])
     offset, shape, strides = arguments[1:4]
     kind = arguments[6] if made_by == _TYPED else None
+    _require_plain(arguments[6 if made_by == _TENSOR else 7 :])
     if made_by == _TENSOR:
         dtype = storage.dtype
     else:
@@ -92,6 +94,20 @@ def layout(call: Object) -> Layout:
         raise ValueError("its shape, strides or offset make no sense")
     size = storage.size if storage.dtype is not None else storage.size // DTYPES[dtype].size
     return Layout(storage.key, dtype, size, offset, shape, strides)
+
+
+def _require_plain(beside: Sequence[Any]) -> None:
+    """Refuse what torch says of a view whose numbers are not those of its storage.
+
+    ``{"conj": True}`` is a complex tensor that is read conjugated, ``{"neg": True}`` one that is
+    read negated (``torch._utils.get_tensor_metadata``).
+    """
+    marks = {str(key) for value in beside if isinstance(value, dict) for key in value if value[key]}
+    if marks:
+        raise ValueError(
+            f"it is a view marked {', '.join(sorted(marks))}, whose numbers are not those that the "
+            "file holds: save it after resolve_conj().resolve_neg()"
+        )
 
 
 def sizes(value: Any) -> tuple[Any, ...]:

@@ -95,7 +95,7 @@ def draft(
     for word in (*found.moved, *found.dropped):
         for option in framework.options([word]):
             overruled.pop(option, None)
-    notes = [*found.notes, *_missing(raw)]
+    notes = [*found.notes, *_missing(raw), *_empty(training)]
     draft = Draft("", raw, found.moved, found.dropped, overruled, added, tuple(notes))
     return Draft(_text(draft, training), **{k: getattr(draft, k) for k in _FIELDS})
 
@@ -210,6 +210,16 @@ def _missing(raw: Mapping[str, Any]) -> list[str]:
     if "data" not in raw:
         found.append("data.train_files: the command names none; give them")
     return found
+
+
+def _empty(training: Training) -> list[str]:
+    """Options without a value, as of a variable that is not set here."""
+    return [
+        f"{word[:-1]}: the command gives it no value; where a variable of the script stands there, "
+        "set it as for the training (env NAME=VALUE bash SCRIPT)"
+        for word in training.arguments
+        if word.endswith("=")
+    ]
 
 
 def _text(draft: Draft, training: Training) -> str:

@@ -141,6 +141,11 @@ def _require_shell(script: Path) -> None:
             first = file.readline(200)
     except OSError as error:
         raise UsageError(f"{script}: {error.strerror}; give a shell script, or -- CMD…") from error
+    if first.startswith(b"\xef\xbb\xbf"):
+        raise UsageError(
+            f"{script} begins with a byte order mark, which bash takes for a part of its first "
+            "word; save it as UTF-8 without one (sed -i '1s/^\\xef\\xbb\\xbf//' FILE)"
+        )
     if first.startswith(b"#!") and not note.is_script(str(script), anywhere=True):
         raise UsageError(
             f"{script} begins with {first.decode(errors='replace').strip()}; accepted: a script "

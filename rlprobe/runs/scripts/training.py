@@ -17,6 +17,8 @@ from rlprobe.runs.scripts.trace import Command
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?$")
 _VERL = "verl.trainer.main_ppo"
+#: Modules that start one process for each device; verl's trainer is a single one.
+_LAUNCHERS = ("torch.distributed.", "accelerate.", "deepspeed.launcher")
 #: Options of python's that take a value.
 _WITH_VALUE = ("-W", "-X")
 
@@ -33,12 +35,19 @@ def find(commands: Sequence[Command], ended: str = "") -> Training:
     """
     found = [training for command in commands for training in _of(command)]
     distinct = list({(t.entry, t.arguments): t for t in found}.values())
+    words = [
+        word
+        for one in distinct or commands
+        for word in ((*one.entry, *one.arguments) if isinstance(one, Training) else one.argv)
+    ]
+    _require_line_ends(words)
     if not distinct:
         seen = "; ".join(shlex.join(command.argv[:3]) for command in commands[:8])
         raise UsageError(
             "no training of verl or slime was found: neither a module verl.trainer…, nor options "
             "actor_rollout_ref.…, nor slime's train.py with --hf-checkpoint. Commands seen: "
             + (seen or "none")
+            + _started_otherwise(commands)
             + ended
         )
     if len(distinct) > 1:
@@ -48,6 +57,31 @@ def find(commands: Sequence[Command], ended: str = "") -> Training:
             "rlprobe config from-command -- python …"
         )
     return distinct[0]
+
+
+def _started_otherwise(commands: Sequence[Command]) -> str:
+    """Of a command that names the trainer and starts it by another program than python."""
+    for command in commands:
+        if _VERL in command.argv:
+            return (
+                f". {shlex.join(command.argv[:3])} … is given {_VERL}, which is one process that "
+                f"starts the others by itself: write python -m {_VERL}"
+            )
+    return ""
+
+
+def _require_line_ends(words: Sequence[str]) -> None:
+    """Refuse what a script of Windows line ends passes on.
+
+    Raises:
+        UsageError: a word ends with a carriage return.
+    """
+    for word in words:
+        if word.endswith("\r"):
+            raise UsageError(
+                f"{word!r} ends with a carriage return: the script has Windows line ends, and bash "
+                "passes them on; convert it (sed -i 's/\\r$//' FILE)"
+            )
 
 
 def _of(command: Command) -> Iterator[Training]:
@@ -66,6 +100,8 @@ def _of(command: Command) -> Iterator[Training]:
             continue
         entry = tuple(rest[:2]) if rest[0] == "-m" else (rest[0],)
         arguments = tuple(rest[len(entry) :])
+        if entry[-1].startswith(_LAUNCHERS):
+            continue
         framework = _framework(entry, arguments)
         if framework is None:
             continue
