@@ -56,11 +56,13 @@ def defaults() -> argparse.Namespace:
 
 
 def given_path(text: str) -> Path:
-    """The type of arguments that are paths: see :func:`unfit` for what is refused."""
-    problem = unfit(text)
-    if problem is not None:
-        raise argparse.ArgumentTypeError(problem)
+    """The type of arguments that are paths: an empty one, which would be here, is refused."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(_EMPTY)
     return Path(text)
+
+
+_EMPTY = "an empty path; was a shell variable not set?"
 
 
 def unfit(text: str) -> str | None:
@@ -70,7 +72,7 @@ def unfit(text: str) -> str | None:
     taken for none in another locale.
     """
     if not text.strip():
-        return "an empty path; was a shell variable not set?"
+        return _EMPTY
     try:
         text.encode()
     except UnicodeEncodeError:
