@@ -32,6 +32,7 @@ def install() -> None:
             if getattr(module, name, None) is original:
                 setattr(module, name, answer)
     when_imported("verl.workers.engine.base", _register_cpu)
+    when_imported("verl.single_controller.ray.base", _place_cpu)
 
 
 def _of_verl() -> list[types.ModuleType]:
@@ -49,3 +50,15 @@ def _register_cpu(module: types.ModuleType) -> None:
         return original(cls, model_type, backend, devices)
 
     module.EngineRegistry.register = classmethod(register)
+
+
+def _place_cpu(module: types.ModuleType) -> None:
+    """A worker takes one of the accelerators that the launch declares, and no resource ``cpu``."""
+    original = module.RayResourcePool.get_placement_groups
+
+    def get_placement_groups(
+        self: Any, strategy: str = "STRICT_PACK", name: str | None = None, device_name: str = "cuda"
+    ) -> Any:
+        return original(self, strategy, name, "cuda" if device_name == "cpu" else device_name)
+
+    module.RayResourcePool.get_placement_groups = get_placement_groups
