@@ -144,9 +144,20 @@ def lone(benchmark: Run, target: Run, stage: str, step: int) -> Lone:
         left, right = (_at(lines, update) for lines in sides)
         parameters |= left.keys() ^ right.keys()
         for name in left.keys() & right.keys():
-            names = [set[str]().union(*(s for s, _ in side[name])) for side in (left, right)]
-            settings |= names[0] ^ names[1]
+            settings |= _of_one_side(left[name], right[name])
     return Lone(tuple(sorted(settings)), tuple(sorted(parameters)))
+
+
+def _of_one_side(left: _Values, right: _Values) -> set[str]:
+    """Settings of one parameter that one side alone has: rank by rank, where they are the same."""
+    sides = [
+        {rank: settings.keys() for settings, ranks in values for rank in ranks}
+        for values in (left, right)
+    ]
+    if sides[0].keys() != sides[1].keys():  # the parameter lies elsewhere
+        everywhere = [set[str]().union(*side.values()) for side in sides]
+        return everywhere[0] ^ everywhere[1]
+    return set[str]().union(*(sides[0][rank] ^ sides[1][rank] for rank in sides[0]))
 
 
 def _at(lines: list[dict[str, Any]], update: int) -> dict[str, _Values]:

@@ -39,6 +39,8 @@ _RANK = re.compile(r" rank\d+")
 _SIDES = ("benchmark", "target")
 _GRAD_NORM = "*_grad_norm"
 _TOTAL = "_total_grad_norm"
+#: Before the number of one of an optimizer's several parameter groups.
+_GROUP = " group"
 
 
 def check(evidence: Evidence) -> GateItem | None:
@@ -359,6 +361,8 @@ def _gradient_norms(evidence: Evidence) -> list[Said]:
         elif not (np.isfinite(b) and np.isfinite(t)):
             found.append(say("{key} is {b:g} against {t:g}", key=key, b=b, t=t))
         elif b == 0 and t == 0:
+            if _GROUP in key:
+                continue  # a group may have no gradients, or none on this rank
             found.append(
                 say("{key} is 0 on both sides: there were no gradients, or none was read", key=key)
             )
@@ -382,18 +386,21 @@ def _of_all(norms: dict[str, np.floating[Any]], ranks: set[int]) -> dict[str, np
 
 
 def _norms(run: Run, step: int) -> dict[str, np.floating[Any]]:
-    """Values by ``name, rank, update``; checked against the run's manifest."""
+    """Values by ``name, rank, update`` and, of several, parameter group; checked against the run's
+    manifest."""
     root = run.key_data()
     if root is None:
         return {}
-    found = {}
+    found: dict[str, np.floating[Any]] = {}
     for path in sorted(root.glob(f"{_GRAD_NORM}/step{step}/**/*.npy")):
         try:
             value = npyfile.load(path, _MAX_BYTES)
         except (OSError, ValueError) as error:
             raise DumpError(f"{path} is not a norm: {error}") from error
-        if value.size == 1 and np.issubdtype(value.dtype, np.floating):
-            found[_called(path, root)] = value.reshape(-1)[0]
+        if np.issubdtype(value.dtype, np.floating):
+            name, norms = _called(path, root), value.reshape(-1)
+            each = [name] if len(norms) == 1 else [f"{name}{_GROUP}{n}" for n in range(len(norms))]
+            found |= dict(zip(each, norms, strict=True))
     return found
 
 

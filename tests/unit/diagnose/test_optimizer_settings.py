@@ -192,6 +192,17 @@ def test_what_one_side_alone_says_is_no_agreement(align: Align, told: Groups, na
     assert said is not None and said.state == "caveat" and f"was told: {named}" in said.evidence
 
 
+def test_what_one_rank_alone_does_not_say_is_no_agreement(align: Align) -> None:
+    """Another rank's word stands for that rank alone."""
+    both = [device(), device()]
+    for side in both:
+        side["told"][1] = {(0, 0): groups()}
+    lacking = {name: value for name, value in SETTINGS.items() if name != "lr"}
+    both[1]["told"][1] = {(0, 0): [{"settings": lacking, "names": NAMES}]}
+    said = alike(held(align, both[1], both[0]))
+    assert said is not None and "was told: lr" in said.evidence
+
+
 def test_a_side_that_says_nothing_of_its_optimizer_is_named(align: Align) -> None:
     said = alike(held(align, {"told": {}}, device()))
     assert said is not None and "actor_update: one side alone says" in said.evidence

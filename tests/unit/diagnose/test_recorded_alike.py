@@ -86,10 +86,10 @@ def test_a_record_of_parameters_that_differs_is_said() -> None:
     assert "parameters" in found(lopsided)
 
 
-def norms(place: Path, value: float, rank: int = 0, dtype: Any = np.float32) -> Path:
+def norms(place: Path, value: Any, rank: int = 0, dtype: Any = np.float32) -> Path:
     path = place / f"actor_grad_norm/step0/rank{rank}/micro_step0/actor_grad_norm.npy"
     path.parent.mkdir(parents=True)
-    np.save(path, dtype(value))
+    np.save(path, np.asarray(value, dtype))
     return place
 
 
@@ -111,6 +111,25 @@ def test_gradient_norms_are_compared(
     sides = [run(norms(tmp_path / side, value)) for side, value in
              (("b", benchmark), ("t", target))]  # fmt: skip
     text = found(None, *sides)
+    assert (said in text) if said else text == ""
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "target", "said"),
+    [
+        ((2.0, 0.5), (2.0, 0.5), ""),
+        ((2.0, 0.5), (2.0, 0.7), "group1 is 0.5 against 0.7"),
+        ((2.0, 0.5), (float("nan"), 0.5), "group0 is 2 against nan"),
+        ((2.0, 0.5), (2.0, 0.0), "group1 is 0.5 against 0"),
+        ((2.0, 0.0), (2.0, 0.0), ""),
+        ((2.0, 0.5), (2.06,), "on one side only"),
+    ],
+)
+def test_every_parameter_group_has_its_norm(
+    tmp_path: Path, benchmark: tuple[float, ...], target: tuple[float, ...], said: str
+) -> None:
+    """Megatron's optimizers have one that decays and one that does not, which may be empty."""
+    text = found(None, run(norms(tmp_path / "b", benchmark)), run(norms(tmp_path / "t", target)))
     assert (said in text) if said else text == ""
 
 
