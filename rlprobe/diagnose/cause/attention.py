@@ -18,17 +18,19 @@ from rlprobe.judge import origin as kinds
 from rlprobe.judge.row import Row, first, number
 from rlprobe.said import Said, say
 
-#: Where a look at probabilities is worth while.
-_ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
+#: Where a look at probabilities is worth while: operators by any part of their name, modules by the
+#: end of theirs (``post_attention_layernorm`` and ``attn_out_proj`` only stand beside one).
+_OPERATOR = re.compile(r"attention|attn", re.IGNORECASE)
+_MODULE = re.compile(r"(attention|attn)$", re.IGNORECASE)
 #: Difference of first or last tokens, relative to the others', from which on they are touched.
 _TOUCHED = 0.2
 
 
 def is_one(scene: Scene) -> bool:
     """Whether the origin is called an attention, and what differs is no input of the stage."""
-    name = f"{scene.origin.operator or scene.row.get('op')} "
-    name += (scene.origin.module or "").rpartition(".")[2]
-    return _ATTENTION.search(name) is not None
+    operator = scene.origin.operator or scene.row.get("op")
+    module = (scene.origin.module or "").rpartition(".")[2]
+    return bool(_OPERATOR.search(str(operator)) or _MODULE.search(module))
 
 
 def symptoms(scene: Scene) -> Symptoms:

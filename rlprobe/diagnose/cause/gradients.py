@@ -161,6 +161,13 @@ def _clipped(rows: pl.DataFrame) -> Said:
         most = say(
             ", {count} of them {factor} times", count=common.count, factor=times(common.factor)
         )
+    if times(min(ratios)) == times(max(ratios)):
+        return say(
+            "the norms of the {count} gradients after clipping that differ are {factor} times the "
+            "benchmark's, and their elements are not: no clipping by another norm does that",
+            count=len(ratios),
+            factor=times(min(ratios)),
+        )
     return say(
         "the {count} gradients after clipping that differ are {low} to "
         "{high} times the benchmark's{most}: not by one factor, as where all "

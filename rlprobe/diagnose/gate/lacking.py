@@ -7,7 +7,7 @@ comparison, so it is asked for here, from what both runs declare (:data:`_RECORD
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import polars as pl
 
@@ -16,6 +16,7 @@ from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, caveat
 from rlprobe.judge import keydata, layers
 from rlprobe.judge.analysis import Finding
+from rlprobe.judge.excuses import positions
 from rlprobe.judge.extent import is_computed
 from rlprobe.judge.row import columns_where
 from rlprobe.said import SEMICOLON, Said, joined, listed, say
@@ -113,8 +114,10 @@ def _passes(evidence: Evidence) -> Iterator[Said]:
         if finding.stage.laid_out is not None:
             continue
         keys = [key for key, stage in keydata.OUTCOMES.items() if stage == name]
-        passes = _most(evidence, keys, number)
-        norms = _most(evidence, [stages.MODEL_ROLE[name] + _NORM], number)
+        # each side's micro-batches have partners as far as those of the side with fewer go
+        cut = finding.stage.misplaced in (positions.SPLIT, positions.SPREAD)
+        passes = _passed(evidence, keys, number, min if cut else max)
+        norms = _passed(evidence, [stages.MODEL_ROLE[name] + _NORM], number, max)
         reported = _reported(evidence, name)
         for process in finding.stage.processes:
             rows = process.rows
@@ -156,13 +159,17 @@ def _reported(evidence: Evidence, stage: str) -> int:
     return max((int(number) + 1 for number in numbers), default=0)
 
 
-def _most(evidence: Evidence, keys: Sequence[str], step: int) -> dict[int, int]:
-    """By rank, in how many micro-batches any of these was saved, on the side that has the most."""
+def _passed(
+    evidence: Evidence, keys: Sequence[str], step: int, of_sides: Callable[[int, int], int]
+) -> dict[int, int]:
+    """By rank, micro-batches in which any of these was saved; ``of_sides`` of two sides' most."""
     found: dict[int, int] = {}
     for data in (run.recorded for run in _both(evidence)):
+        own: dict[int, int] = {}
         for key in keys:
             saved = {} if data is None else data.micro_steps(key, step)
-            found |= {rank: max(count, found.get(rank, 0)) for rank, count in saved.items()}
+            own |= {rank: max(count, own.get(rank, 0)) for rank, count in saved.items()}
+        found |= {rank: of_sides(count, found.get(rank, count)) for rank, count in own.items()}
     return found
 
 

@@ -128,13 +128,28 @@ class Common:
         return say("{count} of {total} {what}", count=self.count, total=self.total, what=what)
 
 
-#: Ratios of norms are of one factor where they differ by this share of its effect at most, or
-#: within their own floor.
+#: Ratios of changes' norms are of one factor where they differ by this share of its effect at most:
+#: decay and flipped signs come on top of a learning rate.
 _ONE = 0.05
+#: The most that a multiple may leave of one of many, over what noise explains of one: its floor.
+_OF_EACH = 1.0 / _NOISE
 
 
 def common(rows: pl.DataFrame) -> Common | None:
-    """The factor that at least half of the rows' norms differ by; None where there is none."""
+    """The factor that gradients differ by; None where at least half do not.
+
+    Each that is counted is that multiple: by its norm within its own floor, and by what the
+    multiple leaves of it, which norms alone do not tell from other numbers of that size.
+    """
+    return _common(rows, 0.0, _OF_EACH)
+
+
+def common_norm(rows: pl.DataFrame) -> Common | None:
+    """The factor that changes' norms differ by, about; None where at least half do not."""
+    return _common(rows, _ONE, math.inf)
+
+
+def _common(rows: pl.DataFrame, share: float, most: float) -> Common | None:
     every = [row for row in each(rows) if measure.of(row).factor is not None]
     ratios = [measure.of(row).factor or 0.0 for row in every]
     if not ratios:
@@ -143,14 +158,17 @@ def common(rows: pl.DataFrame) -> Common | None:
     spread = statistics.median(abs(r - middle) for r in ratios)
     if abs(middle - 1.0) < 1e-6 or spread > 0.01 * abs(middle - 1.0) + 1e-6:
         return None
-    lefts = [left(row) for row in every if float(row.get("error") or 0.0) > 0]
-    scaled = sum(found is not None and found <= 1.0 for found in lefts)
-    near = _ONE * min(abs(middle - 1.0), abs(middle)) + 2e-6
+    lefts = [left(row) for row in every]
+    told = [found for found, row in zip(lefts, every, strict=True)
+            if float(row.get("error") or 0.0) > 0]  # fmt: skip
+    scaled = sum(found is not None and found <= 1.0 for found in told)
+    near = share * min(abs(middle - 1.0), abs(middle)) + _LAST_BITS * max(1.0, abs(middle))
     count = sum(
-        abs(ratio - middle) <= max(near, float(row.get("floor") or 0.0))
-        for row, ratio in zip(every, ratios, strict=True)
+        abs(ratio - middle) <= max(near, float(row.get("floor") or 0.0) * max(1.0, abs(middle)))
+        and (found is None or found <= most)
+        for row, ratio, found in zip(every, ratios, lefts, strict=True)
     )
-    return Common(middle, count, len(ratios)) if scaled * 2 >= len(lefts) else None
+    return Common(middle, count, len(ratios)) if min(scaled, count) * 2 >= len(told) else None
 
 
 class OfParameters:

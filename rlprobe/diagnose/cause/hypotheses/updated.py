@@ -32,7 +32,7 @@ class Optimizer:
             said.append(
                 say("{count} did not change at all on the target", count=difference.unmoved)
             )
-        found = factor.common(beyond)
+        found = factor.common_norm(beyond)
         if found is not None:
             said.append(
                 say(
