@@ -53,15 +53,19 @@ def metrics(value: Any) -> dict[str, Any]:
     return line
 
 
+def _lines(value: Any, name: str) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise DocumentError(f"{name} is no list")
+    return [jsonfile.mapping(line) for line in value]
+
+
 def joined(value: Any) -> list[dict[str, Any]]:
     """What each process loaded of another run's state: role, rank, step and how it went.
 
     Raises:
         DocumentError: it is none.
     """
-    if not isinstance(value, list):
-        raise DocumentError("joined is no list")
-    lines = [jsonfile.mapping(line) for line in value]
+    lines = _lines(value, "joined")
     for line in lines:
         if not isinstance(line.get("role"), str):
             raise DocumentError("a line of joined has no role")
@@ -77,9 +81,7 @@ def optimizers(value: Any) -> list[dict[str, Any]]:
     Raises:
         DocumentError: it is none.
     """
-    if not isinstance(value, list):
-        raise DocumentError("optimizers is no list")
-    lines = [jsonfile.mapping(line) for line in value]
+    lines = _lines(value, "optimizers")
     for line in lines:
         match line:
             case {

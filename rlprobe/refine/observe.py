@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.refine import (
-    conditioning,
+    both,
     effect,
     idle,
     meaning,
@@ -25,22 +25,16 @@ from rlprobe.refine import (
     wiring,
     written,
 )
-from rlprobe.refine.difference import CONSTANT, IMPLEMENTATION, Difference, apart, number
-from rlprobe.refine.entering import entering
-from rlprobe.refine.pairing import Apart, Both, pair, reordered, scalars
+from rlprobe.refine.difference import CONSTANT, IMPLEMENTATION, Difference, number
+from rlprobe.refine.pairing import Apart, Both, pair, reordered
 from rlprobe.refine.stretch import Stretch
-from rlprobe.refine.trace import Operator, Trace, Value, error, measurable, taken
-from rlprobe.said import NOTHING_SAID, Said, exactly, listed, of_side, say
+from rlprobe.refine.trace import Operator, Trace, Value, taken
+from rlprobe.said import Said, listed, of_side, say
 
-#: Round-offs by which one operator's results may differ on two devices, inputs alike.
-_KERNEL = 32.0
-#: What an operator may make of its inputs' difference.
-_GROWTH = 8.0
 #: Differences listed.
 _MOST = 8
 #: Operators of one stretch that are named.
 _NAMED = 6
-_LEFT = ("pin_memory", "device", "layout", "memory_format", "non_blocking", "generator")
 
 
 @dataclass
@@ -101,15 +95,17 @@ def observe(
                 continue
             used = _used(step, steps[at + 1 :], (benchmark, target))
             # where nothing that both sides run uses what they made, they may be a cause
-            differs = not used or any(_differ(one, other, 0.0, floor) for one, other in used)
+            differs = not used or any(both.differ(one, other, 0.0, floor) for one, other in used)
             differs = differs or _writes_parameters(step, (benchmark, target))
             _add(found, [_apart(step, (benchmark, target), used, differs, floor)])
             collective = _last_collective(step.target, collective)
         else:
-            other = wires.difference(step, _changed(step.benchmark, step.target, 0.0, 1.0, floor))
+            other = wires.difference(
+                step, both.changes(step.benchmark, step.target, 0.0, 1.0, floor)
+            )
             other = other or outside.difference(step)
-            own = _Beside(sides[1], numbers, collective)
-            _add(found, [other] if other else _both(step, own, noise, floor))
+            own = both.Beside(sides[1], numbers, collective)
+            _add(found, [other] if other else both.differences(step, own, noise, floor))
             collective = _last_collective([step.target], collective)
     found.differences = settings.of_another_computation(found.differences)
     return _of_constants(found, benchmark, target, floor)
@@ -122,7 +118,11 @@ def _of_constants(found: Observed, benchmark: Trace, target: Trace, floor: float
     """
     lone = [d for d in found.differences if d.kind == CONSTANT]
     pairs = zip(benchmark.outputs, target.outputs, strict=False)
-    if found.first is None and len(lone) == 1 and any(_differ(b, t, 0.0, floor) for b, t in pairs):
+    if (
+        found.first is None
+        and len(lone) == 1
+        and any(both.differ(b, t, 0.0, floor) for b, t in pairs)
+    ):
         found.differences = [replace(d, effective=d is lone[0]) for d in found.differences]
     return found
 
@@ -222,7 +222,7 @@ def _of_both(
     )
     if all(map(effect.turns, sides)):
         return "position"
-    changed = [(b, t) for b, t in used if _differ(b, t, 0.0, floor)]
+    changed = [(b, t) for b, t in used if both.differ(b, t, 0.0, floor)]
     moves = all(meaning.plain(op) in meaning.MOVES for side in sides for op in side.working)
     repeats = moves and wiring.are_repeated(changed, traces, floor)
     return "layout" if repeats else IMPLEMENTATION
@@ -249,7 +249,7 @@ def _meant(
     if cause == "layout" and effect.routed(stretch):
         return "routing"
     if cause == "layout":
-        changed = [(b, t) for b, t in used if _differ(b, t, 0.0, floor)]
+        changed = [(b, t) for b, t in used if both.differ(b, t, 0.0, floor)]
         moved = wiring.are_moved(used, floor) or wiring.are_repeated(changed, traces, floor)
         cause = effect.moved(stretch) if moved else IMPLEMENTATION
     if cause == "constant_factor" and vocabulary.tempered(stretch):
@@ -298,19 +298,6 @@ def _hand_on(step: Apart, made: list[set[int]]) -> None:
                 own.update(v.value for v in op.outputs)
 
 
-def _differ(
-    one: Value, other: Value, explained: float, floor: float, condition: float = 1.0
-) -> bool:
-    """Whether two values differ by more than round-off, a floor and their inputs explain."""
-    if one.dtype != other.dtype or one.shape != other.shape:
-        return True
-    size = error(one, other)
-    unit = max(UNIT.get(one.dtype, 0.0), UNIT["torch.float32"])
-    # a floor is what round-off makes; where none is known some last bits are
-    allowed = floor or _KERNEL * unit * condition
-    return size is not None and size > allowed + _GROWTH * condition * explained
-
-
 def _working(operators: list[Operator]) -> bool:
     return any(meaning.plain(op) not in meaning.VIEWS for op in operators)
 
@@ -326,7 +313,7 @@ def _with_numbers(op: Operator) -> str:
     said = [
         f"{argument.name}={number(argument.scalar)}"
         for argument in op.arguments
-        if not argument.tensors and not argument.default and argument.name not in _LEFT
+        if not argument.tensors and not argument.default and argument.name not in both.LEFT_OUT
         and argument.scalar not in (None, [])
     ]  # fmt: skip
     said += [
@@ -337,18 +324,6 @@ def _with_numbers(op: Operator) -> str:
     if not said:
         return op.said
     return f"{op.name}({', '.join(said)}){op.said.removeprefix(op.name)}"
-
-
-@dataclass(frozen=True)
-class _Beside:
-    """What ran beside an operator."""
-
-    #: The target's operators.
-    operators: list[Operator]
-    #: Numbers that code took off tensors, by side.
-    taken: Sequence[set[float]]
-    #: The collective that ran on the target just before, views apart.
-    collective: Operator | None
 
 
 def _numbers_taken(trace: Trace) -> set[float]:
@@ -363,189 +338,3 @@ def _last_collective(ran: Sequence[Operator], before: Operator | None) -> Operat
         if meaning.plain(op) not in meaning.VIEWS:
             return None
     return before
-
-
-def _both(step: Both, beside: _Beside, noise: float, floor: float) -> list[Difference]:
-    b, t = step.benchmark, step.target
-    given = _inputs_differ(b, t)
-    changed = _changed(b, t, 0.0, given, floor)
-    if (b.repeats is False) != (t.repeats is False):
-        return [_race(t, "target" if t.repeats is False else "benchmark")]
-    found = _formats(b, t, changed)
-    if meaning.plain(t) not in meaning.VIEWS:  # how numbers lie shows where they are used
-        found += _scalars(b, t, changed, beside, noise)
-    found += entering(b, t, changed, noise, beside.collective)
-    same = _is_own(b, t, given) and scalars(b) == scalars(t)
-    own = same and meaning.plain(t) not in meaning.VIEWS
-    if not found and own and _changed(b, t, given, given, 0.0, conditioning.factor(b)):
-        found.append(
-            Difference(
-                IMPLEMENTATION,
-                say(
-                    "{operator} is given the same on both sides and makes something else: its "
-                    "results differ by {size}",
-                    operator=t.said,
-                    size=_size(b, t),
-                ),
-                True,
-                "kernel",
-            )
-        )
-    return found
-
-
-def _race(op: Operator, side: str) -> Difference:
-    said = say(
-        "{operator}, run twice on the same, makes something else on the {side}",
-        operator=op.said,
-        side=of_side(side),
-    )
-    return Difference("nondeterministic", said, True, "race")
-
-
-def _inputs_differ(b: Operator, t: Operator) -> float:
-    """Largest difference of their inputs; infinite where it is not known, or there are none."""
-    sizes = [error(one, other) for one, other in zip(b.inputs, t.inputs, strict=False)]
-    return max((float("inf") if size is None else size for size in sizes), default=float("inf"))
-
-
-def _is_own(b: Operator, t: Operator, given: float) -> bool:
-    """Whether an operator was given the same, within round-off: else nothing bounds its results."""
-    units = [UNIT.get(value.dtype, 0.0) for op in (b, t) for value in op.inputs]
-    return given <= _KERNEL * max([*units, UNIT["torch.float32"]])
-
-
-def _changed(
-    b: Operator, t: Operator, explained: float, given: float, floor: float, condition: float = 1.0
-) -> bool:
-    """Whether results differ by more than a difference of their inputs and round-off explain.
-
-    Args:
-        b, t: the operator on both sides.
-        explained: difference of the inputs that is taken to explain one of the results.
-        given: difference of the inputs. What nobody knows the size of (a mask's largest numbers
-            have no sketch) is a difference of the operator's own only where they are equal.
-        floor: by which results may differ that agree.
-        condition: how much larger than its result the operator's round-off may be.
-    """
-    for one, other in zip(b.outputs, t.outputs, strict=False):
-        size = error(one, other)
-        if size == float("inf") and not measurable(one, other) and given > 0:
-            continue
-        if _differ(one, other, explained, floor, condition):
-            return True
-    return False
-
-
-def _size(b: Operator, t: Operator) -> str:
-    sizes = [error(one, other) for one, other in zip(b.outputs, t.outputs, strict=False)]
-    return f"{max((size for size in sizes if size is not None), default=0.0):.2g}"
-
-
-def _formats(b: Operator, t: Operator, changed: bool) -> list[Difference]:
-    pairs = [*zip(b.inputs, t.inputs, strict=False), *zip(b.outputs, t.outputs, strict=False)]
-    for one, other in pairs:
-        if one.dtype != other.dtype:
-            floats = "float" in one.dtype and "float" in other.dtype
-            return [
-                Difference(
-                    "rounding_order" if floats else IMPLEMENTATION,
-                    say(
-                        "{operator} works on {target} on the target and on {benchmark} on the "
-                        "benchmark",
-                        operator=t.said,
-                        target=_short(other.dtype),
-                        benchmark=_short(one.dtype),
-                    ),
-                    True,
-                    "format",
-                )
-            ]
-    if meaning.plain(t) in meaning.VIEWS | meaning.MOVES:
-        return []
-    for one, other in pairs:
-        if one.shape != other.shape:
-            return [
-                Difference(
-                    IMPLEMENTATION,
-                    say(
-                        "{operator} works on shape {target} on the target and {benchmark} on the "
-                        "benchmark",
-                        operator=t.said,
-                        target=other.shape,
-                        benchmark=one.shape,
-                    ),
-                    changed,
-                    "format",
-                )
-            ]
-    return []
-
-
-def _short(dtype: str) -> str:
-    return dtype.removeprefix("torch.")
-
-
-def _scalars(
-    b: Operator, t: Operator, changed: bool, beside: _Beside, noise: float
-) -> list[Difference]:
-    one, other = dict(scalars(b)), dict(scalars(t))
-    # what code took off a tensor has the tensor's noise; what is written down has none
-    allowed = max(noise, _KERNEL * UNIT["torch.float32"]) if noise else 0.0
-    found = []
-    for name in [*other, *(n for n in one if n not in other)]:
-        if name in _LEFT or not apart(one.get(name), other.get(name), allowed):
-            continue
-        cause = meaning.of_scalar(t, name)
-        if cause == "layout" and not wiring.are_moved(
-            [*zip(b.outputs, t.outputs, strict=False)], noise
-        ):
-            cause = IMPLEMENTATION  # other elements, and not the same ones elsewhere
-        use = _use(t, beside.operators)
-        said = say(
-            "{name} {target} on the target instead of {benchmark} in {before}{operator}",
-            name=_named(name, t, use),
-            target=number(other.get(name)),
-            benchmark=number(one.get(name)),
-            before=_before(use),
-            operator=t.said,
-        )
-        computed = [n in own for n, own in zip((one.get(name), other.get(name)), beside.taken,
-                                               strict=True)]  # fmt: skip
-        if cause == "hyperparameter" and len(set(computed)) == 2:
-            # a number that one side computes is no setting
-            cause = IMPLEMENTATION
-            said += say(
-                ", and the {side}'s was taken off a tensor",
-                side=of_side("target" if computed[1] else "benchmark"),
-            )
-        found.append(Difference(cause, said, changed, "scalar"))
-    return found
-
-
-#: Operators before which a number that is added is an epsilon.
-_GUARDED = ("rsqrt", "sqrt", "reciprocal", "div", "log")
-
-_NUMBERS = {"add": say("the number added"), "mul": say("factor"), "div": say("divisor")}
-
-
-def _named(name: str, op: Operator, use: str | None) -> Said:
-    """An argument in the words of its use."""
-    kind = meaning.plain(op)
-    if name == "eps" or (name == "other" and kind == "add" and use in _GUARDED):
-        return say("epsilon")
-    if name != "other":
-        return exactly(name)
-    return _NUMBERS.get(kind, say("the number"))
-
-
-def _before(use: str | None) -> Said:
-    return say("{use}'s input, ", use=use) if use in _GUARDED else NOTHING_SAID
-
-
-def _use(op: Operator, operators: list[Operator]) -> str | None:
-    """The operator that is given what this one made."""
-    made = {value.value for value in op.outputs}
-    later = (o for o in operators if o.n > op.n and o.direction == op.direction)
-    user = next((o for o in later if made & {v.value for v in o.inputs}), None)
-    return None if user is None else meaning.plain(user)

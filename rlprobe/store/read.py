@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -101,19 +101,19 @@ class Run:
 
     def joined(self) -> list[dict[str, Any]]:
         """What each process loaded of another run's state: role, rank, step and how it went."""
-        found = self._json("joined.json")
-        if found is None:
-            return []
-        with self._described("joined.json"):
-            return described.joined(found.get("joined"))
+        return self._told("joined", described.joined)
 
     def optimizers(self) -> list[dict[str, Any]]:
         """What optimizers were told as they stepped (:func:`described.optimizers`)."""
-        found = self._json("optimizers.json")
+        return self._told("optimizers", described.optimizers)
+
+    def _told(self, name: str, read: Callable[[Any], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+        """Lines of a document that has its own name in it; none where there is no such file."""
+        found = self._json(f"{name}.json")
         if found is None:
             return []
-        with self._described("optimizers.json"):
-            return described.optimizers(found.get("optimizers"))
+        with self._described(f"{name}.json"):
+            return read(found.get(name))
 
     def records(self, stage: str) -> Path:
         """The record table of a stage (canonical name).
