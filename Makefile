@@ -3,6 +3,7 @@
 # make test-fast  the quick part of tests/unit
 # make contract the collector's contract on real verl, as a table
 # make contract-core  its cells that CI runs
+# make families the disturbances without a law, and what else of tests/unit make test takes every second of
 # make lint     formatting, types, workflow, what is generated
 # make cluster, soak, selftest, engines, versions, wheelhouse, images: see the .mk files
 #
@@ -18,12 +19,15 @@ STAMP  := $(VENV)/installed-$(shell cat $(LOCK) pyproject.toml hatch_build.py rl
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: align test test-fast contract contract-core lint install
+.PHONY: align test test-fast families contract contract-core lint install
 .DEFAULT_GOAL := align
 
 align: $(STAMP)
 	@workflow/align "$(CONFIG)"
 
+# Processes that share two cores gain nothing by threads of their own: they wait for each other.
+test test-fast families: export POLARS_MAX_THREADS = 1
+test test-fast families: export OMP_NUM_THREADS = 1
 # The six processes of the tests keep what they compile, rewritten assertions too, for each other.
 test test-fast: export PYTHONDONTWRITEBYTECODE =
 
@@ -33,6 +37,9 @@ test: $(STAMP)
 
 test-fast: $(STAMP)
 	pytest -n 2 -m "not slow and not contract and not long" tests/unit $(PYTEST_ARGS)
+
+families: $(STAMP)
+	pytest -n 2 -m long tests/unit $(PYTEST_ARGS)
 
 # Every option, mode, trainer and version; exits non-zero when a cell fails.
 contract: $(STAMP)

@@ -8,13 +8,14 @@ from rlprobe.diagnose.diagnosis import ALIGNED, UNKNOWN
 from tests.blind_faults import lawless
 from tests.blind_faults.second import lawless as second
 from tests.unit.diagnose.conftest import Align
+from tests.unit.diagnose.sampled import every_second
 
 ANSWERS = lawless.answers() | second.answers()
 CASES = lawless.CASES | second.CASES
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", every_second(CASES))
 def test_nothing_false_is_asserted(align: Align, name: str) -> None:
     answer = ANSWERS[name]
     found = align(CASES[name].device(), repeat=False).diagnose()

@@ -11,6 +11,7 @@ import pytest
 from rlprobe.diagnose.diagnosis import UNKNOWN
 from rlprobe.stages import ACTOR_UPDATE, LOG_PROB
 from tests.unit.diagnose.conftest import Align
+from tests.unit.diagnose.sampled import every_second
 from tests.unit.diagnose.transformer import Device
 
 pytestmark = pytest.mark.slow
@@ -124,7 +125,7 @@ FAMILY = [
 ]
 
 
-@pytest.mark.parametrize(("name", "module"), FAMILY, ids=lambda part: part)
+@pytest.mark.parametrize(("name", "module"), every_second(FAMILY), ids=lambda part: part)
 def test_no_cause_is_asserted_of_a_module(align: Align, name: str, module: str) -> None:
     faults = {f"output {module}": planted(CHANGES[name], len(name))}
     found = align(Device(split=True, faults=faults, stage=LOG_PROB), repeat=False).diagnose()
@@ -148,7 +149,7 @@ PAIRS = list(pairwise(CHANGES))[::8]
         (f"weight gradient {LAYER}.mlp.up_proj.weight", ACTOR_UPDATE),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("pair", list(pairwise(CHANGES))[::8], ids="+".join)
+@pytest.mark.parametrize("pair", PAIRS, ids="+".join)
 def test_no_cause_is_asserted_elsewhere(
     align: Align, place: str, stage: str, pair: tuple[str, str]
 ) -> None:

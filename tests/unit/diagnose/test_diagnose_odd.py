@@ -7,6 +7,7 @@ import pytest
 from rlprobe.diagnose.diagnosis import ALIGNED, CONSISTENT, OBSERVED, UNKNOWN
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.odd import Odd, family
+from tests.unit.diagnose.sampled import every_second
 from tests.unit.diagnose.transformer import Device
 
 FAMILY = family()
@@ -25,7 +26,7 @@ def test_the_family_is_as_large_as_it_says() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("odd", FAMILY, ids=lambda odd: odd.name)
+@pytest.mark.parametrize("odd", every_second(FAMILY), ids=lambda odd: odd.name)
 def test_no_wrong_class_is_asserted(align: Align, odd: Odd) -> None:
     device = Device(split=True, faults=odd.faults(), stage=odd.stage)
     found = align(device, repeat=False).diagnose()
