@@ -16,12 +16,12 @@ from typing import Any
 
 from rlprobe import redaction
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate import backends, trainers
+from rlprobe.diagnose.gate import backends, slime_settings, trainers
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import DumpError
-from rlprobe.said import NOTHING_SAID, listed, of_side, say
+from rlprobe.said import NOTHING_SAID, joined, listed, of_side, say
 from rlprobe.store.read import Run
 
 CONFIGURATION = "configuration"
@@ -29,6 +29,8 @@ CONFIGURATION = "configuration"
 _CONFIGURATIONS = "configurations.json"
 _MAX_BYTES = 64 << 20
 
+#: What stands for the value of a setting that a side does not have.
+_ABSENT = "(absent)"
 #: Kind of a setting that one of two back ends alone has.
 _OF_BACK_END = "of one back end"
 #: Keys that cannot change a training number. Matched anywhere in the dotted key.
@@ -44,6 +46,8 @@ _HARMLESS = re.compile(
     r"rollout\.(mode|nnodes|data_parallel_size|expert_parallel_size|calculate_log_probs|prometheus|"
     r"multi_stage.*|disable_log_stats|full_determinism|dtype|seed|ignore_eos))(\.|$)"
 )
+#: Code or text of the user's own, wherever it lies: what lies there is not known.
+_OF_THE_USER = re.compile(r"(^|\.)custom_(cls|chat_template)(\.|$)")
 #: Keys of the algorithm: another value is another experiment.
 _ALGORITHM = re.compile(
     r"(^|\.)(lr|lr_.*|betas|beta\d?|eps|epsilon|weight_decay|clip_grad|max_grad_norm|grad_clip|"
@@ -121,11 +125,14 @@ def kind(key: str) -> str:
     Rounding before algorithm: ``ppo_micro_batch_size`` splits the same sum differently. Algorithm
     before harmless: ``optim.lr`` stays one whatever stands around it.
     """
+    if key.startswith(slime_settings.PREFIX):
+        return slime_settings.kind(key.removeprefix(slime_settings.PREFIX))
     if _ROUNDING.search(key):
         return "rounding"
     if _ALGORITHM.search(key):
         return "algorithm"
-    return "harmless" if _HARMLESS.search(key) else "unknown"
+    harmless = _HARMLESS.search(key) and not _OF_THE_USER.search(key)
+    return "harmless" if harmless else "unknown"
 
 
 def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -135,14 +142,16 @@ def differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, 
         left, right = backends.in_one_way(left), backends.in_one_way(right)
     found: dict[str, list[str]] = {}
     for key in sorted(left.keys() | right.keys()):
-        b, t = left.get(key, "(absent)"), right.get(key, "(absent)")
+        b, t = left.get(key, _ABSENT), right.get(key, _ABSENT)
         if b == t:
             continue
-        own = other_back_end and backends.is_of_one(key, left, right)
         # a back end's own settings are part of what is compared
-        found.setdefault(_OF_BACK_END if own else kind(key), []).append(
-            f"{key}: {_short(b)} -> {_short(t)}"
-        )
+        own = other_back_end and backends.is_of_one(key, left, right)
+        which = _OF_BACK_END if own else kind(key)
+        if which == "algorithm" and _ABSENT in (b, t) and key.startswith(slime_settings.PREFIX):
+            # a namespace has every flag of its version: what the other version does is not known
+            which = "unknown"
+        found.setdefault(which, []).append(f"{key}: {_short(b)} -> {_short(t)}")
     return found
 
 
@@ -216,26 +225,22 @@ def _compared(
         )
     if "algorithm" in found:
         return _other_algorithms(found["algorithm"])
+    said = []
+    action = say("differences may stem from these settings rather than from the device")
     if "rounding" in found:
-        return caveat(
-            CONFIGURATION,
+        said.append(
             say(
-                "settings differ that change rounding: {rounding}{harmless}",
+                "settings differ that change rounding: {rounding}",
                 rounding=listed(found["rounding"], 6),
-                harmless=harmless,
-            ),
-            say("differences may stem from these settings rather than from the device"),
-        ), None
+            )
+        )
     if "unknown" in found:
-        return caveat(
-            CONFIGURATION,
-            say(
-                "settings differ that may matter: {unknown}{harmless}",
-                unknown=listed(found["unknown"], 6),
-                harmless=harmless,
-            ),
-            say("check whether they change what is computed"),
-        ), None
+        said.append(
+            say("settings differ that may matter: {unknown}", unknown=listed(found["unknown"], 6))
+        )
+        action = say("check whether they change what is computed")
+    if said:
+        return caveat(CONFIGURATION, joined(said, "; ") + harmless, action), None
     return opened(
         CONFIGURATION,
         say("{count} settings compared{harmless}", count=len(benchmark), harmless=harmless),

@@ -105,10 +105,48 @@ def test_other_hyperparameters_shut_the_gate_and_other_places_do_not(align: Alig
         ("actor_rollout_ref.rollout.name", "harmless"),
         ("trainer.default_local_dir", "harmless"),
         ("actor_rollout_ref.model.something_new", "unknown"),
+        ("actor_rollout_ref.model.custom_cls.path", "unknown"),
+        ("slime.eps_clip_high", "algorithm"),
+        ("slime.adam_beta2", "algorithm"),
+        ("slime.calculate_per_token_loss", "algorithm"),
+        ("slime.global_batch_size", "algorithm"),
+        ("slime.rotary_base", "algorithm"),
+        ("slime.layernorm_epsilon", "algorithm"),
+        ("slime.moe_router_topk", "algorithm"),
+        ("slime.micro_batch_size", "rounding"),
+        ("slime.log_probs_chunk_size", "rounding"),
+        ("slime.accumulate_allreduce_grads_in_fp32", "rounding"),
+        ("slime.bias_swiglu_fusion", "rounding"),
+        ("slime.custom_loss_function_path", "unknown"),
+        ("slime.something_new", "unknown"),
+        ("slime.save_debug_train_data", "harmless"),
+        ("slime.load_debug_rollout_data", "harmless"),
+        ("slime.critic_load", "harmless"),
+        ("slime.sglang_mem_fraction_static", "harmless"),
+        ("slime.log_interval", "harmless"),
     ],
 )
 def test_a_setting_matters_or_it_does_not(key: str, kind: str) -> None:
     assert configuration.kind(key) == kind
+
+
+def test_what_may_matter_is_said_beside_what_changes_rounding() -> None:
+    left = {"slime.micro_batch_size": 1, "slime.custom_loss_function_path": "a.f"}
+    right = {"slime.micro_batch_size": 2, "slime.custom_loss_function_path": "b.f"}
+    said, closed = configuration._compared(left, right)
+    assert (said.state, closed) == ("caveat", None)
+    assert "slime.micro_batch_size: 1 -> 2" in said.evidence
+    assert "slime.custom_loss_function_path: a.f -> b.f" in said.evidence
+
+
+def test_a_flag_that_one_version_alone_has_is_no_other_algorithm() -> None:
+    """A namespace has every flag: what a version without it does is not known."""
+    said, closed = configuration._compared(
+        {"slime.lr": 1, "slime.opsm_delta": 1e-4}, {"slime.lr": 1}
+    )
+    assert (said.state, closed) == ("caveat", None) and "opsm_delta" in said.evidence
+    said, closed = configuration._compared({"slime.lr": 1}, {"slime.lr": 2})
+    assert said.state == "shut" and closed is not None
 
 
 def test_a_device_that_was_not_run_twice_is_a_caveat(align: Align) -> None:
