@@ -63,12 +63,21 @@ def statistics_error(table: pl.DataFrame) -> dict[str, pl.Series]:
             scalars, for which it takes precedence), ``size_benchmark``.
     """
     differences = [pl.col(f"{name}_diff").abs().fill_nan(None) for name in STATISTICS]
-    frame = table.select("status", "scalar_error", largest=pl.max_horizontal(differences))
-    finite = pl.col("status").is_in(["matched", "dtype"])
+    # each condition on texts is a column: it is looked at more than once
+    frame = table.select(
+        "scalar_error",
+        finite=(pl.col("status") == "matched") | (pl.col("status") == "dtype"),
+        nonfinite=pl.col("status") == "nonfinite",
+        overflowed=overflow(),
+        largest=pl.max_horizontal(differences),
+    )
+    finite = pl.col("finite")
     frame = frame.select(
-        "status",
+        "nonfinite",
+        overflowed=finite & pl.col("overflowed"),
         moved=(pl.col("largest") > 0).fill_null(False),
         error=pl.coalesce("scalar_error", pl.when(finite & (pl.col("largest") == 0)).then(0.0)),
+        finite=finite,
     ).with_columns(wanted=pl.col("moved") & finite & pl.col("error").is_null())
     error = frame.get_column("error")
     impossible = pl.Series("impossible", [False]).new_from_index(0, table.height)
@@ -77,12 +86,11 @@ def statistics_error(table: pl.DataFrame) -> dict[str, pl.Series]:
         bounds = _bound(table.select(_NEEDED)[rows])
         error = error.scatter(rows, bounds.get_column("bound"))
         impossible = impossible.scatter(rows, bounds.get_column("impossible"))
-    rows = (frame.get_column("status") == "nonfinite").arg_true()
+    rows = frame.get_column("nonfinite").arg_true()
     if len(rows):
         # of elements beside an infinity or a NaN no statistic says anything, equal or not
         error = error.scatter(rows, table.get_column("scalar_error")[rows])
-    overflowed = (finite & overflow()).alias("overflowed")
-    rows = table.select(overflowed).to_series().fill_null(False).arg_true()
+    rows = frame.get_column("overflowed").arg_true()
     zero = error[rows] == 0
     if len(rows):
         rows = rows.filter(zero.fill_null(False))
@@ -143,7 +151,10 @@ def _bounding() -> list[dict[str, pl.Expr]]:
         },
         {"norm_diff": pl.when(norms).then("norm_diff")},
         {"least": _least()},
+        {f"ratio_{side}": _ratio(side) for side in SIDES},
+        {f"ratio_{side}": _sure(side) for side in SIDES},
         {"bound": _relative()},
+        {"bound": _in_range()},
     ]
 
 
@@ -159,33 +170,41 @@ def _least() -> pl.Expr:
     ).clip(0.0, LARGEST)
 
 
+def _ratio(side: str) -> pl.Expr:
+    """``least`` over what a side is at most."""
+    extreme, norm = pl.col(f"extreme_{side}"), pl.col(f"norm_{side}")
+    upper = norm + pl.col(f"slack_{side}")
+    by_extreme = pl.when(extreme > 0).then(pl.col("least") / extreme / pl.col("root"))
+    by_norm = pl.when(norm.is_finite() & (upper > 0)).then(pl.col("least") / upper)
+    return pl.max_horizontal(by_extreme, by_norm.fill_nan(None))
+
+
+def _sure(side: str) -> pl.Expr:
+    """The ratio; 1 is the truth of a side whose norm may have been lost to rounding, if it is 0."""
+    extreme, norm, ratio = (pl.col(f"{name}_{side}") for name in ("extreme", "norm", "ratio"))
+    sure = (norm > pl.col(f"slack_{side}")) | (extreme > 0)
+    return pl.when(sure).then(ratio).otherwise(ratio.clip(upper_bound=1.0))
+
+
 def _relative() -> pl.Expr:
-    """``least`` over what the benchmark, or the target where that is zero, is at most."""
-    ratios = {}
-    for side in SIDES:
-        extreme, norm = pl.col(f"extreme_{side}"), pl.col(f"norm_{side}")
-        upper = norm + pl.col(f"slack_{side}")
-        by_extreme = pl.when(extreme > 0).then(pl.col("least") / extreme / pl.col("root"))
-        by_norm = pl.when(norm.is_finite() & (upper > 0)).then(pl.col("least") / upper)
-        # a benchmark whose norm may have been lost to rounding may be zero: then 1 is the truth
-        sure = (norm > pl.col(f"slack_{side}")) | (extreme > 0)
-        ratio = pl.max_horizontal(by_extreme, by_norm.fill_nan(None))
-        ratios[side] = pl.when(sure).then(ratio).otherwise(ratio.clip(upper_bound=1.0))
+    """The benchmark's ratio, or the target's where the benchmark is zero."""
     zero = pl.col("extreme_benchmark") == 0
-    error = (
+    return (
         pl.when(pl.col("least") == 0)
         .then(0.0)
         .when(zero & (pl.col("extreme_target") > 0))
         .then(1.0)
         .when(zero)
-        .then(ratios["target"].clip(upper_bound=1.0))
-        .otherwise(ratios["benchmark"])
+        .then(pl.col("ratio_target").clip(upper_bound=1.0))
+        .otherwise(pl.col("ratio_benchmark"))
     )
-    return (
-        pl.when(error.is_null() | (pl.col("least") == 0))
-        .then(error)
-        .otherwise(error.clip(SMALLEST, LARGEST))
-    )
+
+
+def _in_range() -> pl.Expr:
+    """No error that is there is rounded to zero, or to infinity."""
+    error = pl.col("bound")
+    nothing = error.is_null() | (pl.col("least") == 0)
+    return pl.when(nothing).then(error).otherwise(error.clip(SMALLEST, LARGEST))
 
 
 def _possible_norm(side: str) -> pl.Expr:

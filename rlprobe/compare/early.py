@@ -42,8 +42,7 @@ def begun(sides: Iterable[str], jobs: int) -> Iterator[Executor | None]:
         jobs: with one, nothing runs beside this process.
     """
     paths = [path for name in sides if (path := Path(name)).exists()]
-    for path in paths:
-        threading.Thread(target=_digest, args=(path,), daemon=True).start()
+    threading.Thread(target=_digest, args=(paths,), daemon=True).start()
     if jobs < 2 or len(paths) < 2 or not all(_large(path, _DEPTH) for path in paths):
         yield None
         return
@@ -69,12 +68,16 @@ def _beside() -> None:
     importlib.import_module("rlprobe.dumps.decoding")
 
 
-def _digest(run: Path) -> None:
-    """The digests of a stored run's record tables, which are asked for one by one later."""
-    with contextlib.suppress(OSError):
-        if (run / "manifest.json").is_file():
-            for table in sorted((run / "records").glob("*.parquet")):
-                files.seen_digest(table)
+def _digest(runs: Iterable[Path]) -> None:
+    """The digests of stored runs' record tables, which are asked for one by one later.
+
+    One thread for all of them: a second would take its time from the imports.
+    """
+    for run in runs:
+        with contextlib.suppress(OSError):
+            if (run / "manifest.json").is_file():
+                for table in sorted((run / "records").glob("*.parquet")):
+                    files.seen_digest(table)
 
 
 def _large(path: Path, depth: int) -> bool:

@@ -123,11 +123,11 @@ def _status(table: pl.DataFrame) -> list[pl.Series]:
     rows = (~table.select(_ordinary()).to_series()).arg_true()
     if not len(rows):
         return [status, reason]
-    some = table.select(_NEEDED)[rows].select(_extraordinary())
+    some = _told(table.select(_NEEDED)[rows])
     return [column.scatter(rows, some.get_column(column.name)) for column in (status, reason)]
 
 
-#: What :func:`_extraordinary` looks at.
+#: What :func:`_told` looks at.
 _NEEDED = [
     *(
         f"{name}_{side}"
@@ -157,16 +157,32 @@ def _ordinary() -> pl.Expr:
     )
 
 
+def _told(rows: pl.DataFrame) -> pl.DataFrame:
+    """Status and reason of rows that :func:`_ordinary` says nothing of, from :data:`_NEEDED`."""
+    return rows.with_columns(_odd()).select(_extraordinary())
+
+
+@cache
+def _odd() -> list[pl.Expr]:
+    """Per side, whether it is there, readable and finite; columns, as conditions repeat them."""
+    return [
+        expression.alias(f"{what}_{side}")
+        for side, other in (("benchmark", "target"), ("target", "benchmark"))
+        for what, expression in (
+            ("unreadable", (pl.col(f"dtype_{side}") == UNREADABLE_DTYPE).fill_null(False)),
+            ("alone", pl.col(f"order_{other}").is_null()),
+            ("nonfinite", _nonfinite(side)),
+        )
+    ] + [pl.col("dtype_benchmark").eq_missing(pl.col("dtype_target")).alias("same_dtype")]
+
+
 @cache
 def _extraordinary() -> list[pl.Expr]:
-    benchmark, target = _nonfinite("benchmark"), _nonfinite("target")
-    only_b, only_t = pl.col("order_target").is_null(), pl.col("order_benchmark").is_null()
-    same_dtype = pl.col("dtype_benchmark").eq_missing(pl.col("dtype_target"))
+    benchmark, target = pl.col("nonfinite_benchmark"), pl.col("nonfinite_target")
+    only_b, only_t = pl.col("alone_benchmark"), pl.col("alone_target")
+    same_dtype = pl.col("same_dtype")
     layout = pl.col("size_benchmark") == pl.col("size_target")
-    odd = [
-        (pl.col(f"dtype_{side}") == UNREADABLE_DTYPE).fill_null(False)
-        for side in ("benchmark", "target")
-    ]
+    odd = pl.col("unreadable_benchmark"), pl.col("unreadable_target")
     status = (
         pl.when(odd[0] | odd[1])
         .then(pl.lit(UNREADABLE))
@@ -276,8 +292,8 @@ def _matrix(sketches: pl.Series) -> npt.NDArray[np.float32]:
 def _conditions() -> dict[str, pl.Expr]:
     """What is known of each record; columns that are looked at and dropped again."""
     status = pl.col("status")
-    usable = status.is_in([MATCHED, DTYPE, NONFINITE])
     matched, nonfinite = status == MATCHED, status == NONFINITE
+    usable = matched | nonfinite | (status == DTYPE)
     extremes = pl.any_horizontal(
         (pl.col(f"{name}_diff") != 0).fill_null(False) for name in ("max", "min")
     )

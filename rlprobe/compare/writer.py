@@ -13,6 +13,7 @@ import polars as pl
 
 from rlprobe import said
 from rlprobe.compare import lacking, measures
+from rlprobe.compare.bounds import SIDES
 from rlprobe.compare.lacking import Lacking
 from rlprobe.compare.match.recompute import RECOMPUTE
 from rlprobe.compare.tensors.figures import FIGURES
@@ -78,10 +79,19 @@ SCHEMA: dict[str, Any] = {
 @cache
 def _compared(across_dtypes: bool) -> pl.Expr:
     """Whether a record counts as compared: something of it was measured, in one shape and type."""
-    statuses = [measures.MATCHED, *([measures.DTYPE] if across_dtypes else [])]
-    return (pl.col("status").is_in(statuses) & pl.col("error_kind").is_not_null()) | (
-        pl.col("status") == measures.NONFINITE
-    )
+    status = pl.col("status")
+    alike = status == measures.MATCHED
+    if across_dtypes:
+        alike = alike | (status == measures.DTYPE)
+    return (alike & pl.col("error_kind").is_not_null()) | (status == measures.NONFINITE)
+
+
+@cache
+def _repeated() -> pl.Expr:
+    """Whether a record is of one side alone as activation recomputation repeats its call."""
+    status = pl.col("status")
+    alone = (status == measures.BENCHMARK_ONLY) | (status == measures.TARGET_ONLY)
+    return alone & pl.col("rule").eq_missing(RECOMPUTE)
 
 
 def completed(table: pl.DataFrame) -> pl.DataFrame:
@@ -150,29 +160,29 @@ class Summary:
         used = table.get_column("rule").drop_nulls()
         for rule, count in used.value_counts().iter_rows():
             self.rules[rule] += count
-        measured = _compared(self.across_dtypes)
-        repeated = pl.col("status").is_in([measures.BENCHMARK_ONLY, measures.TARGET_ONLY]) & pl.col(
-            "rule"
-        ).eq_missing(RECOMPUTE)
+        measured, repeated = pl.col("measured"), pl.col("repeated")
         unseen = (pl.col("error") == 0) | (pl.col("error_uncertainty") >= 1)
-        numbers = table.select(
+        seen = table.select(
+            *("identical", "error", "error_uncertainty"),
+            measured=_compared(self.across_dtypes),
+            repeated=_repeated(),
+            # a null argument has nothing to compare, a repeated call nothing new
+            **{f"has_{side}": pl.col(f"dtype_{side}").is_not_null() for side in SIDES},
+        )
+        numbers = seen.select(
             measured.sum().alias("compared"),
             (pl.col("identical") & measured).sum().alias("identical"),
             (~pl.col("identical") & measured & unseen).fill_null(False).sum().alias("unseen"),
             pl.col("error").filter(pl.col("error").is_finite()).max().alias("max_error"),
-            *(
-                # a null argument has nothing to compare, a repeated call nothing new
-                (pl.col(f"dtype_{side}").is_not_null() & ~repeated).sum().alias(f"records_{side}")
-                for side in ("benchmark", "target")
-            ),
+            **{f"records_{side}": (pl.col(f"has_{side}") & ~repeated).sum() for side in SIDES},
         ).row(0, named=True)
         self.compared += numbers["compared"]
         self.identical += numbers["identical"]
         self.unseen += numbers["unseen"]
         self._count_checksums(table)
         if numbers["compared"] < table.height:
-            rest = table.lazy().filter(~measured & ~repeated).select(lacking.COLUMNS)
-            self._count_lacking(rest.collect())
+            rest = seen.select(~measured & ~repeated).to_series()
+            self._count_lacking(table.select(lacking.COLUMNS).filter(rest))
         for side in ("benchmark", "target"):
             self.records[side] += numbers[f"records_{side}"]
             self.measured[side] += numbers["compared"]
