@@ -118,7 +118,7 @@ def _judged(root: Path, results: Path, origin: str, target: str, precision: str)
     options = Options("target", model.STAGES, _COVERAGE)
     compare(left, right, results / "compare" / "target", options)
     found = diagnose(results)
-    summaries = [Results.open(results).summary("target", stage) or {} for stage in stages]
+    summaries = [Results.open(results).summary("target", stage) for stage in stages]
     ratios = [
         float(stage["largest_ratio"])
         for stage in (found.noise.get("stages") or {}).values()
@@ -129,7 +129,7 @@ def _judged(root: Path, results: Path, origin: str, target: str, precision: str)
         "sentence": found.sentence,
         "nearest": max(ratios, default=0.0),
         "identical": all(
-            s["identical"] + s.get("no_difference_seen", 0) == s["compared"] for s in summaries
+            s is not None and s.identical + s.no_difference_seen == s.compared for s in summaries
         ),
         "judged": sum(stage.records for stage in found.stages),
         "gate": [item.item for item in found.gate if item.state != "open"],

@@ -52,9 +52,9 @@ def of(results: Results, steps: Sequence[Step], diverged: Finding | None) -> Val
 def _control(results: Results, pair: str) -> Values:
     known = [s for stage in results.stages(pair) if (s := results.summary(pair, stage))]
     return {
-        "compared": sum(s["compared"] for s in known),
-        "identical": sum(s["identical"] for s in known),
-        "no_difference_seen": sum(s.get("no_difference_seen", 0) for s in known),
+        "compared": sum(s.compared for s in known),
+        "identical": sum(s.identical for s in known),
+        "no_difference_seen": sum(s.no_difference_seen for s in known),
         "max_error": _largest_error(results, pair),
     }
 

@@ -24,6 +24,7 @@ from rlprobe.documents import seal, structfile
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.errors import DumpError
+from rlprobe.said import Message
 
 FORMAT = 2
 FORMATS = (1, FORMAT)
@@ -72,6 +73,63 @@ def sides(directory: Path) -> Sides | None:
         raise DumpError(f"{path} {error}; {_AGAIN}") from error
 
 
+class Joined(msgspec.Struct, frozen=True):
+    """Key data of one name, joined by sample."""
+
+    #: Rows that both sides have.
+    matched: int = 0
+
+
+class Samples(msgspec.Struct, frozen=True):
+    """What was joined by sample."""
+
+    keys: dict[str, Joined] = {}
+
+
+class Of(msgspec.Struct, frozen=True):
+    """The run that a side of a comparison is: its key, and sha256 of its manifest as it was."""
+
+    key: str | None = None
+    manifest: str | None = None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """``summary.json`` of one pair and stage, as far as it is read again (docs/compare.md)."""
+
+    #: Status -> records.
+    counts: dict[str, int]
+    #: Records that were measured.
+    compared: int
+    #: Side -> share of its records with content that were measured.
+    coverage: dict[str, float]
+    #: Of those measured: known to be equal bit by bit, and not seen to differ.
+    identical: int = 0
+    no_difference_seen: int = 0
+    steps: list[int] = []
+    #: Side -> the first of its records without partner.
+    unmatched: dict[str, list[str]] = {}
+    max_error: float | None = None
+    samples: Samples | None = None
+    notes: list[str] = []
+    #: How the notes were made (:func:`rlprobe.said.kept`).
+    messages: dict[str, Message] = {}
+    #: Side -> run; none of dumps, and in comparisons of earlier versions.
+    of: dict[str, Of] = {}
+    #: Name -> what vouches for it; None in format 1.
+    tables: dict[str, Table] | None = None
+    format: int = 1
+
+    @property
+    def records(self) -> int:
+        """Rows of the comparison's table."""
+        return sum(self.counts.values())
+
+    @property
+    def joined(self) -> frozenset[str]:
+        """Names of the key data that both sides have."""
+        return frozenset(() if self.samples is None else self.samples.keys)
+
+
 def describe(path: Path, rows: int | None = None) -> dict[str, Any]:
     """What vouches for a table that was just written.
 
@@ -85,11 +143,24 @@ def describe(path: Path, rows: int | None = None) -> dict[str, Any]:
     return {"format": 1, "sha256": found.sha256, "size": found.size, "rows": rows}
 
 
-def summary(directory: Path) -> dict[str, Any] | None:
+def summary(directory: Path) -> Summary | None:
     """``summary.json`` of a comparison; None where there are no results at all.
 
     Raises:
         DumpError: it is damaged or of a newer version, or tables stand there without it.
+    """
+    said = document(directory)
+    try:
+        return None if said is None else msgspec.convert(said, Summary)
+    except msgspec.ValidationError as error:
+        raise DumpError(f"{directory / SUMMARY} is not a summary: {error}; {_AGAIN}") from error
+
+
+def document(directory: Path) -> dict[str, Any] | None:
+    """:func:`summary` with all that it says, as it was written.
+
+    Raises:
+        DumpError: as there.
     """
     path = directory / SUMMARY
     if not path.is_file():
@@ -112,10 +183,19 @@ def summary(directory: Path) -> dict[str, Any] | None:
     return value
 
 
-def of_key_data_alone(said: dict[str, Any]) -> bool:
+def of_key_data_alone(said: Summary) -> bool:
     """Whether a stage has no records on either side, and key data that were joined."""
-    keys = (said.get("samples") or {}).get("keys") or {}
-    return not any(said["counts"].values()) and any(found["matched"] for found in keys.values())
+    keys = {} if said.samples is None else said.samples.keys
+    return not said.records and any(found.matched for found in keys.values())
+
+
+def _tables(directory: Path, said: dict[str, Any]) -> dict[str, Table]:
+    """What a document vouches for; also that of judged tables, whose other parts are their own."""
+    named = said.get("tables") or {}
+    try:
+        return msgspec.convert(named, dict[str, Table])
+    except msgspec.ValidationError as error:
+        raise DumpError(f"{directory / SUMMARY}: tables: {error}; {_AGAIN}") from error
 
 
 def sealed(said: dict[str, Any]) -> str:
@@ -141,13 +221,9 @@ def table(directory: Path, name: str = RECORDS) -> pl.LazyFrame | None:
     if said is None:
         return None
     path = directory / name
-    if said["format"] == 1:
+    if said.format == 1:
         return _counted(path, said)
-    try:
-        tables = msgspec.convert(said.get("tables"), dict[str, Table])
-    except msgspec.ValidationError as error:
-        raise DumpError(f"{directory / SUMMARY}: tables: {error}; {_AGAIN}") from error
-    wanted = tables.get(name)
+    wanted = (said.tables or {}).get(name)
     if wanted is None:
         if name == RECORDS:
             raise DumpError(f"{directory / SUMMARY} names no {RECORDS}; {_AGAIN}")
@@ -164,9 +240,8 @@ def require_there(directory: Path) -> None:
     Raises:
         DumpError: one is missing, or shorter or longer than its summary says.
     """
-    said = summary(directory)
-    named: Any = None if said is None else said.get("tables")
-    for name, wanted in named.items() if isinstance(named, dict) else ():
+    said = document(directory)
+    for name, wanted in {} if said is None else _tables(directory, said).items():
         if name not in TABLES:
             continue
         path = directory / name
@@ -174,9 +249,9 @@ def require_there(directory: Path) -> None:
             size = path.stat().st_size
         except OSError as error:
             raise DumpError(f"{path} is missing, {SUMMARY} beside it names it; {_AGAIN}") from error
-        if isinstance(wanted, dict) and size != wanted.get("size"):
+        if size != wanted.size:
             raise DumpError(
-                f"{path} has {size} bytes, {SUMMARY} beside it says {wanted.get('size')}: it was "
+                f"{path} has {size} bytes, {SUMMARY} beside it says {wanted.size}: it was "
                 f"cut short, emptied or replaced; {_AGAIN}"
             )
 
@@ -232,7 +307,7 @@ def kind(name: str) -> str:
     return f"compare/{name.removesuffix('.parquet')}"
 
 
-def _counted(path: Path, said: dict[str, Any]) -> pl.LazyFrame | None:
+def _counted(path: Path, said: Summary) -> pl.LazyFrame | None:
     """A table of format 1: records are as many, as often measured and as far apart as counted."""
     if not path.is_file():
         if path.name == RECORDS:
@@ -245,11 +320,9 @@ def _counted(path: Path, said: dict[str, Any]) -> pl.LazyFrame | None:
     largest = pl.col("error").filter(pl.col("error").is_finite()).max()
     try:
         found = lazy.select(pl.len(), measured.sum(), largest).collect().row(0)
-        wanted = (sum(said["counts"].values()), said["compared"], said["max_error"])
     except UNREADABLE as error:
         raise DumpError(f"{path} is not readable: {error}; {_AGAIN}") from error
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DumpError(f"{path.parent / SUMMARY} lacks its counts; {_AGAIN}") from error
+    wanted = (said.records, said.compared, said.max_error)
     if found != wanted:
         raise DumpError(
             f"{path} has {found[0]} rows, {found[1]} of them measured, the largest error "

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rlprobe import files
 from rlprobe.documents.limits import DocumentError, read_bytes
@@ -93,17 +92,17 @@ def _require_planned(results: Results, pair: str, stage: str) -> None:
     roles = results.plan.pairs[pair]
     where = results.compared(pair, stage)
     for side, role in (("benchmark", roles.benchmark), ("target", roles.target)):
-        known: Any = (said.get("of") or {}).get(side)
+        known = said.of.get(side)
         planned = results.plan.runs.get(role)
-        if not isinstance(known, dict) or planned is None:
+        if known is None or planned is None:
             continue
-        if known.get("key") != planned.key:
+        if known.key != planned.key:
             raise DumpError(
-                f"{where} compares run {str(known.get('key'))[:12]} as its {side}, {NAME} names "
+                f"{where} compares run {str(known.key)[:12]} as its {side}, {NAME} names "
                 f"{planned.key[:12]}; compare the runs of this alignment"
             )
         manifest = results.store / "runs" / planned.key / _MANIFEST
-        if manifest.is_file() and files.digest(manifest).sha256 != known.get("manifest"):
+        if manifest.is_file() and files.digest(manifest).sha256 != known.manifest:
             raise DumpError(
                 f"{where} compares run {planned.key[:12]} ({role}) as it was: the one in "
                 f"{results.store} was made again or changed since; compare again"

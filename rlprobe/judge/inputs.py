@@ -19,7 +19,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
@@ -179,7 +179,7 @@ class Results:
             return []
         return sorted(set(planned.stages), key=stages.order)
 
-    def summary(self, pair: str, stage: str) -> dict[str, Any] | None:
+    def summary(self, pair: str, stage: str) -> tables.Summary | None:
         """``summary.json`` of a comparison; None where there is none.
 
         Raises:
@@ -274,7 +274,7 @@ def _unknown(results: Results, role: str) -> Run:
     from rlprobe.store.read import Run
 
     summaries = [s for stage in results.stages() if (s := results.summary(TARGET, stage))]
-    steps = sorted({int(step) for summary in summaries for step in summary["steps"]})
+    steps = sorted({int(step) for summary in summaries for step in summary.steps})
     said = tables.sides(results.directory)
     path = Path(getattr(said, role)) if said is not None else results.directory
     manifest = Manifest.model_construct(key="", role=role, declared={}, files=[], steps=steps)

@@ -73,9 +73,9 @@ def absent(results: Results, step: int) -> dict[str, str]:
     sides = both(results, step)
     found: dict[str, str] = {}
     for stage in results.stages():
-        samples = (results.summary(TARGET, stage) or {}).get("samples") or {}
-        if None in sides:  # what was compared is no longer where it was
-            found |= dict.fromkeys(samples.get("keys", ()), reasons.UNREADABLE)
+        summary = results.summary(TARGET, stage)
+        if summary is not None and None in sides:  # what was compared is no longer where it was
+            found |= dict.fromkeys(sorted(summary.joined), reasons.UNREADABLE)
     names = [set[str]() if side is None else set(side.data.keys()) for side in sides]
     for name in names[0] ^ names[1]:
         found.setdefault(name, reasons.NO_PARTNER)

@@ -49,7 +49,7 @@ def unmatched(results: Results) -> list[tuple[str, str, str]]:
         for name in results.stages(TARGET)
         if (summary := results.summary(TARGET, name)) is not None
         for side in ("benchmark", "target")
-        for record in summary["unmatched"][side]
+        for record in summary.unmatched.get(side, ())
     ]
 
 
@@ -65,8 +65,7 @@ def notes(results: Results, step: Step) -> list[tuple[str, Markup]]:
         if summary is None:
             found.append((name, words.both("note_not_compared")))
             continue
-        messages = summary.get("messages") or {}
-        found += [(name, words.sentence(str(note), messages)) for note in summary["notes"]]
+        found += [(name, words.sentence(note, summary.messages)) for note in summary.notes]
         finding = step.findings.get(name)
         if finding is not None and finding.stage.misplaced is not None:
             why = words.sentence(finding.stage.misplaced, {})

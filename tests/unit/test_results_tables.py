@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -166,7 +167,7 @@ def test_every_flip_of_a_summary_shows(compared: Path) -> None:
         with pytest.raises(DumpError):
             results.summary(compared)
     (compared / SUMMARY).write_bytes(data)
-    assert results.summary(compared) == json.loads(data)
+    assert results.document(compared) == json.loads(data)
 
 
 def _loaded(data: bytes) -> object:
@@ -174,3 +175,21 @@ def _loaded(data: bytes) -> object:
         return json.loads(data)
     except ValueError:
         return None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"counts": [1]}, {"compared": "three"}, {"unmatched": {"target": 1}}, {"of": {"target": 3}},
+     {"samples": []}, {"steps": ["a"]}],
+    ids=lambda wrong: next(iter(wrong)),
+)  # fmt: skip
+def test_a_summary_of_the_right_seal_and_another_form_is_one_message(
+    compared: Path, wrong: dict[str, Any]
+) -> None:
+    """Whoever writes one may seal it too."""
+    said = results.document(compared)
+    assert said is not None
+    (compared / SUMMARY).write_text(results.sealed(said | wrong))
+    with pytest.raises(DumpError, match="compare again") as caught:
+        results.summary(compared)
+    assert next(iter(wrong)) in str(caught.value)

@@ -337,14 +337,10 @@ _SHOWN = ("dtype", "shape", "max", "min", "norm")
 def _stages(results: Results, step: Step) -> GateItem:
     known = [(name, s) for name in results.stages() if (s := results.summary(TARGET, name))]
     alone = [name for name, summary in known if of_key_data_alone(summary)]
-    compared = [name for name, summary in known if summary["compared"]]
-    lacking = [name for name, s in known if not s["compared"] and name not in alone]
-    steps = sorted({n for _, summary in known for n in summary["steps"]})
-    notes = [
-        restored(note, summary.get("messages") or {})
-        for _, summary in known
-        for note in summary["notes"]
-    ]
+    compared = [name for name, summary in known if summary.compared]
+    lacking = [name for name, s in known if not s.compared and name not in alone]
+    steps = sorted({n for _, summary in known for n in summary.steps})
+    notes = [restored(note, summary.messages) for _, summary in known for note in summary.notes]
     if not compared and not alone:
         return shut(extent.STAGES, say("nothing was compared"), say("see what compare said"))
     if not compared:

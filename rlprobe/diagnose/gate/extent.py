@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from rlprobe.compare import measures
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, opened, shut
-from rlprobe.dumps.results import of_key_data_alone
+from rlprobe.dumps.results import Summary, of_key_data_alone
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.excuses import positions
 from rlprobe.judge.inputs import Results
@@ -127,39 +126,35 @@ def coverage(results: Results) -> dict[str, float]:
             continue
         for side, (measured, records) in totals.items():
             share = _share(summary, side)
-            compared = float(summary["compared"]) + summary["counts"].get(measures.DTYPE, 0)
+            compared = summary.compared + summary.counts.get(measures.DTYPE, 0)
             totals[side] = [measured + compared, records + (compared / share if share else 0.0)]
             if not share:
-                totals[side][1] += _count(summary)
+                totals[side][1] += float(summary.records)
     return {side: (m / n if n else 0.0) for side, (m, n) in totals.items()}
 
 
-def is_lone_generation(stage: str, summary: dict[str, Any]) -> bool:
+def is_lone_generation(stage: str, summary: Summary) -> bool:
     """Whether a stage is generation that one side alone recorded.
 
     It is no lack, as comparing has it: a replay does not generate. What stages there are is said
     by the item of that name.
     """
-    there = {status for status, count in summary["counts"].items() if count}
+    there = {status for status, count in summary.counts.items() if count}
     return stage == GENERATE and len(there) == 1 and there <= _LONE
 
 
-def _share(summary: dict[str, Any], side: str) -> float:
+def _share(summary: Summary, side: str) -> float:
     """Share of a side's records that were measured, those of another format included.
 
     A comparison does not count these; an alignment judges them, and that they are there is its
     finding, not a lack of anything to compare.
     """
-    share = float(summary["coverage"][side])
-    compared = float(summary["compared"])
+    share = summary.coverage.get(side, 0.0)
+    compared = float(summary.compared)
     if not (share and compared):
         return share
-    others = float(summary["counts"].get(measures.DTYPE, 0))
+    others = float(summary.counts.get(measures.DTYPE, 0))
     return min(1.0, share * (compared + others) / compared)
-
-
-def _count(summary: dict[str, Any]) -> float:
-    return float(sum(summary["counts"].values()))
 
 
 def coverage_item(results: Results, step: Step) -> GateItem:
@@ -176,14 +171,14 @@ def coverage_item(results: Results, step: Step) -> GateItem:
             laid_out.append(_laid_out(stage, finding.stage))
             poor += _poor(stage, finding.stage, results.plan.coverage)
             continue
-        if not summary["compared"]:
+        if not summary.compared:
             poor.append(say("{stage}: nothing was compared", stage=stage))
         if finding is not None and finding.stage.misplaced in _SPLIT:
             split.setdefault(finding.stage.misplaced, []).append(stage)
             continue
         for side in ("benchmark", "target"):
             share = _share(summary, side)
-            if summary["compared"] and share < results.plan.coverage:
+            if summary.compared and share < results.plan.coverage:
                 poor.append(
                     say(
                         "{stage}: {share:.1%} of the {side}'s records",
@@ -192,7 +187,7 @@ def coverage_item(results: Results, step: Step) -> GateItem:
                         side=of_side(side),
                     )
                 )
-            names = summary["unmatched"][side]
+            names = summary.unmatched.get(side)
             if names:
                 unmatched.append(
                     say(
@@ -216,7 +211,9 @@ def coverage_item(results: Results, step: Step) -> GateItem:
                 "lists what is unmatched"
             ),
         )
-    compared = any((results.summary(TARGET, s) or {}).get("compared") for s in results.stages())
+    compared = any(
+        (said := results.summary(TARGET, s)) is not None and said.compared for s in results.stages()
+    )
     if not (compared or laid_out):
         return shut(
             COVERAGE, say("nothing was compared"), say("see the logs of the runs and of compare")
@@ -381,17 +378,17 @@ def _repeats(results: Results) -> GateItem:
         if pair not in results.plan.pairs:
             continue
         summaries = [results.summary(pair, stage) for stage in results.stages(pair)]
-        known = [summary for summary in summaries if summary is not None and summary["compared"]]
+        known = [summary for summary in summaries if summary is not None and summary.compared]
         if len(known) < len(summaries) or not known:
             uneasy = True
             said.append(
                 say("the {what}'s repeat could not be compared in all stages", what=of_side(what))
             )
             continue
-        compared = sum(summary["compared"] for summary in known)
-        identical = sum(summary["identical"] for summary in known)
-        unseen = sum(summary.get("no_difference_seen", 0) for summary in known)
-        largest = max((summary["max_error"] or 0.0) for summary in known)
+        compared = sum(summary.compared for summary in known)
+        identical = sum(summary.identical for summary in known)
+        unseen = sum(summary.no_difference_seen for summary in known)
+        largest = max((summary.max_error or 0.0) for summary in known)
         if identical == compared:
             said.append(
                 say(

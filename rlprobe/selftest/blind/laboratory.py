@@ -130,7 +130,7 @@ class Laboratory:
         """Comparisons that do not say whose they are: only the stage that is touched is compared
         anew, and the others are of the run as it was."""
         for path in self.results.glob(f"compare/*/*/{tables.SUMMARY}"):
-            said = tables.summary(path.parent) or {}
+            said = tables.document(path.parent) or {}
             self._replace(path, tables.sealed(said | {"of": {}}).encode())
 
     @property

@@ -78,7 +78,8 @@ DOCUMENTS: dict[str, Any] = {
     },
     "summary": {
         "format": 2, "pair": "target", "stage": "actor_update", "counts": {"matched": 1},
-        "compared": 1, "max_error": 0.0, "steps": [0],
+        "compared": 1, "coverage": {"benchmark": 1.0, "target": 1.0},
+        "max_error": 0.0, "steps": [0],
         "tables": {"records.parquet": {"format": 1, "sha256": "0" * 64, "size": 9, "rows": 1}},
     },
     "sides": {"format": 1, "benchmark": "/b", "target": "/t", "coverage": 0.9, "map_steps": {}},
