@@ -114,12 +114,17 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes of parameters whose gradients agree: the rows that differ, of how many."""
+    """Changes of parameters whose gradients agree: the rows that differ, of how many.
+
+    All of one update, the first that differs.
+    """
 
     rows: pl.DataFrame
     total: int
     #: Parameters that changed on the benchmark alone.
     unmoved: int
+    #: That update's number; None where a stage has one alone.
+    update: int | None = None
 
 
 @dataclass(frozen=True)

@@ -203,6 +203,11 @@ def optimizer(scene: Scene) -> Symptoms:
     rows = scene.finding.stage.rows.filter(
         pl.col("judged") & (pl.col("phase") == execution.CHANGES) & pl.col("error").is_not_null()
     )
+    updates = rows.get_column("update")
+    first = rows.filter(pl.col("beyond")).get_column("update").min()
+    # what a later update changes otherwise follows from the first
+    rows = rows.filter(pl.col("update").eq_missing(pl.lit(first)))
     beyond = rows.filter(pl.col("beyond"))
     missing = beyond.filter((pl.col("norm_target") == 0) & (pl.col("norm_benchmark") > 0))
-    return Symptoms([Changes(beyond, rows.height, missing.height)])
+    number = int(first) if isinstance(first, int) and updates.n_unique() > 1 else None
+    return Symptoms([Changes(beyond, rows.height, missing.height, number)])

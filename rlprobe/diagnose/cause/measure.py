@@ -81,6 +81,18 @@ def times(factor: float) -> Said:
     return exactly(f"{factor:.8g} (1 {'+' if off > 0 else '-'} {abs(off):.2g})")
 
 
+def about(factor: float, share: float) -> Said:
+    """A factor with the digits that are known of it.
+
+    Args:
+        factor: as fitted.
+        share: of its effect, its distance from 1, that what it was fitted to is spread by.
+    """
+    known = share * abs(factor - 1.0)
+    digits = max(0, -math.floor(math.log10(known))) if known > 0 else 6
+    return exactly(f"{factor:.{digits}f}" if digits <= 12 else f"{factor:.6g}")
+
+
 def said(measure: Measure) -> list[Said]:
     """A difference in words."""
     found = [say("an error of {error:.2g}", error=measure.error)]

@@ -130,7 +130,7 @@ class Common:
 
 #: Ratios of changes' norms are of one factor where they differ by this share of its effect at most:
 #: decay and flipped signs come on top of a learning rate.
-_ONE = 0.05
+ONE = 0.05
 #: The most that a multiple may leave of one of many, over what noise explains of one: its floor.
 _OF_EACH = 1.0 / _NOISE
 
@@ -146,7 +146,7 @@ def common(rows: pl.DataFrame) -> Common | None:
 
 def common_norm(rows: pl.DataFrame) -> Common | None:
     """The factor that changes' norms differ by, about; None where at least half do not."""
-    return _common(rows, _ONE, math.inf)
+    return _common(rows, ONE, math.inf)
 
 
 def _common(rows: pl.DataFrame, share: float, most: float) -> Common | None:

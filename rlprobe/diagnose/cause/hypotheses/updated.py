@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlprobe.diagnose.cause.differences import Changes
 from rlprobe.diagnose.cause.hypotheses import factor
 from rlprobe.diagnose.cause.hypothesis import Fit
-from rlprobe.diagnose.cause.measure import times
+from rlprobe.diagnose.cause.measure import about
 from rlprobe.said import say
 
 
@@ -23,6 +23,13 @@ class Optimizer:
                 count=beyond.height,
                 total=difference.total,
             )
+            if difference.update is None
+            else say(
+                "{count} of {total} parameters changed otherwise in update {update}",
+                count=beyond.height,
+                total=difference.total,
+                update=difference.update,
+            )
         ]
         if beyond.is_empty():
             said = [
@@ -36,10 +43,10 @@ class Optimizer:
         if found is not None:
             said.append(
                 say(
-                    "{every} are {factor} times the benchmark's: another learning rate, or "
+                    "{every} are about {factor} times the benchmark's: another learning rate, or "
                     "another correction of the first steps",
                     every=found.of_what(say("changes that differ")),
-                    factor=times(found.factor),
+                    factor=about(found.factor, factor.ONE),
                 )
             )
         return Fit("optimizer", tuple(said))
