@@ -11,9 +11,9 @@ and agree. The token's further way is then another one: a difference of order on
   the difference of two scores has an error of 0.8 sqrt(2) e s in the mean, e being what the scores
   are seen to differ by.
 - **What follows?** Rows of unrelated numbers in c of n tokens are a relative difference of
-  sqrt(2 c / n). What runs after the choice, and the gradients, may differ by twice that. Inside the
-  block that the choice steers, tokens are sorted by expert and stand in other places: nothing there
-  can be judged.
+  sqrt(2 c / n). What runs after the choice, and the gradients, may differ by twice that, those of
+  the update's later micro-batches too, which are sums with this one's. Inside the block that the
+  choice steers, tokens are sorted by expert and stand in other places: nothing there can be judged.
 
 More flips, or scores that disagree, are a fault of routing.
 """
@@ -47,6 +47,7 @@ class _Choice:
 
     call_id: int
     micro_batch: int
+    update: int
     sequence: int
     module: str
     #: [tokens, experts of each], or more.
@@ -57,7 +58,8 @@ class _Choice:
 
 
 _COLUMNS = (
-    "call_id", "micro_batch", "sequence", "module", "shape_benchmark", "error", "norm_benchmark",
+    "call_id", "micro_batch", "update", "sequence", "module", "shape_benchmark", "error",
+    "norm_benchmark",
 )  # fmt: skip
 
 
@@ -81,10 +83,12 @@ def excuses(rows: pl.DataFrame) -> tuple[list[Excuse], int]:
     )
     given: list[Excuse] = []
     total = 0
-    for call, micro_batch, sequence, module, shape, error, norm in (
+    for call, micro_batch, update, sequence, module, shape, error, norm in (
         differing.sort("micro_batch", "sequence").select(_COLUMNS).iter_rows()
     ):
-        choice = _Choice(call, micro_batch, sequence, module, tuple(shape or ()), error, norm)
+        choice = _Choice(
+            call, micro_batch, update, sequence, module, tuple(shape or ()), error, norm
+        )
         found = _flips(choice, rows)
         if found is not None:
             more = _behind(choice, found)
@@ -127,7 +131,14 @@ def _behind(choice: _Choice, flips: int) -> list[Excuse]:
     backward = pl.col("phase") == execution.BACKWARD
     same_pass = pl.col("micro_batch") == choice.micro_batch
     later = same_pass & (backward | (pl.col("sequence") >= choice.sequence))
-    behind = later | updates
+    # a parameter's gradient adds up over the micro-batches of an update
+    summed = (
+        backward
+        & (pl.col("slot") == "grad")
+        & (pl.col("update") == choice.update)
+        & (pl.col("micro_batch") > choice.micro_batch)
+    )
+    behind = later | summed | updates
     block = choice.module.rpartition(".")[0]
     inside = pl.col("module").str.starts_with(f"{block}.") if block else pl.lit(False)
     itself = (pl.col("call_id") == choice.call_id) & (pl.col("sequence") == choice.sequence)

@@ -22,9 +22,9 @@ def record(place: int, module: str, **given: Any) -> dict[str, Any]:
     floor = given.get("floor", FLOOR)
     error = given.get("error", 0.1 * floor)
     return {
-        "sequence": place, "micro_batch": 0, "module": module, "call_id": 1, "slot": "output",
-        "phase": execution.FORWARD, "status": "matched", "reason": None, "judged": True,
-        "dtype_benchmark": "torch.bfloat16", "shape_benchmark": [TOKENS, EXPERTS],
+        "sequence": place, "micro_batch": 0, "update": 0, "module": module, "call_id": 1,
+        "slot": "output", "phase": execution.FORWARD, "status": "matched", "reason": None,
+        "judged": True, "dtype_benchmark": "torch.bfloat16", "shape_benchmark": [TOKENS, EXPERTS],
         "norm_benchmark": None, "error": error, "floor": floor, "excess": error / floor,
         "beyond": error > floor, "excused_by": None, "unjudged_because": None, **given,
     }  # fmt: skip
@@ -66,6 +66,20 @@ def test_near_ties_widen_what_follows() -> None:
     assert floors[3] == floors[4] == floors[6] == pytest.approx(2 * (8 / TOKENS) ** 0.5)
     assert floors[0] == floors[5] == FLOOR, "before it, and in another micro-batch, nothing changes"
     assert not rows.item(2, "judged"), "tokens stand in other places among experts"
+
+
+def test_a_gradient_that_adds_up_has_the_ties_of_the_micro_batches_before() -> None:
+    """Those of the same update, in gradients of parameters alone."""
+    grad = {"slot": "grad", "phase": execution.BACKWARD, "error": 0.3}
+    later = [
+        record(7, "l.mlp.gate", call_id=7, micro_batch=1, **grad),
+        record(8, "norm", call_id=8, micro_batch=2, **grad),
+        record(9, "norm", call_id=9, micro_batch=2, **{**grad, "slot": "output"}),
+        record(10, "norm", call_id=10, micro_batch=3, update=1, **grad),
+    ]
+    rows, flips = allowed(pl.concat([table(4.0), pl.DataFrame(later)], how="diagonal_relaxed"))
+    assert flips == 4
+    assert rows.filter(pl.col("beyond") & pl.col("judged"))["sequence"].to_list() == [9, 10]
 
 
 @pytest.mark.parametrize(
