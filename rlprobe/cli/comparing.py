@@ -151,13 +151,15 @@ def _write_table(directory: Path, stage: StagePlan, kind: str) -> None:
 
     from rlprobe.compare import stacks
     from rlprobe.compare.msprobe import table
+    from rlprobe.documents import csvfile
     from rlprobe.dumps.results import RECORDS
 
     records = pl.read_parquet(directory / RECORDS, glob=False)
     made = table.table(records, stacks=stacks.column(records, stage))
     if kind in ("csv", "both"):
         with written(directory / "table.csv") as path:
-            made.write_csv(path)
+            # every cell of msprobe's table is a text, numbers too
+            csvfile.guarded(made, numbers=True).write_csv(path)
     if kind in ("xlsx", "both"):
         from rlprobe.compare.msprobe import excel
 

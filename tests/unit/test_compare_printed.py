@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,30 @@ def test_no_cell_of_a_workbook_is_a_formula(tmp_path: Path) -> None:
     sheet = load_workbook(tmp_path / "o/actor_update/table.xlsx").active
     assert sheet["A2"].value.startswith("=HYPERLINK") and sheet["A2"].data_type == "s"
     assert not (tmp_path / "o/actor_update/table.csv").exists()
+
+
+FORMULAS = ["=HYPERLINK(1)", "+1+1", "-2+cmd|' /C calc'!A0", "@SUM(A1)", "\t=1", "\r=1", "＝1"]
+
+
+@pytest.mark.parametrize("text", FORMULAS)
+@pytest.mark.parametrize("where", ["name", "argument", "stack"])
+def test_no_cell_of_a_csv_is_a_formula(tmp_path: Path, where: str, text: str) -> None:
+    """Names, texts and stacks are of whoever dumped; numbers stay as msprobe writes them."""
+    name = f"{text}.x.forward.0" if where == "name" else "Module.x.Linear.forward.0"
+    data = {name: call([scalar(text), leaf(1.0)], [])}
+    argv = run(tmp_path, data, data, "--table", "csv")
+    if where == "stack":
+        for side in ("b", "t"):
+            stack = tmp_path / side / "actor_update/step0/rank0/stack.json"
+            stack.write_text(json.dumps({"0": [[name], [text]]}))
+    assert main(argv) == 0
+    with (tmp_path / "o/actor_update/table.csv").open(newline="") as file:
+        rows = list(csv.reader(file))[1:]
+    cells = [cell for row in rows for cell in row]
+    negative = [cell for cell in cells if re.fullmatch(r"-[0-9.e-]+", cell)]
+    begins = tuple("=+-@\t\r＝")
+    assert [cell for cell in cells if cell.startswith(begins)] == negative != []
+    assert any(cell.startswith(f"'{text}") for cell in cells)
 
 
 @pytest.mark.parametrize("slot", ["input", "output"])
