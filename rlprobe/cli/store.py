@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -234,7 +235,7 @@ def _verify(args: argparse.Namespace) -> tuple[int, Any]:
         print(
             f"note: {counted(len(found.unchecked), 'file')} made by an earlier version, of which "
             f"nothing shows a change ({found.unchecked[0]}); `rlprobe store verify --repair "
-            f"--store {args.store}` adds seals"
+            f"--store {shlex.quote(str(args.store))}` adds seals"
         )
     state = counted(len(found.problems), "problem") if found.problems else "all as they should be"
     print(
@@ -314,7 +315,8 @@ def _import(args: argparse.Namespace) -> tuple[int, Any]:
         f"{done.new_runs} of {counted(len(done.keys), 'run')} "
         f"{'is' if done.new_runs == 1 else 'are'} new, "
         f"{_size(done.new_bytes)}; kept as "
-        f"{done.alignment} (`rlprobe store gc --forget {done.alignment}` lets them go)"
+        f"{done.alignment} (`rlprobe store gc --forget {done.alignment} "
+        f"--store {shlex.quote(str(args.store))}` lets them go)"
     )
     return 0, dataclasses.asdict(done)
 

@@ -25,6 +25,7 @@ from rlprobe.imports import uncollected
 from rlprobe.said import exactly, of_side, say
 from rlprobe.stages import ALIASES, GENERATE
 from rlprobe.store import listing
+from rlprobe.terminal import counted
 
 if TYPE_CHECKING:
     from rlprobe.compare.match.rules import Rules
@@ -165,39 +166,40 @@ def _tell(summary: Summary, level: int) -> None:
     unseen = f", no difference seen in {summary.unseen}" if summary.unseen else ""
     _log.log(
         level,
-        "%s: %d records compared, %d identical%s, coverage %.1f %% / %.1f %%",
+        "%s: %s compared, %d identical%s, coverage %.1f %% / %.1f %%",
         summary.stage,
-        summary.compared,
+        counted(summary.compared, "record"),
         summary.identical,
         unseen,
         100 * summary.coverage("benchmark"),
         100 * summary.coverage("target"),
     )
     if summary.checksums["compared"]:
-        _log.log(
-            level,
-            "%s: %d of %d checksums differ",
-            summary.stage,
-            summary.checksums["differ"],
-            summary.checksums["compared"],
-        )
+        _log.log(level, "%s: %s", summary.stage, _checksums(summary))
     if summary.samples is None:
         return
     for key, found in summary.samples["keys"].items():
         _log.log(
             level,
-            "%s: %s: %d samples joined, %d identical, largest relative difference %s",
+            "%s: %s: %s joined, %d identical, largest relative difference %s",
             summary.stage,
             key,
-            found["matched"],
+            counted(found["matched"], "sample"),
             found["identical"],
             "-" if found["max_error"] is None else f"{found['max_error']:.3g}",
         )
     tokens = summary.samples["token_sketches"]
     if tokens is not None:
-        _log.log(level, "%s: %d token sketches joined by sample", summary.stage, tokens["tokens"])
+        joined = counted(tokens["tokens"], "token sketch", "token sketches")
+        _log.log(level, "%s: %s joined by sample", summary.stage, joined)
     for note in summary.samples["notes"]:
         _log.warning("%s: %s", summary.stage, note)
+
+
+def _checksums(summary: Summary) -> str:
+    differ, compared = (summary.checksums[name] for name in ("differ", "compared"))
+    verb = "differs" if differ == 1 else "differ"
+    return f"{differ:,} of {counted(compared, 'checksum')} {verb}"
 
 
 def insufficient(summaries: Sequence[Summary], options: Options) -> NotComparableError | None:
@@ -235,7 +237,7 @@ def _lack(what: str, summaries: Sequence[Summary]) -> str:
         )
         lines += [f"the {side} has no record at all" for side in s.ranks if not s.ranks[side]]
         if s.checksums["differ"]:
-            lines.append(f"  {s.checksums['differ']} of {s.checksums['compared']} checksums differ")
+            lines.append(f"  {_checksums(s)}")
         lines += [f"  {line}" for line in lacking.said(s.lacking.items())]
         if not s.compared:  # nothing else says them on the screen
             lines += [f"  note: {note}" for note in s.notes]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import polars as pl
 
 from rlprobe.compare import measures
-from rlprobe.terminal import spelled
+from rlprobe.terminal import counted, spelled
 
 #: Reasons of records both sides have; what stands in ``reason`` is used where it is one for many.
 SHAPES, DTYPES, TYPES = "shapes differ", "dtypes differ", "types of scalars differ"
@@ -103,7 +103,7 @@ def said(found: Iterable[tuple[str, Lacking]]) -> list[str]:
     """A line for each reason, the commonest first; one that holds for many steps is one line."""
     lines = []
     for reason, lacking in sorted(_of_steps(found), key=lambda item: -item[1].records):
-        many = f"{lacking.records} records" if lacking.records > 1 else "1 record"
+        many = counted(lacking.records, "record")
         detail = f" ({short(lacking.detail, 2 * NAME)})" if lacking.detail else ""
         lines.append(f"{many}: {reason}; first: {short(lacking.first)}{detail}")
     return lines

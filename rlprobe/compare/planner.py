@@ -217,9 +217,9 @@ def _pair_processes(
         if step_b is not None and step_t is not None and len(ranks_b) != len(ranks_t):
             said.append(
                 say(
-                    "benchmark has {one} ranks, target {other}: ranks of the same number are "
-                    "compared; their samples and shards need not be the same, so activations may "
-                    "differ in shape, and the other ranks' records are one-sided",
+                    "numbers of ranks: benchmark {one}, target {other}; ranks of the same number "
+                    "are compared; their samples and shards need not be the same, so activations "
+                    "may differ in shape, and the other ranks' records are one-sided",
                     one=len(ranks_b),
                     other=len(ranks_t),
                 )
@@ -314,12 +314,11 @@ def pair_steps(
                 ("target", [t for b, t in pairs if b is None and t is not None]),
             ):
                 if alone:
+                    given = {"steps": _numbers(alone), "side": of_side(side)}
                     notes.append(
-                        say(
-                            "steps {steps} are on the {side} only",
-                            steps=_numbers(alone),
-                            side=of_side(side),
-                        )
+                        say("step {steps} is on the {side} only", **given)
+                        if len(alone) == 1
+                        else say("steps {steps} are on the {side} only", **given)
                     )
         return pairs
     moved = next(t - b for b, t in map_steps.items()) if len(map_steps) == 1 else 0

@@ -206,6 +206,12 @@ class Summary:
         for side, count in sorted(self.without_tensors.items()):
             self.notes.append(
                 say(
+                    "1 record names a tensor file of the {side}, which has no dump_tensor_data "
+                    "beside its dump.json: compared is what its statistics say",
+                    side=of_side(side),
+                )
+                if count == 1
+                else say(
                     "{count} records name tensor files of the {side}, which has no "
                     "dump_tensor_data beside its dump.json: compared is what their statistics say",
                     count=f"{count:,}",

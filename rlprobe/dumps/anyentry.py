@@ -46,12 +46,19 @@ _SLOTS = {
 _OF_THE_CALL = frozenset({"is_recompute"})
 #: Whether any output is NaN, which msprobe's task nan_check writes of a call.
 _IS_NAN = "is_nan"
-_P2P, _P2P_KEYS = "torch.distributed.P2POp", ("op", "peer", "tag", "group_id")
+#: What an argument that has parts is called under, and what sends and receives are called there.
+_CLASS = "class_type"
+_P2P = frozenset({"torch.distributed.P2POp", "mindspore.mint.distributed.P2POp"})
+_P2P_KEYS = ("op", "peer", "tag", "group_id")
 #: Types whose value stands under another key.
-_VALUES = {"torch.ProcessGroup": "group_ranks", "torch.memory_format": "format"}
+_VALUES = {
+    "torch.ProcessGroup": "group_ranks",
+    "mindspore.ProcessGroup": "group_ranks",
+    "torch.memory_format": "format",
+}
 #: Keys that say nothing of the numbers: a group's digest, and how a tensor is laid over devices.
 _BESIDE = frozenset({"group_id", "layout", "hsdp_shard_size"})
-_KNOWN = frozenset(Leaf.__struct_fields__) | frozenset(_VALUES.values()) | _BESIDE
+_KNOWN = frozenset(Leaf.__struct_fields__) | _BESIDE
 
 
 @dataclass
@@ -126,11 +133,14 @@ def _walk(
         for n, child in enumerate(node):
             yield from _walk(child, slot, _inner(index, n), depth + 1, bare)
     elif isinstance(node, dict):
-        if node.get("class_type") == _P2P:
+        kind = node.get(_CLASS)
+        if isinstance(kind, str) and kind in _P2P:
             yield from _point_to_point(node, slot, index)
         elif isinstance(node.get("type"), str) or isinstance(node.get("dtype"), str):
             yield slot, index, node
         else:
+            # of an object that is described by its parts, plain values are parts too
+            bare = bare or isinstance(kind, str)
             for key, child in node.items():
                 yield from _walk(child, slot, _inner(index, key), depth + 1, bare)
     elif bare:
@@ -170,11 +180,12 @@ def leaf(node: Any, unknown: Unknown) -> Leaf:
         raise ValueError(f"type is {kind!r:.40}, not a string")
     numbers = {key: number(node.get(key), key) for key in ("Max", "Min", "Mean", "Norm")}
     md5 = node.get("md5")
-    value = node.get(_VALUES.get(kind, "value"))
+    place = _VALUES.get(kind, "value")
+    value = node.get(place)
     if kind in FLOATS and isinstance(value, str):
         value = NONFINITE.get(value, value)
-    if not node.keys() <= _KNOWN:
-        others = {key: given for key, given in node.items() if key not in _KNOWN}
+    others = {key: given for key, given in node.items() if key not in _KNOWN and key != place}
+    if others:
         if value is None and node.get("dtype") is None:
             value = others  # of a type that is not known, all that is said of it
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import polars as pl
@@ -79,7 +80,7 @@ def unjudged(summaries: Sequence[Summary], out: str) -> Iterator[str]:
     """The text where there are too many records to judge them on the side."""
     count = sum(sum(s.counts.values()) for s in summaries)
     yield f"{count:,} records, which are not judged here (more than {MOST:,}):"
-    yield f"  rlprobe diagnose {out}   says where they part first, and the worst"
+    yield f"  rlprobe diagnose {shlex.quote(out)}   says where they part first, and the worst"
     yield from _counts(summaries)
     yield from _not_compared(Step(0), summaries)
 
@@ -196,8 +197,8 @@ def _key_data(step: Step) -> Iterator[str]:
         for outcome in (*finding.given, *finding.produced):
             if outcome.excess > 1:
                 far = (
-                    f"not finite at {outcome.lopsided:,} of {outcome.count:,} values on the "
-                    f"{outcome.side} only"
+                    f"not finite at {outcome.lopsided:,} of {counted(outcome.count, 'value')} on "
+                    f"the {outcome.side} only"
                     if outcome.lopsided
                     else f"error {outcome.error:.3g}, round-off allows {outcome.floor:.2g}"
                 )
@@ -218,8 +219,9 @@ def _key_data(step: Step) -> Iterator[str]:
     for name, found in sorted(step.key_data.items()):
         if found.benchmark_only or found.target_only:
             said.append(
-                f"{name}: {found.joined} rows joined by sample, {found.benchmark_only} on the "
-                f"benchmark only, {found.target_only} on the target only"
+                f"{name}: {counted(found.joined, 'row')} joined by sample, "
+                f"{found.benchmark_only} on the benchmark only, {found.target_only} on the target "
+                "only"
             )
     if said:
         yield ""
@@ -239,9 +241,8 @@ def _key_data(step: Step) -> Iterator[str]:
 
 def _far(difference: Difference) -> str:
     if any(difference.lopsided):
-        return "finite on one side only at {} of {} values".format(
-            f"{sum(difference.lopsided):,}", f"{difference.count:,}"
-        )
+        count = counted(difference.count, "value")
+        return f"finite on one side only at {sum(difference.lopsided):,} of {count}"
     return f"differs by {difference.error:.3g} (relative L2)"
 
 
@@ -416,7 +417,7 @@ def _ambiguous(summary: Summary) -> list[str]:
     if not count:
         return []
     return [
-        f"{count:,} records are of calls that were paired in order and could as well be the "
+        f"{counted(count, 'record')} of calls that were paired in order and could as well be the "
         "neighbour's, which stayed alone (rule ambiguous_call)"
     ]
 
@@ -442,7 +443,8 @@ def _next(
             "  statistics cannot see a permutation or single elements: dump with task tensor to be "
             "sure"
         )
-    yield f"  rlprobe diagnose {out}   the verdict with its gate; rlprobe report {out}   the page"
+    own = shlex.quote(out)
+    yield f"  rlprobe diagnose {own}   the verdict with its gate; rlprobe report {own}   the page"
     if "records.parquet" in kinds:
         stage = summaries[0].stage if len(summaries) == 1 else "STAGE"
         yield f"  every record: {out}/{stage}/records.parquet (docs/compare.md says its columns)"

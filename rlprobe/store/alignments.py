@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,7 +143,8 @@ def kept(store: Path) -> set[str]:
                 f"{path} is of format 1, which nothing shows a change of, and names run "
                 f"{gone[0][:12]}, which is not here: one wrong digit would look so. `rlprobe run` "
                 "of that alignment writes the record anew; "
-                f"`rlprobe store gc --store {store} --forget {record.name}` drops it"
+                f"`rlprobe store gc --store {shlex.quote(str(store))} --forget "
+                f"{shlex.quote(record.name)}` drops it"
             )
         found.update(record.keys)
     return found
@@ -172,13 +174,14 @@ def copy_of(path: Path) -> Path:
 
 def way_back(path: Path) -> str:
     """How a record that cannot be read is mended, as a command."""
-    store = path.parent.parent
+    store = shlex.quote(str(path.parent.parent))
     try:
         parse(path, copy_of(path))
     except StoreError:
         return (
             f"`rlprobe run --config CONFIG --role benchmark --store {store}` with the alignment's "
-            f"file writes it anew; or `rlprobe store gc --store {store} --forget {path.stem}` "
+            f"file writes it anew; or `rlprobe store gc --store {store} --forget "
+            f"{shlex.quote(path.stem)}` "
             "drops it, and then deletes what no other one names"
         )
     return f"`rlprobe store verify --repair --store {store}` takes it from its copy"

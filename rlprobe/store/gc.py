@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import shlex
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -145,11 +146,12 @@ def _checked(store: Path, key: str) -> Manifest:
         objects = Objects(store)
         for file in manifest.files:
             if not objects.has(Stored(file.sha256, file.size)):
+                own = shlex.quote(str(store))
                 raise StoreError(
                     f"{where} has no copy that it could be held against, and its object "
                     f"{file.sha256} ({file.path}) is missing: nothing is deleted until "
-                    f"`rlprobe store verify --repair --store {store}` finds it, or "
-                    f"`rlprobe store rm --store {store} {key[:12]}` drops the run"
+                    f"`rlprobe store verify --repair --store {own}` finds it, or "
+                    f"`rlprobe store rm --store {own} {key[:12]}` drops the run"
                 )
     return manifest
 

@@ -6,6 +6,7 @@ Apart from :mod:`rlprobe.store.manifest`, whose models load slowly: comparisons 
 from __future__ import annotations
 
 import re
+import shlex
 from functools import lru_cache
 from pathlib import Path
 
@@ -131,4 +132,5 @@ def checked_below(run: Path, name: str) -> Path | None:
 
 
 def _mend(run: Path) -> str:
-    return f"`rlprobe store verify --store {run.parent.parent}` says how to mend it"
+    store = shlex.quote(str(run.parent.parent))
+    return f"`rlprobe store verify --store {store}` says how to mend it"

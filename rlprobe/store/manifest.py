@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -192,7 +193,7 @@ class Manifest(_Model):
 
 
 def _mend(run: Path) -> str:
-    return f"`rlprobe store verify --repair --store {run.parent.parent}`"
+    return f"`rlprobe store verify --repair --store {shlex.quote(str(run.parent.parent))}`"
 
 
 def _line(value: Any) -> str:

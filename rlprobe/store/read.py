@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -360,7 +361,7 @@ def resolve(store: Path, prefix: str, *, complete: bool = True) -> str:
     if missed:
         raise StoreError(
             f"run {missed[0][:12]} was in {store} and is gone; `rlprobe store verify --repair "
-            f"--store {store}` puts it together again from its objects"
+            f"--store {shlex.quote(str(store))}` puts it together again from its objects"
         )
     raise StoreError(f"no run {prefix} in {store}; it has {_some(have) if have else 'none'}")
 

@@ -6,9 +6,11 @@ import csv
 import importlib.util
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from openpyxl import load_workbook  # type: ignore[import-untyped]
 
@@ -342,8 +344,8 @@ def test_tensor_files_that_were_not_copied_are_said(
     data = {"Functional.linear.0.forward": call([], [tensor(values, data_name="x.pt")])}
     assert main(run(tmp_path, data, data)) == (0 if statistics else 4)
     said = "".join(capsys.readouterr())
-    assert "1 records name tensor files of the benchmark, which has no dump_tensor_data" in said
-    assert "1 records name tensor files of the target" in said
+    assert "1 record names a tensor file of the benchmark, which has no dump_tensor_data" in said
+    assert "1 record names a tensor file of the target" in said
     assert statistics or "copy the dumps again with dump_tensor_data" in said
 
 
@@ -361,3 +363,44 @@ def test_of_several_steps_the_first_line_says_which_is_judged(
     alone = " in step 0, which alone is judged" if steps > 1 else ""
     assert said.startswith(f"Nothing parts by more than round-off allows{alone}: 8 records judged.")
     assert ("the largest error of all steps is 0.25" in said) is (steps > 1)
+
+
+#: A number that stands before the plural of what is counted.
+PLURAL = re.compile(
+    r"\b1 (?:records|rows|samples|checksums|steps|stages|ranks|values|calls|token sketches)\b"
+)
+
+
+@pytest.mark.parametrize("kind", ["statistics", "checksum", "key data", "alone"])
+def test_one_of_a_thing_is_said_as_one(
+    tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "Module.a.Linear.forward.0"
+    sides = {side: tmp_path / side / "actor_compute_log_prob/step0/rank0" for side in "bt"}
+    for number, (side, directory) in enumerate(sides.items()):
+        given = leaf(1.0 + number)
+        if kind == "checksum":
+            given = {k: v for k, v in given.items() if k[0].islower()} | {"md5": f"0a0b0c0{number}"}
+        if kind == "key data":
+            for key in ("prompts", "responses", "old_log_probs"):
+                place = tmp_path / side / f"data/{key}/step0/rank0"
+                place.mkdir(parents=True)
+                np.save(place / f"{key}.npy", np.array([[1 + number * (key == "responses"), 2]]))
+        more = {} if kind != "alone" or number else {"Module.b.Linear.forward.0": call([], [given])}
+        dumps.write(directory, {name: call([], [given])} | more)
+    argv = ["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", str(tmp_path / "o")]
+    assert main(argv) in (0, 4)
+    said = "".join(capsys.readouterr())
+    assert re.search(r"\b1 (?:record|row|checksum|sample)\b", said) and not PLURAL.search(said)
+
+
+@pytest.mark.parametrize("name", ["with space", "it's", "$(id)", "a;b"])
+def test_commands_that_are_named_can_be_pasted(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = run(tmp_path, model(), model(0.01))
+    argv[-1] = str(tmp_path / name)
+    assert main(argv) == 0
+    (line,) = [s for s in capsys.readouterr().out.splitlines() if "rlprobe diagnose" in s]
+    words = shlex.split(line)
+    assert words[words.index("diagnose") + 1] == words[words.index("report") + 1] == argv[-1]

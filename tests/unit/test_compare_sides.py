@@ -457,7 +457,7 @@ def test_steps_of_one_side_are_named(tmp_path: Path) -> None:
     tree(tmp_path / "t", *(f"step{n}/rank0" for n in (2, 3)))
     _, notes = paired(tmp_path)
     assert notes == [
-        "steps 0 to 1, 5 are on the benchmark only", "steps 3 are on the target only"
+        "steps 0 to 1, 5 are on the benchmark only", "step 3 is on the target only"
     ]  # fmt: skip
 
 

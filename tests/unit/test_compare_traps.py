@@ -364,7 +364,9 @@ def test_differing_rank_counts_are_compared_where_they_can_be(tmp_path: Path) ->
     result = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out")
     counts = result.records.group_by("rank").agg(pl.col("status").unique()).sort("rank")
     assert counts["status"].to_list() == [["matched"], ["benchmark_only"]]
-    assert any("benchmark has 2 ranks, target 1" in note for note in result.summary["notes"])
+    assert any(
+        "numbers of ranks: benchmark 2, target 1" in note for note in result.summary["notes"]
+    )
     assert result.lack is not None
 
 

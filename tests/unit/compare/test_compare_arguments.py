@@ -24,8 +24,8 @@ def pair(tmp_path: Path, benchmark: Any, target: Any) -> Result:
     return compared_data(tmp_path, *sides)
 
 
-def group(*ranks: int) -> dict[str, Any]:
-    return {"type": "torch.ProcessGroup", "group_ranks": list(ranks), "group_id": "1"}
+def group(*ranks: int, kind: str = "torch.ProcessGroup") -> dict[str, Any]:
+    return {"type": kind, "group_ranks": list(ranks), "group_id": "1"}
 
 
 def memory(name: str) -> dict[str, Any]:
@@ -38,6 +38,17 @@ def memory(name: str) -> dict[str, Any]:
         (memory("contiguous_format"), memory("channels_last")),
         (group(0, 1), group(0, 2)),
         (group(0, 1), {"type": "torch.ProcessGroup"}),
+        (group(0, 1, kind="mindspore.ProcessGroup"), group(0, 2, kind="mindspore.ProcessGroup")),
+        # a key that is another type's
+        (group(0, 1, kind="other.ProcessGroup"), group(0, 2, kind="other.ProcessGroup")),
+        (
+            {"type": "mindspore.format", "format": "NCHW"},
+            {"type": "mindspore.format", "format": "NHWC"},
+        ),
+        (
+            {"type": "mindspore.dtype", "value": "Float32"},
+            {"type": "mindspore.dtype", "value": "Float16"},
+        ),
         # of a type that msprobe may know one day
         ({"type": "torch.layout", "name": "strided"}, {"type": "torch.layout", "name": "sparse"}),
         (scalar([0, None, None], "slice"), scalar([0, 4, None], "slice")),
@@ -56,11 +67,12 @@ def test_values_that_stand_under_other_keys_are_compared(
     ("key", "other", "error"),
     [("op", "irecv", 1.0), ("peer", 3, 2.0), ("tag", 7, 1.0), ("group_id", "ff", 1.0)],
 )
+@pytest.mark.parametrize("kind", ["torch.distributed.P2POp", "mindspore.mint.distributed.P2POp"])
 def test_whom_a_tensor_is_sent_to_is_compared(
-    tmp_path: Path, key: str, other: Any, error: float
+    tmp_path: Path, kind: str, key: str, other: Any, error: float
 ) -> None:
     one = {
-        "class_type": "torch.distributed.P2POp", "tensor": tensor(), "op": "isend", "peer": 1,
+        "class_type": kind, "tensor": tensor(), "op": "isend", "peer": 1,
         "tag": 0, "group_id": "00",
     }  # fmt: skip
     found = pair(tmp_path, one, one | {key: other})
@@ -68,6 +80,29 @@ def test_whom_a_tensor_is_sent_to_is_compared(
     assert differing == [f"{ARGUMENT}.{key}"]
     assert found.row(f"{ARGUMENT}.{key}")["error"] == error
     assert found.row(ARGUMENT)["status"] == "matched"
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "other"),
+    [
+        ("some.Collective", "root", 3),
+        ("mindspore.hccl.Handle", "name", "reduce"),
+        (["no", "name"], "root", 3),
+    ],
+)
+def test_parts_of_an_object_that_nobody_knows_are_compared(
+    tmp_path: Path, kind: Any, part: str, other: Any
+) -> None:
+    """Plain values in it are parts of it; without the name of a class they are no arguments."""
+    one = {"class_type": kind, "tensor": tensor(), "root": 2, "name": "gather"}
+    found = pair(tmp_path, one, one | {part: other})
+    statuses = {row["name"]: row["status"] for row in found.records.iter_rows(named=True)}
+    assert statuses[f"{ARGUMENT}.tensor"] == "matched"
+    if isinstance(kind, str):
+        assert set(statuses.values()) == {"matched"}
+        assert found.row(f"{ARGUMENT}.{part}")["error"] > 0
+    else:
+        assert statuses[f"{ARGUMENT}.{part}"] == "unreadable"
 
 
 @pytest.mark.parametrize(

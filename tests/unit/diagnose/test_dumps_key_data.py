@@ -123,7 +123,7 @@ def test_other_token_ids_shut_the_gate(tmp_path: Path, capsys: pytest.CaptureFix
     side(tmp_path / "b", {"old_log_probs": LOG_PROBS})
     side(tmp_path / "t", {"old_log_probs": LOG_PROBS}, responses=[RESPONSES[0], [13, 99, 15]])
     assert compare(tmp_path) == 0
-    assert "old_log_probs: 1 rows joined by sample, 1 on the benchmark only" in (
+    assert "old_log_probs: 1 row joined by sample, 1 on the benchmark only" in (
         capsys.readouterr().out
     )
     found = diagnose(tmp_path)
