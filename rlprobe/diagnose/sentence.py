@@ -300,15 +300,18 @@ def of_curves(found: Sequence[Curve], controls: int) -> Said:
     steps = max((curve.steps for curve in found), default=0)
     if steps < 2:
         return NOTHING_SAID
-    counts = Counter[str](curve.verdict for curve in found)
+    # what a judged step's records say of a metric is no verdict on its curve
+    counts = Counter[str](curve.verdict for curve in found if curve.by != "records")
+    apart = sum(curve.by == "records" and curve.verdict == LEFT for curve in found)
     metrics = say("1 metric") if len(found) == 1 else say("{count} metrics", count=len(found))
     if not counts[WITHIN] and not counts[LEFT]:
-        return say(
+        text = say(
             " Curves of {metrics} over {steps} steps: not judged ({why}).",
             metrics=metrics,
             steps=steps,
             why=_why(found, controls),
         )
+        return text + _apart(apart)
     runs = (
         say("1 perturbed run") if controls == 1 else say("{count} perturbed runs", count=controls)
     )
@@ -323,12 +326,25 @@ def of_curves(found: Sequence[Curve], controls: int) -> Said:
         text += say(", {count} left", count=counts[LEFT])
     if counts[NOT_JUDGED]:
         text += say(", {count} not judged", count=counts[NOT_JUDGED])
-    return text + STOP
+    return text + STOP + _apart(apart)
+
+
+def _apart(count: int) -> Said:
+    """Metrics of judged steps that differ by more than what they are made of."""
+    if not count:
+        return NOTHING_SAID
+    if count == 1:
+        return say(" 1 of them differs in a judged step by more than what it is made of explains.")
+    return say(
+        " {count} of them differ in a judged step by more than what they are made of explains.",
+        count=count,
+    )
 
 
 def _why(found: Sequence[Curve], controls: int) -> Said:
     """Why no curve was judged."""
-    if all(curve.why == JOINED for curve in found):
+    own = [curve.why for curve in found if curve.by != "records"]
+    if own and all(why == JOINED for why in own):
         return JOINED
     return NO_CONTROL if not controls else say("too few perturbed controls are there")
 
