@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rlprobe.capture.light.statistics import has_values
+from rlprobe.capture.megatron_names import divided
 from rlprobe.capture.parameters import Held, held
 
 #: Model parameters of a distributed optimizer, and this rank's stretches that are stepped: fp32
@@ -115,30 +116,47 @@ def stepped(models: list[nn.Module], optimizer: Any) -> Iterator[tuple[Held, Any
         yield dataclasses.replace(own, parameter=main), inner[id(main)]
 
 
-def group_norms(optimizer: Any) -> Tensor:
+def group_norms(optimizer: Any, models: Iterable[nn.Module] = ()) -> Tensor:
     """L2 norm of this rank's main gradients, by parameter group.
 
-    What Megatron leaves out of its norm here (parameters shared between pipeline stages, copies of
-    other tensor-parallel ranks) is left out. Of the distributed optimizer the whole is the root of
-    the sum of all ranks' squares; without it data-parallel ranks hold the same gradients, and the
-    whole is that of one data-parallel rank's model-parallel ranks.
+    What other ranks have as well (parameters shared between pipeline stages, copies of whole ones
+    on other tensor-parallel ranks) is left out as Megatron leaves it out of its norm. Megatron also
+    leaves out this rank's parts of divided weights that nobody marked as such
+    (:func:`.megatron_names.divided`), and then clips by less than the gradients' norm: they are no
+    copies, and count here. Of the distributed optimizer the whole is the root of the sum of all
+    ranks' squares; without it data-parallel ranks hold the same gradients, and the whole is that of
+    one data-parallel rank's model-parallel ranks.
+
+    Args:
+        optimizer: Megatron's, between ``prepare_grads`` and the step.
+        models: the model's chunks.
 
     Returns:
         fp64 tensor of shape (groups,) on the CPU. (No collective is called.)
     """
+    parts = _own_parts(optimizer, models)
     norms = []
     for part in _parts(optimizer):
         counted = {id(gradient) for gradient in part.get_main_grads_for_grad_norm()}
         for group in part.optimizer.param_groups if part.optimizer is not None else ():
-            found = [_gradient(main) for main in group["params"]]
             squares = [
                 torch.linalg.vector_norm(gradient, dtype=torch.float32).square()
-                for gradient in found
-                if gradient is not None and id(gradient) in counted and has_values(gradient)
+                for main in group["params"]
+                if (gradient := _gradient(main)) is not None
+                and (id(gradient) in counted or id(main) in parts)
+                and has_values(gradient)
             ]
             total = torch.stack(squares).cpu().double().sum() if squares else torch.zeros(())
             norms.append(total.double().sqrt())
     return torch.stack(norms) if norms else torch.zeros(0, dtype=torch.float64)
+
+
+def _own_parts(optimizer: Any, models: Iterable[nn.Module]) -> set[int]:
+    """Ids of what is stepped of weights that are divided between ranks and shared with none."""
+    cut = {key for model in models for key in divided(model)}
+    mains = _mains(optimizer) if cut else {}
+    found = {key: main for key, (main, _) in mains.items() if key in cut}
+    return {id(main) for main in found.values() if not getattr(main, "shared", False)}
 
 
 def _parts(optimizer: Any) -> list[Any]:

@@ -420,7 +420,7 @@ class StageScope:
             number = self._recorder._optimizer_step(self._stage, self._step)
             name = f"{self._recorder.role}{updates.NORMS}"
             with self._unwatched():
-                self.key_data(name, updates.group_norms(optimizer), number)
+                self.key_data(name, updates.group_norms(optimizer, self._models), number)
 
     @contextlib.contextmanager
     def _traced(self) -> Iterator[None]:

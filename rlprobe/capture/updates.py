@@ -8,7 +8,7 @@ a weight can hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -140,12 +140,13 @@ class UpdateRecords:
         self.data[self._name(what)] = leaf
 
 
-def group_norms(optimizer: Any) -> Tensor:
+def group_norms(optimizer: Any, models: Iterable[nn.Module] = ()) -> Tensor:
     """L2 norm of the gradients of each of an optimizer's parameter groups.
 
     Args:
         optimizer: anything with torch's ``param_groups``; Megatron's between preparing gradients
             and the step (see :func:`.megatron_grads.group_norms`).
+        models: the model's chunks; they tell which of Megatron's weights are divided.
 
     Returns:
         fp64 tensor of shape (groups,) on the CPU, 0 for a group without gradients. Of sharded
@@ -153,7 +154,7 @@ def group_norms(optimizer: Any) -> Tensor:
         (No collective is called: other ranks may not be capturing.)
     """
     if megatron_grads.is_megatron(optimizer):
-        return megatron_grads.group_norms(optimizer)
+        return megatron_grads.group_norms(optimizer, models)
     norms: list[Tensor] = []
     for group in optimizer.param_groups:
         squares: list[Tensor] = []

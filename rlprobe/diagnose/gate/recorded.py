@@ -9,19 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import polars as pl
 
 from rlprobe import stages
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate import contradictions, gaps, impossible
+from rlprobe.diagnose.gate import contradictions, gaps, gradient_norms, impossible
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, rows_of
-from rlprobe.documents import npyfile
-from rlprobe.errors import DumpError
-from rlprobe.judge import keydata, metrics, optimizers, outcomes
+from rlprobe.judge import keydata, metrics, optimizers
 from rlprobe.judge.analysis import Step
 from rlprobe.judge.excuse import LOPSIDED
 from rlprobe.judge.extent import is_computed
@@ -29,7 +24,6 @@ from rlprobe.judge.keydata import Difference
 from rlprobe.judge.reasons import NO_NUMBERS, NO_PARTNER, UNREADABLE
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.said import COMMA, SEMICOLON, Said, joined, listed, say
-from rlprobe.store.read import Run
 
 ITEM = "recorded alike"
 _MAX_BYTES = 1 << 20
@@ -56,7 +50,7 @@ def check(evidence: Evidence) -> GateItem | None:
         *_numbers(evidence),
         *impossible.check(evidence.step),
         *_metrics(evidence),
-        *_gradient_norms(evidence),
+        *gradient_norms.check(evidence),
         *_told(evidence),
     ]
     if not said:
@@ -336,74 +330,3 @@ def _told(evidence: Evidence) -> list[Said]:
                 )
             )
     return found
-
-
-def _gradient_norms(evidence: Evidence) -> list[Said]:
-    """Norms that the trainer clips by, of each rank and update of the step."""
-    runs = (evidence.benchmark, evidence.target)
-    ranks = [{process.rank for process in run.manifest.layout} for run in runs]
-    left, right = (_norms(run, evidence.step.number) for run in runs)
-    if any(finding.stage.laid_out is not None for finding in evidence.step.findings.values()):
-        # parts of a model have norms of their own; that of the whole does not depend on the layout
-        left, right = (
-            {key: norm for key, norm in side.items() if _TOTAL in key} for side in (left, right)
-        )
-    if ranks[0] != ranks[1]:  # norms of shards have no partner; those of the whole have
-        left, right = (_of_all(side, own) for side, own in zip((left, right), ranks, strict=True))
-    if not left or not right:
-        return []
-    allowed = outcomes.norm_floor(found.stage.rows for found in evidence.step.findings.values())
-    found = []
-    for key in sorted(left.keys() | right.keys()):
-        b, t = left.get(key), right.get(key)
-        if b is None or t is None:
-            found.append(say("{key} on one side only", key=key))
-        elif not (np.isfinite(b) and np.isfinite(t)):
-            found.append(say("{key} is {b:g} against {t:g}", key=key, b=b, t=t))
-        elif b == 0 and t == 0:
-            if _GROUP in key:
-                continue  # a group may have no gradients, or none on this rank
-            found.append(
-                say("{key} is 0 on both sides: there were no gradients, or none was read", key=key)
-            )
-        elif abs(b - t) > allowed * max(abs(b), abs(t)):
-            found.append(say("{key} is {b:.6g} against {t:.6g}", key=key, b=b, t=t))
-        elif b.dtype != t.dtype and evidence.results.plan.one_precision:
-            found.append(say("{key} is {b} against {t}", key=key, b=b.dtype.name, t=t.dtype.name))
-    return [say("gradient norms: {found}", found=listed(found, 4))] if found else []
-
-
-def _of_all(norms: dict[str, np.floating[Any]], ranks: set[int]) -> dict[str, np.floating[Any]]:
-    """Norms of which every rank has the same: those of the whole gradient, which all clip by."""
-    found: dict[str, list[np.floating[Any]]] = {}
-    for key, norm in norms.items():
-        found.setdefault(_RANK.sub("", key), []).append(norm)
-    return {
-        key: own[0]
-        for key, own in found.items()
-        if len(own) == len(ranks) and np.ptp(own) <= _SAME * abs(own[0])
-    }
-
-
-def _norms(run: Run, step: int) -> dict[str, np.floating[Any]]:
-    """Values by ``name, rank, update`` and, of several, parameter group; checked against the run's
-    manifest."""
-    root = run.key_data()
-    if root is None:
-        return {}
-    found: dict[str, np.floating[Any]] = {}
-    for path in sorted(root.glob(f"{_GRAD_NORM}/step{step}/**/*.npy")):
-        try:
-            value = npyfile.load(path, _MAX_BYTES)
-        except (OSError, ValueError) as error:
-            raise DumpError(f"{path} is not a norm: {error}") from error
-        if np.issubdtype(value.dtype, np.floating):
-            name, norms = _called(path, root), value.reshape(-1)
-            each = [name] if len(norms) == 1 else [f"{name}{_GROUP}{n}" for n in range(len(norms))]
-            found |= dict(zip(each, norms, strict=True))
-    return found
-
-
-def _called(path: Path, root: Path) -> str:
-    name, _, *places = path.relative_to(root).parts
-    return " ".join([name, *places[:-1]])

@@ -45,8 +45,10 @@ def rows(**changes: Any) -> pl.DataFrame:
 
 
 def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any = (),
-        stages: Any = None, metrics: Any = None, declared: Any = None) -> Any:  # fmt: skip
-    layout = [SimpleNamespace(rank=rank, role="actor", backend=None) for rank in range(ranks)]
+        stages: Any = None, metrics: Any = None, declared: Any = None,
+        sizes: Any = None) -> Any:  # fmt: skip
+    laid_out = {"backend": None, "tp": 1, "pp": 1, "ep": 1, **(sizes or {})}
+    layout = [SimpleNamespace(rank=rank, role="actor", **laid_out) for rank in range(ranks)]
     kept = {"role": "actor", "dtype": "torch.float32", "digest": "sha256:0", "norm": 1.0}
     schema = {
         "name": pl.String,

@@ -86,8 +86,10 @@ def test_a_record_of_parameters_that_differs_is_said() -> None:
     assert "parameters" in found(lopsided)
 
 
-def norms(place: Path, value: Any, rank: int = 0, dtype: Any = np.float32) -> Path:
-    path = place / f"actor_grad_norm/step0/rank{rank}/micro_step0/actor_grad_norm.npy"
+def norms(
+    place: Path, value: Any, rank: int = 0, dtype: Any = np.float32, name: str = "actor_grad_norm"
+) -> Path:
+    path = place / f"{name}/step0/rank{rank}/micro_step0/{name}.npy"
     path.parent.mkdir(parents=True)
     np.save(path, np.asarray(value, dtype))
     return place
@@ -157,6 +159,49 @@ def test_the_norm_of_the_whole_gradient_is_compared_whatever_the_ranks(
         norms(tmp_path / "t", value, rank)
     text = found(None, left, run(tmp_path / "t", ranks=2))
     assert said in text and bool(text) == bool(said)
+
+
+def whole(place: Path, parts: list[Any], total: list[float], **sizes: int) -> Any:
+    """A run that reports a norm of all gradients on each rank, and the norms of its parts."""
+    for rank, (part, norm) in enumerate(zip(parts, total, strict=True)):
+        norms(place, part, rank)
+        norms(place, norm, rank, name="actor_total_grad_norm")
+    return run(place, ranks=len(parts), sizes=sizes)
+
+
+@pytest.mark.parametrize(
+    ("parts", "total", "sizes", "said"),
+    [
+        ([2.0], [2.0], {}, ""),
+        ([2.0], [2.001], {}, ""),
+        ([2.0], [1.4], {}, "actor_total_grad_norm micro_step0 is 1.4, that of all parts 2"),
+        ([[3.0, 4.0]], [5.0], {}, ""),
+        ([[3.0, 4.0]], [4.0], {}, "is 4, that of all parts 5"),
+        # shards of data-parallel ranks, and whole gradients that all of them have
+        ([3.0, 4.0], [5.0, 5.0], {}, ""),
+        ([5.0, 5.0], [5.0, 5.0], {}, ""),
+        ([3.0, 4.0, 3.0, 4.0], [5.0] * 4, {}, ""),
+        ([3.0, 4.0], [3.0, 3.0], {}, "is 3, that of all parts"),
+        ([3.0, 4.0], [3.0, 4.0], {}, "is 4, that of all parts"),
+        # what one of two tensor-parallel ranks has was left out
+        ([3.0, 4.0], [5.0, 5.0], {"tp": 2}, ""),
+        ([3.0, 4.0], [3.0, 3.0], {"tp": 2}, "is 3, that of all parts 5"),
+        ([5.0, 5.0], [5.0, 5.0], {"tp": 2}, "is 5, that of all parts 7.07107"),
+        ([5.0, 5.0], [5.0, 5.0], {"pp": 2}, "is 5, that of all parts 7.07107"),
+        # experts' ranks have parts of some gradients and copies of others
+        ([3.0, 4.0], [4.5, 4.5], {"ep": 2}, ""),
+        ([float("nan")], [1.0], {}, ""),
+    ],
+)
+def test_a_norm_that_is_clipped_by_is_that_of_the_gradients(
+    tmp_path: Path, parts: list[Any], total: list[float], sizes: dict[str, int], said: str
+) -> None:
+    """Both sides alike clip by a number that is none of theirs: nothing differs, and it is said."""
+    sides = [whole(tmp_path / side, parts, total, **sizes) for side in ("b", "t")]
+    text = found(None, *sides)
+    contradicted = "clips by less or more" in text
+    assert contradicted == bool(said) and said in text
+    assert not contradicted or ("the benchmark clips" in text and "the target clips" in text)
 
 
 def test_key_data_without_partners_are_said() -> None:

@@ -1,0 +1,166 @@
+"""Norms of gradients that a trainer clips by: of both sides, and of each side what they are of."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlprobe.diagnose.gate.evidence import Evidence
+from rlprobe.documents import npyfile
+from rlprobe.errors import DumpError
+from rlprobe.judge import outcomes
+from rlprobe.said import Said, listed, of_side, say
+from rlprobe.store.manifest import Process
+from rlprobe.store.read import Run
+
+_MAX_BYTES = 1 << 20
+#: What ranks that were given one number have of it.
+_SAME = 1e-6
+#: What a norm may differ by from that of its parts, which were squared and added up otherwise, or
+#: of which it is kept in 16 bits.
+_ADDED = 1e-2
+_RANK = re.compile(r" rank(\d+)")
+_GRAD_NORM = "*_grad_norm"
+_TOTAL = "_total_grad_norm"
+#: Before the number of one of an optimizer's several parameter groups.
+_GROUP = " group"
+
+
+def check(evidence: Evidence) -> list[Said]:
+    """What norms of gradients contradict, a sentence each."""
+    return [*_of_both(evidence), *_of_parts(evidence)]
+
+
+def _of_both(evidence: Evidence) -> list[Said]:
+    """Norms that the trainer clips by, of each rank and update of the step."""
+    runs = (evidence.benchmark, evidence.target)
+    ranks = [{process.rank for process in run.manifest.layout} for run in runs]
+    left, right = (_norms(run, evidence.step.number) for run in runs)
+    if any(finding.stage.laid_out is not None for finding in evidence.step.findings.values()):
+        # parts of a model have norms of their own; that of the whole does not depend on the layout
+        left, right = (
+            {key: norm for key, norm in side.items() if _TOTAL in key} for side in (left, right)
+        )
+    if ranks[0] != ranks[1]:  # norms of shards have no partner; those of the whole have
+        left, right = (_of_all(side, own) for side, own in zip((left, right), ranks, strict=True))
+    if not left or not right:
+        return []
+    allowed = outcomes.norm_floor(found.stage.rows for found in evidence.step.findings.values())
+    found = []
+    for key in sorted(left.keys() | right.keys()):
+        b, t = left.get(key), right.get(key)
+        if b is None or t is None:
+            found.append(say("{key} on one side only", key=key))
+        elif not (np.isfinite(b) and np.isfinite(t)):
+            found.append(say("{key} is {b:g} against {t:g}", key=key, b=b, t=t))
+        elif b == 0 and t == 0:
+            if _GROUP in key:
+                continue  # a group may have no gradients, or none on this rank
+            found.append(
+                say("{key} is 0 on both sides: there were no gradients, or none was read", key=key)
+            )
+        elif abs(b - t) > allowed * max(abs(b), abs(t)):
+            found.append(say("{key} is {b:.6g} against {t:.6g}", key=key, b=b, t=t))
+        elif b.dtype != t.dtype and evidence.results.plan.one_precision:
+            found.append(say("{key} is {b} against {t}", key=key, b=b.dtype.name, t=t.dtype.name))
+    return [say("gradient norms: {found}", found=listed(found, 4))] if found else []
+
+
+def _of_parts(evidence: Evidence) -> list[Said]:
+    """Norms that a side clips by and that are not those of its gradients.
+
+    Megatron's, for one, counts no other rank's part of a weight that nobody marked as divided.
+    """
+    found = []
+    for side, run in (("benchmark", evidence.benchmark), ("target", evidence.target)):
+        odd = list(_contradicted(_norms(run, evidence.step.number), run.manifest.layout))
+        if odd:
+            found.append(
+                say(
+                    "gradient norms: the {side} clips by less or more than its gradients have: "
+                    "{names}",
+                    side=of_side(side),
+                    names=listed(odd, 4),
+                )
+            )
+    return found
+
+
+def _contradicted(norms: Mapping[str, np.floating[Any]], layout: list[Process]) -> Iterator[Said]:
+    """Each reported norm that is not the root of the sum of the ranks' squares.
+
+    Ranks have parts of the gradients, or several of them the same ones (data-parallel ones without
+    a distributed optimizer, replicas of hybrid shards). Of experts on several ranks it is something
+    of both, and not said.
+    """
+    for key, own in _by_rank(norms).items():
+        name, _, update = key.partition(" ")
+        places = {p.rank: p for p in layout if p.role == name.removesuffix(_TOTAL)}
+        said = {float(norm) for k, norm in norms.items() if _RANK.sub("", k) == key}
+        every = math.hypot(*own.values())
+        odd = own.keys() != places.keys() or any(place.ep > 1 for place in places.values())
+        if odd or not math.isfinite(every):
+            continue
+        sharing = len(own) // max(place.tp * place.pp for place in places.values())
+        sums = [every / math.sqrt(n) for n in range(1, sharing + 1) if sharing % n == 0]
+        for total in sorted(filter(math.isfinite, said)):
+            near = min(sums, key=lambda one, total=total: abs(one - total))  # type: ignore[misc]
+            if abs(total - near) > _ADDED * max(total, near):
+                yield say(
+                    "{name} {update} is {total:.6g}, that of all parts {norm:.6g}",
+                    name=name, update=update, total=total, norm=near,
+                )  # fmt: skip
+
+
+def _by_rank(norms: Mapping[str, np.floating[Any]]) -> dict[str, dict[int, float]]:
+    """By the key of the whole's norm without its rank: each rank's own norm, of all groups."""
+    found: dict[str, dict[int, float]] = {}
+    for key, norm in norms.items():
+        rank = _RANK.search(key)
+        if rank is None or _TOTAL in key:
+            continue
+        whole = _RANK.sub("", key.partition(_GROUP)[0]).replace("_grad_norm", _TOTAL, 1)
+        own = found.setdefault(whole, {})
+        own[int(rank[1])] = math.hypot(own.get(int(rank[1]), 0.0), float(norm))
+    return found
+
+
+def _of_all(norms: dict[str, np.floating[Any]], ranks: set[int]) -> dict[str, np.floating[Any]]:
+    """Norms of which every rank has the same: those of the whole gradient, which all clip by."""
+    found: dict[str, list[np.floating[Any]]] = {}
+    for key, norm in norms.items():
+        found.setdefault(_RANK.sub("", key), []).append(norm)
+    return {
+        key: own[0]
+        for key, own in found.items()
+        if len(own) == len(ranks) and np.ptp(own) <= _SAME * abs(own[0])
+    }
+
+
+def _norms(run: Run, step: int) -> dict[str, np.floating[Any]]:
+    """Values by ``name, rank, update`` and, of several, parameter group; checked against the run's
+    manifest."""
+    root = run.key_data()
+    if root is None:
+        return {}
+    found: dict[str, np.floating[Any]] = {}
+    for path in sorted(root.glob(f"{_GRAD_NORM}/step{step}/**/*.npy")):
+        try:
+            value = npyfile.load(path, _MAX_BYTES)
+        except (OSError, ValueError) as error:
+            raise DumpError(f"{path} is not a norm: {error}") from error
+        if np.issubdtype(value.dtype, np.floating):
+            name, norms = _called(path, root), value.reshape(-1)
+            each = [name] if len(norms) == 1 else [f"{name}{_GROUP}{n}" for n in range(len(norms))]
+            found |= dict(zip(each, norms, strict=True))
+    return found
+
+
+def _called(path: Path, root: Path) -> str:
+    name, _, *places = path.relative_to(root).parts
+    return " ".join([name, *places[:-1]])
