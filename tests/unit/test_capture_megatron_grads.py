@@ -233,7 +233,7 @@ def test_every_gradient_of_megatrons_own_optimizers_is_found(tmp_path: Path) -> 
     command = [sys.executable, str(_RUN), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    every = json.loads(done.stdout.splitlines()[-1])
+    *every, aware = json.loads(done.stdout.splitlines()[-1])
     assert len(every) == 4
     for found in every:
         assert [name.rpartition(".")[2] for name in found["names"]] == ["bias", "weight"] * 2, found
@@ -243,6 +243,15 @@ def test_every_gradient_of_megatrons_own_optimizers_is_found(tmp_path: Path) -> 
         told = {name: group["settings"] for group in found["settings"] for name in group["names"]}
         assert sorted(told) == found["names"], found["settings"]
         assert all(own["lr"] == 1e-3 and len(own["betas"]) == 2 for own in told.values()), told
+    # a precision-aware optimizer's gradients lie beside the parameters; its copies are its own, so
+    # that a change is that of the model, where a small one is rounded away
+    assert aware["names"] == every[0]["names"] and aware["stepped"] == 4, aware
+    # Megatron adds bf16 up in bf16 here
+    assert aware["norm"] == pytest.approx(aware["own"], rel=4e-3) and aware["own"] > 0, aware
+    assert aware["squares"] ** 0.5 == pytest.approx(aware["norm"], rel=1e-5), aware
+    assert aware["kept"] == [], aware
+    assert sorted(aware["changes"]) == [f"{name}.change" for name in aware["names"]], aware
+    assert set(aware["changes"].values()) == {0.0}, aware
 
 
 @pytest.mark.slow

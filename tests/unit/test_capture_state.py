@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
@@ -198,6 +199,35 @@ def test_optimizers_of_another_kind_are_refused(benchmark: Any, tmp_path: Path) 
     whole.state[trained[0]] = {"factors": torch.zeros(5)}
     with pytest.raises(RunError, match="keeps 'factors' of"):
         kept(tmp_path / "factors", model, whole)
+
+
+@pytest.mark.parametrize(
+    ("masters", "moments", "refused"),
+    [
+        (False, torch.float32, False),
+        (True, torch.float32, True),
+        (False, torch.bfloat16, True),
+        (False, torch.uint8, True),
+    ],
+)
+def test_state_in_a_form_of_the_optimizers_own_is_refused(
+    tmp_path: Path, masters: bool, moments: Any, refused: bool
+) -> None:
+    """As of Transformer Engine's Adam: copies of weights, and factors beside what is kept."""
+    model = make(WithBuffer)
+    optimizer: Any = adamw(model)
+    train(model, optimizer, 1)
+    optimizer.master_weights = masters
+    optimizer.name_to_dtype_map = {
+        "exp_avg": moments, "exp_avg_sq": torch.float32, "master_param": torch.float32,
+    }  # fmt: skip
+    expected = (
+        pytest.raises(RunError, match="use_precision_aware_optimizer to false on both sides")
+        if refused
+        else contextlib.nullcontext()
+    )
+    with expected:
+        kept(tmp_path / "state", model, optimizer)
 
 
 class Smaller(WithBuffer):

@@ -22,6 +22,8 @@ from rlprobe.errors import RunError
 Numbers = dict[str, float]
 #: How many steps were made; the one number that some optimizers keep for a group.
 _STEP = "step"
+#: What Transformer Engine's Adam calls its copies of weights.
+_MASTERS = "master_param"
 
 
 def trained(models: list[nn.Module]) -> Iterator[Held]:
@@ -78,6 +80,27 @@ def _require_state(optimizer: Any) -> None:
             "so that it cannot be kept or taken over; accepted: torch's optimizers, and Megatron's "
             "around one"
         )
+    if _in_a_form_of_its_own(optimizer):
+        raise RunError(
+            f"controls.rejoin: {type(optimizer).__name__} keeps copies of weights to itself, or "
+            "moments in 16 or 8 bits with factors apart (a precision-aware optimizer), so that its "
+            "state cannot be kept or taken over; set use_precision_aware_optimizer to false on "
+            "both sides, or controls.rejoin to false"
+        )
+
+
+def _in_a_form_of_its_own(optimizer: Any) -> bool:
+    """Whether tensors of the state are not the numbers that are stepped with.
+
+    Transformer Engine's Adam keeps fp32 weights whole or as the bits that bf16 lacks, and divides
+    what it keeps in fewer bits by factors that are no part of the state.
+    """
+    formats = getattr(optimizer, "name_to_dtype_map", None)
+    if not isinstance(formats, Mapping):
+        return False
+    masters = bool(getattr(optimizer, "master_weights", False))
+    moments = {form for name, form in formats.items() if name != _MASTERS}
+    return masters or moments != {torch.float32}
 
 
 def state_of(optimizer: Any, item: Held) -> tuple[dict[str, Tensor], Numbers]:

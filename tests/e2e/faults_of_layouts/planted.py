@@ -88,6 +88,29 @@ def embedding(site: Any) -> Iterator[None]:
     yield from scaled(site, "model.embed_tokens", 1.001)
 
 
+@fault(stage=LOG_PROB, module="model.rotary_emb", cause="hyperparameter")
+def angles(site: Any) -> Iterator[None]:
+    """Positions are turned by the angles of a base twice as large."""
+    tables = [module for _, path, module in named_modules(chunks(site))
+              if path == "model.rotary_emb"]  # fmt: skip
+    right = [table.inv_freq for table in tables]
+    for table, old in zip(tables, right, strict=True):
+        share = torch.arange(len(old), dtype=old.dtype, device=old.device) / len(old)
+        table.inv_freq = old * 2.0**-share
+        _forget(table)
+    yield
+    for table, old in zip(tables, right, strict=True):
+        table.inv_freq = old
+        _forget(table)
+
+
+def _forget(table: nn.Module) -> None:
+    """Megatron keeps the angles of each length."""
+    for kept in (type(table).forward, getattr(type(table), "get_emb", None)):
+        if hasattr(kept, "cache_clear"):
+            kept.cache_clear()
+
+
 @fault(stage=LOG_PROB, module="model.layers.0.self_attn.o_proj", cause="constant_factor")
 def attention_output(site: Any) -> Iterator[None]:
     yield from scaled(site, "model.layers.0.self_attn.o_proj", 1.01)
