@@ -58,7 +58,7 @@ _KEYS: dict[str, Any] = {
     "norm_benchmark": pl.Float64, "norm_target": pl.Float64,
     "error": pl.Float64, "error_kind": pl.String,
 }  # fmt: skip
-#: Columns of a judged table. ``micro_batch`` and ``phase`` are of
+#: Columns of a judged table. ``micro_batch``, ``phase`` and ``update`` are of
 #: :mod:`rlprobe.judge.execution`, ``sequence`` its order; null where not judged. Of key data
 #: ``count`` is how many values were joined, ``lopsided`` how many are finite on one side, and
 #: ``error_kind`` says where error and floor are of one value.
@@ -66,7 +66,7 @@ SCHEMA: dict[str, Any] = _KEYS | {
     "floor": pl.Float64, "excess": pl.Float64, "R": pl.Float64, "micro_batch": pl.Int64,
     "phase": pl.Int32, "sequence": pl.Int64, "judged": pl.Boolean, "beyond": pl.Boolean,
     "excused_by": pl.String, "unjudged_because": pl.String,
-    "count": pl.Int64, "lopsided": pl.Int64,
+    "count": pl.Int64, "lopsided": pl.Int64, "update": pl.Int64,
 }  # fmt: skip
 
 

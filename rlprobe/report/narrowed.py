@@ -33,7 +33,8 @@ class Part:
     rows: pl.DataFrame
     #: Records before any were left out; arguments that neither side has are none.
     total: int
-    #: ``rank``, ``step`` and the largest ``excess`` that was judged there, null where none was.
+    #: ``rank``, ``step``, ``update`` and the largest ``excess`` that was judged there, null where
+    #: none was.
     places: pl.DataFrame
     #: Whether records were left out.
     narrowed: bool
@@ -121,8 +122,8 @@ def _present(table: pl.DataFrame) -> int:
 
 def _places(table: pl.DataFrame) -> pl.DataFrame:
     judged = pl.when(pl.col("judged")).then(pl.col("excess"))
-    return table.group_by("rank", "step").agg(judged.max().alias("excess"))
+    return table.group_by("rank", "step", "update").agg(judged.max().alias("excess"))
 
 
 def _places_of(parts: list[pl.DataFrame]) -> pl.DataFrame:
-    return pl.concat(parts).group_by("rank", "step").agg(pl.col("excess").max())
+    return pl.concat(parts).group_by("rank", "step", "update").agg(pl.col("excess").max())

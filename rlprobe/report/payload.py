@@ -30,7 +30,7 @@ _TEXTS = (
     "dtype_benchmark", "dtype_target", "shape_benchmark", "shape_target", "error_kind",
     "excused_by", "unjudged_because",
 )  # fmt: skip
-_WHOLE = ("step", "rank", "order", "micro_batch", "sequence", "call")
+_WHOLE = ("step", "rank", "order", "micro_batch", "sequence", "call", "update")
 _NUMBERS = ("error", "floor", "excess", "R", "norm_benchmark", "norm_target")
 _FLAGS = ("judged", "beyond")
 

@@ -42,15 +42,19 @@ class Row:
 
     stage: str
     rank: int | None
+    #: Of a stage with several updates of weights, which; None elsewhere.
+    update: int | None
     cells: list[Cell]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Stages and ranks by steps."""
+    """Stages, updates and ranks by steps."""
 
     steps: list[int]
     rows: list[Row]
+    #: Whether a stage has several updates of weights.
+    updates: bool
     #: Word for rows that belong to no rank.
     without_rank: str
 
@@ -71,7 +75,7 @@ _RANKS = 16
 
 
 def grid(judged: Narrowed, stages: list[str]) -> Grid | None:
-    """The worst of each stage, rank and step; None where there is one step and one rank.
+    """The worst of each stage, update, rank and step; None where there is one of each.
 
     Args:
         judged: the tables of the stages.
@@ -86,19 +90,28 @@ def grid(judged: Narrowed, stages: list[str]) -> Grid | None:
         return None
     ranks = rows.get_column("rank").drop_nulls().n_unique()
     steps = sorted(rows.get_column("step").unique().to_list())
-    if len(steps) < 2 and ranks < 2:
+    # of a stage with one update, its number says nothing
+    several = pl.col("update").max().over("stage") > 0
+    rows = rows.with_columns(update=pl.when(several).then("update"))
+    updates = rows.get_column("update").is_not_null().any()
+    if len(steps) < 2 and ranks < 2 and not updates:
         return None
     rank = pl.col("rank") if ranks <= _RANKS else pl.lit(None, pl.Int32).alias("rank")
     known_places = rows.filter(pl.col("excess").is_not_null())
-    worst = known_places.group_by("stage", rank, "step").agg(pl.col("excess").max())
-    known = {(s, r, n): excess for s, r, n, excess in worst.iter_rows()}
+    worst = known_places.group_by("stage", rank, "update", "step").agg(pl.col("excess").max())
+    known = {(s, r, u, n): excess for s, r, u, n, excess in worst.iter_rows()}
     found = []
     for stage in stages:
-        own = sorted({r for s, r, _ in known if s == stage}, key=lambda r: (r is None, r or 0))
-        for one in own or [None]:
-            cells = [_cell(step, known.get((stage, one, step))) for step in steps]
-            found.append(Row(stage, one, cells))
-    return Grid(steps, found, "key_data_row" if ranks <= _RANKS else "all_ranks")
+        own = sorted({(r, u) for s, r, u, _ in known if s == stage}, key=_last_without)
+        for one, update in own or [(None, None)]:
+            cells = [_cell(step, known.get((stage, one, update, step))) for step in steps]
+            found.append(Row(stage, one, update, cells))
+    return Grid(steps, found, updates, "key_data_row" if ranks <= _RANKS else "all_ranks")
+
+
+def _last_without(place: tuple[int | None, int | None]) -> list[tuple[bool, int]]:
+    """In numerical order; what has no number comes last."""
+    return [(number is None, number or 0) for number in place]
 
 
 def _cell(step: int, ratio: float | None) -> Cell:

@@ -9,7 +9,8 @@ function chartRows() {
   const step = view.step !== "" ? Number(view.step) : data.step;
   const own = records.rows.filter((row) => row.stage === stage && row.step === step &&
     row.distance !== null && row.slot !== "parameters" && row.slot !== "key_data" &&
-    FLOATS.test(row.dtype_benchmark ?? ""));
+    FLOATS.test(row.dtype_benchmark ?? "") &&
+    (view.update === "" || String(row.update ?? "") === view.update));
   // of many ranks the page has the worst of each record: no rank has them all
   if (view.rank === "" && records.total > records.rows.length) return { stage, step, rank: null, rows: own };
   const rank = view.rank !== "" ? Number(view.rank) : own[0]?.rank;
@@ -27,7 +28,8 @@ function drawChart() {
   if (!place || !records) return;
   const { stage, step, rank, rows } = chartRows();
   const which = rank === null ? say("worst_of_ranks") : `rank ${rank ?? "–"}`;
-  $("#plot-title").textContent = `${stage}, ${say("step")} ${step}, ${which}`;
+  const update = view.update === "" ? "" : `, ${say("update_number")} ${view.update}`;
+  $("#plot-title").textContent = `${stage}, ${say("step")} ${step}${update}, ${which}`;
   chart?.destroy();
   chart = null;
   if (!rows.length) return;

@@ -84,8 +84,8 @@ function fromHash() {
   }
   const row = records.byKey.get(key);
   if (!row) return;
-  Object.assign(view, { stage: row.stage, step: String(row.step), rank: "", result: "", text: "",
-    module: null });
+  Object.assign(view, { stage: row.stage, step: String(row.step), rank: "", update: "", result: "",
+    text: "", module: null });
   refresh();
   choose(row);
 }

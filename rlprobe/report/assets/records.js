@@ -37,7 +37,7 @@ class Records {
   }
 }
 
-const view = { stage: "", step: "", rank: "", result: "", text: "", module: null };
+const view = { stage: "", step: "", rank: "", update: "", result: "", text: "", module: null };
 let data, records, table, chart;
 const chosen = { row: null };
 
@@ -45,6 +45,7 @@ function matches(row) {
   if (view.stage && row.stage !== view.stage) return false;
   if (view.step !== "" && String(row.step) !== view.step) return false;
   if (view.rank !== "" && String(row.rank ?? "") !== view.rank) return false;
+  if (view.update !== "" && String(row.update ?? "") !== view.update) return false;
   if (view.result && row.result !== view.result) return false;
   if (view.module !== null && row.module !== view.module) return false;
   if (!view.text) return true;
@@ -152,7 +153,7 @@ function refresh() {
     $("#count").textContent = say("shown", { n: grouped(shown), m: grouped(records.count) });
   }
   for (const [name, id] of [["stage", "#f-stage"], ["step", "#f-step"], ["rank", "#f-rank"],
-    ["result", "#f-result"]]) $(id).value = view[name];
+    ["update", "#f-update"], ["result", "#f-result"]]) $(id).value = view[name];
   $("#f-text").value = view.text;
   for (const button of $$("[data-stage]")) {
     button.setAttribute("aria-pressed", String(button.dataset.stage === view.stage));
@@ -175,5 +176,8 @@ function fillFilters() {
   fill("#f-stage", distinct("stage"));
   fill("#f-step", distinct("step").sort((a, b) => a - b));
   fill("#f-rank", distinct("rank").sort((a, b) => a - b));
+  const updates = distinct("update").sort((a, b) => a - b);
+  fill("#f-update", updates);
+  $("#of-update").hidden = updates.length < 2;
   fill("#f-result", ["beyond", "within", "excused", "unjudged"], (value) => say(value));
 }

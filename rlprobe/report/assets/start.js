@@ -20,15 +20,16 @@ async function start() {
   if (records.count) {
     fillFilters();
     for (const [id, name] of [["#f-stage", "stage"], ["#f-step", "step"], ["#f-rank", "rank"],
-      ["#f-result", "result"]]) $(id).addEventListener("change", (e) => show({ [name]: e.target.value, module: null }));
+      ["#f-update", "update"], ["#f-result", "result"]]) $(id).addEventListener("change", (e) => show({ [name]: e.target.value, module: null }));
     $("#f-text").addEventListener("input", (e) => show({ text: e.target.value, module: null }));
     $("#f-reset").addEventListener("click", () =>
-      show({ stage: "", step: "", rank: "", result: "", text: "", module: null }));
+      show({ stage: "", step: "", rank: "", update: "", result: "", text: "", module: null }));
     $("#f-csv").addEventListener("click", () => table.download("csv", "records.csv"));
     for (const button of $$("[data-stage]")) {
       button.addEventListener("click", () =>
         show({ stage: view.stage === button.dataset.stage ? "" : button.dataset.stage,
-          step: button.dataset.step ?? view.step, rank: button.dataset.rank ?? view.rank }));
+          step: button.dataset.step ?? view.step, rank: button.dataset.rank ?? view.rank,
+          update: button.dataset.update ?? "" }));
     }
     table = makeTable();
     const tree = new Tree($("#tree"));

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -14,7 +15,7 @@ from rlprobe.cli import main
 from rlprobe.dumps.results import describe
 from rlprobe.judge.inputs import Results
 from rlprobe.report import gradient_norms, payload
-from rlprobe.report.narrowed import Narrowed
+from rlprobe.report.narrowed import Narrowed, Part, _places
 from tests.resealed import edited
 from tests.unit.diagnose.shown import IN_A_BROWSER, Open
 
@@ -54,6 +55,40 @@ def test_a_stage_of_the_strip_leads_to_its_records(show: Open, results: Path) ->
     stages = set(view.locator(".tabulator-row [tabulator-field=stage]").all_inner_texts())
     assert stages == {"actor_update"}
     assert "actor_update" in view.inner_text("#plot-title")
+
+
+def test_a_cell_of_several_updates_leads_to_those_of_one(
+    show: Open, results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Narrowed.part
+
+    def of_two(self: Narrowed, stage: str) -> Part:
+        found = whole(self, stage)
+        if stage != "actor_update":
+            return found
+        rows = found.rows.with_columns(
+            update=pl.when(pl.col("slot") != "key_data").then(pl.col("order") % 2)
+        )
+        return dataclasses.replace(found, rows=rows, places=_places(rows))
+
+    copy = tmp_path / "results"
+    shutil.copytree(results, copy)
+    shown = show(results / "report.html")
+    assert not shown.view.is_visible("#f-update"), "one update is nothing to choose"
+    monkeypatch.setattr(Narrowed, "part", of_two)
+    assert main(["report", str(copy)]) == 0
+    shown = show(copy / "report.html")
+    view = shown.view
+    everything = shown.count()
+    view.click("table.cells [data-stage=actor_update][data-update='1']")
+    assert view.input_value("#f-update") == "1"
+    assert "actor_update, Step 0, Update 1" in view.inner_text("#plot-title")
+    some = shown.count()
+    view.select_option("#f-update", "0")
+    assert some != shown.count() != everything
+    view.click(".strip [data-stage=reference_compute_log_prob]")
+    assert view.input_value("#f-update") == "", "a stage without that update is not empty"
+    assert shown.errors == []
 
 
 def test_a_record_has_an_address(show: Open, results: Path) -> None:

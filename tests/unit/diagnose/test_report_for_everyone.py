@@ -128,7 +128,9 @@ def test_steps_of_a_grid_are_all_seen_on_a_phone(show: Open, results: Path, tmp_
     sides: list[Any] = [require(opened, role) for role in ("benchmark", "target")]
     page = gather(opened, found, tables.read(opened), *sides)
     cells = [scope.Cell(step, 10.0**step, step % 5) for step in range(12)]
-    grid = scope.Grid(list(range(12)), [scope.Row("actor_update", 0, cells)], "key_data_row")
+    grid = scope.Grid(
+        list(range(12)), [scope.Row("actor_update", 0, 1, cells)], True, "key_data_row"
+    )
     path = tmp_path / "report.html"
     path.write_text(render(dataclasses.replace(page, grid=grid)), encoding="utf-8")
     view = show(path, viewport=PHONE).view

@@ -80,6 +80,24 @@ def test_places_are_of_all_ranks_whatever_was_left_out(table: pl.DataFrame) -> N
     assert grid.rows[4].cells[1].ratio == judged["excess"].max()
 
 
+@pytest.mark.parametrize("most", [10, 10**6])
+def test_a_stage_of_several_updates_has_a_row_for_each(
+    table: pl.DataFrame, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    halves = pl.when(pl.col("slot") != tables.KEY_DATA).then(pl.col("order") % 2)
+    two = table.with_columns(update=halves.cast(pl.Int64))
+    monkeypatch.setattr(tables, "scan_table", lambda *_: (two.lazy(), two.height))
+    monkeypatch.setattr(tables, "read_table", lambda *_: two)
+    grid = scope.grid(Narrowed(None, None, most), ["actor_update"])  # type: ignore[arg-type]
+    assert grid is not None and grid.updates
+    places = [(row.rank, row.update) for row in grid.rows]
+    assert places == [(rank, n) for rank in range(5) for n in (0, 1)] + [(None, None)]
+    own = two.filter(
+        (pl.col("rank") == 2) & (pl.col("update") == 1) & (pl.col("step") == 1) & pl.col("judged")
+    )
+    assert grid.rows[5].cells[1].ratio == own["excess"].max()
+
+
 def test_the_records_of_the_page_say_how_many_there_were(table: pl.DataFrame) -> None:
     found = payload.records(Narrowed(None, 3, 10), ["actor_update"])  # type: ignore[arg-type]
     assert found.aggregated and found.total == table.height
