@@ -112,8 +112,8 @@ class Alignment(Section):
         default=0.9,
         gt=0,
         le=1,
-        description="Share of records that must have a partner on the other side; less is not "
-        "comparable.",
+        description="Share of records that must have a partner on the other side, and of those of "
+        "the judged step that must be judged; less is not comparable.",
     )
     refine: bool = Field(
         default=True,

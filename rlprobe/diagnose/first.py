@@ -19,7 +19,7 @@ from rlprobe.judge.logical.ranks import Place
 from rlprobe.judge.outcomes import SINGLE_VALUE
 from rlprobe.judge.row import Row, columns_where
 from rlprobe.rollouts import hdf5
-from rlprobe.said import say
+from rlprobe.said import listed, say
 from rlprobe.store.read import Run
 
 
@@ -100,6 +100,28 @@ _PHASES = {
     forced.PROMPT: say("prompts before decoding"),
     forced.DECODE: say("decoded tokens"),
 }
+
+
+def with_unjudged(step: Step, diverged: Finding, cause: Cause) -> Cause:
+    """The cause with the stages whose results an update is given, and of which nothing was judged:
+    what parts there may have begun in one of them."""
+    if diverged.stage.name not in stages.UPDATE_STAGES:
+        return cause
+    silent = [
+        name
+        for name in stages.TRAINING_STAGES
+        if name not in stages.UPDATE_STAGES
+        and name in step.findings
+        and not step.findings[name].records
+    ]
+    if not silent:
+        return cause
+    said = say(
+        "nothing of {stages} was judged, which hands its results on to this stage: it may have "
+        "begun there",
+        stages=listed(silent),
+    )
+    return msgspec.structs.replace(cause, evidence=[*cause.evidence, said])
 
 
 def _of_key_data(diverged: Finding) -> tuple[str | None, int | None]:

@@ -208,6 +208,7 @@ class Examined:
             cause = first.with_refusal(diverged, cause)
         cause = first.with_block(self.results, self.step, diverged, cause)
         cause = first.with_phases(self.step, diverged, cause, self.benchmark)
+        cause = first.with_unjudged(self.step, diverged, cause)
         where = first.of(self.results, self.step, diverged, self.benchmark)
         assert diverged.origin is not None
         row = diverged.origin.row

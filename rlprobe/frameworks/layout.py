@@ -126,8 +126,8 @@ def comparable(benchmark: Layout, target: Layout, coordinates: bool) -> list[str
         said += _of_updates(benchmark, target)
     else:
         said.append(
-            "calls have no partner: without capture.coordinate_sketch (engine light) a fault is "
-            "located by its stage, and by its module only where modules meet"
+            "calls have no partner: without capture.coordinate_sketch (engine light) no agreement "
+            "is claimed; a fault is located by its stage, and by its module only where modules meet"
         )
     said.append(
         "weights, reduced gradients and changes are compared as wholes where the place of every "
@@ -147,8 +147,8 @@ def _of_updates(benchmark: Layout, target: Layout) -> list[str]:
     if benchmark.data != target.data:
         said.append(
             f"{benchmark.data} against {target.data} data-parallel ranks: where a stage has "
-            "several updates, the first ones hold other samples, and its activations are not "
-            "compared; what it makes is, as wholes"
+            "several updates, the first ones hold other samples: nothing of it is compared, and "
+            "unless `coverage` asks for less no agreement is claimed"
         )
     backends = {benchmark.backend, target.backend}
     if "megatron" in backends and len(backends) > 1:

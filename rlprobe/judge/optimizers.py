@@ -140,11 +140,14 @@ def lone(benchmark: Run, target: Run, stage: str, step: int) -> Lone:
         for run in (benchmark, target)
     ]
     settings, parameters = set[str](), set[str]()
+    alike = benchmark.manifest.layout == target.manifest.layout
     for update in {line["update"] for lines in sides for line in lines}:
         left, right = (_at(lines, update) for lines in sides)
         parameters |= left.keys() ^ right.keys()
         for name in left.keys() & right.keys():
             settings |= _of_one_side(left[name], right[name])
+            if alike and _ranks(left[name]) != _ranks(right[name]):  # one rank's word is its own
+                parameters.add(name)
     return Lone(tuple(sorted(settings)), tuple(sorted(parameters)))
 
 
@@ -158,6 +161,11 @@ def _of_one_side(left: _Values, right: _Values) -> set[str]:
         everywhere = [set[str]().union(*side.values()) for side in sides]
         return everywhere[0] ^ everywhere[1]
     return set[str]().union(*(sides[0][rank] ^ sides[1][rank] for rank in sides[0]))
+
+
+def _ranks(values: _Values) -> set[int]:
+    """The ranks that say what a parameter was told."""
+    return {rank for _, ranks in values for rank in ranks}
 
 
 def _at(lines: list[dict[str, Any]], update: int) -> dict[str, _Values]:
@@ -217,17 +225,41 @@ def _odd(left: _Values, right: _Values) -> list[_Odd]:
             [(settings[name], ranks) for settings, ranks in values if name in settings]
             for values in (left, right)
         ]
-        alone = next((t for t in sides[1] if not _is_among(t[0], sides[0])), None)
-        lacking = next((b for b in sides[0] if not _is_among(b[0], sides[1])), None)
-        if alone is None and lacking is None:
+        odd = _apart(*sides)
+        if odd is None:
             continue
-        b, t = lacking or sides[0][0], alone or sides[1][0]
+        b, t = odd
         ranks = () if all(_same(value, t[0]) for value, _ in sides[1]) else t[1]
         found.append(_Odd(name, _text(b[0]), _text(t[0]), ranks))
     return found
 
 
-def _is_among(value: Any, values: list[tuple[Any, tuple[int, ...]]]) -> bool:
+#: A setting's value, and the ranks that were told so.
+_Value = tuple[Any, tuple[int, ...]]
+
+
+def _apart(benchmark: list[_Value], target: list[_Value]) -> tuple[_Value, _Value] | None:
+    """A value of each side that are not the same: of one rank, where the same ranks have the
+    parameter, and else one that no rank of the other side was told."""
+    ranks = [sorted(rank for _, own in side for rank in own) for side in (benchmark, target)]
+    if ranks[0] == ranks[1]:
+        return next(
+            (
+                (b, (t[0], tuple(sorted({*b[1]} & {*t[1]}))))
+                for t in target
+                for b in benchmark
+                if {*b[1]} & {*t[1]} and not _same(b[0], t[0])
+            ),
+            None,
+        )
+    alone = next((t for t in target if not _is_among(t[0], benchmark)), None)
+    lacking = next((b for b in benchmark if not _is_among(b[0], target)), None)
+    if alone is None and lacking is None:
+        return None
+    return lacking or benchmark[0], alone or target[0]
+
+
+def _is_among(value: Any, values: list[_Value]) -> bool:
     return any(_same(value, other) for other, _ in values)
 
 

@@ -396,7 +396,8 @@ def _gradient(row: Row, rows: pl.DataFrame) -> Origin:
     return Origin(
         REDUCTION,
         None,
-        "gradient reduction",
+        # what made them is not known where nothing was judged that ran before
+        "gradient reduction" if has_activations(rows) else "gradients",
         row,
         say("{before}, and the parameters' accumulated or reduced gradients differ", before=before),
     )

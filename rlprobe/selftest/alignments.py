@@ -48,6 +48,14 @@ _OVERRIDES = (
     "critic.ppo_micro_batch_size_per_gpu=2",
 )
 
+#: Rows of a call, of every model.
+_MICRO_BATCHES = (
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu",
+    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+    "critic.ppo_micro_batch_size_per_gpu",
+)
+
 #: Adapters on the actor, which is its own reference without them; merged for the CPU rollout.
 _LORA = (
     "actor_rollout_ref.model.lora_rank=8",
@@ -60,6 +68,7 @@ _LORA = (
 ACCEPTED: dict[str, str] = {
     "world_size": "a whole number from 1",
     "target_world_size": "a whole number from 1",
+    "target_micro_batch": "a whole number from 1",
     "steps": "a whole number from 1",
     "captured": "a whole number from 1, at most steps",
     "perturbed": "0, or a whole number from 2",
@@ -149,6 +158,10 @@ def alignment(
             **device,
             "world_size": needs.get("target_world_size", device["world_size"]),
             "environment": {**_kernels(needs), **needs.get("environment", {})},
+            "overrides": [
+                f"{key}={needs['target_micro_batch']}"
+                for key in (_MICRO_BATCHES if "target_micro_batch" in needs else ())
+            ],
             "fault": fault,
         },
         "controls": {
@@ -180,7 +193,7 @@ def check(needs: Mapping[str, Any]) -> None:
     for key in needs:
         if key not in ACCEPTED:
             raise ConfigError(f"needs: {key!r} is unknown; accepted: {', '.join(ACCEPTED)}")
-    for key in ("world_size", "target_world_size", "steps", "captured"):
+    for key in ("world_size", "target_world_size", "target_micro_batch", "steps", "captured"):
         value = needs.get(key, 1)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             refuse(key)

@@ -6,12 +6,16 @@ Through the self-test's pipeline: real replays in one process (see test_inproces
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import polars as pl
 import pytest
 
 from rlprobe.diagnose.diagnosis import CAVEAT, Diagnosis
+from rlprobe.diagnose.run import Examined
 from rlprobe.selftest import catalogue
-from rlprobe.selftest.pipeline import Pipeline, Trial
+from rlprobe.selftest.pipeline import Judged, Pipeline, Trial
+from tests.unjudged.copy import Copy
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -49,18 +53,21 @@ def deeper(site):
 
 
 @pytest.fixture(scope="module")
-def judge(
-    pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Diagnosis]:
+def judged(pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Judged]:
     directory = tmp_path_factory.mktemp("spread")
     (directory / "cases").mkdir()
     (directory / "cases" / "mine.py").write_text(CASES)
 
-    def run(name: str) -> Diagnosis:
+    def run(name: str) -> Judged:
         case = catalogue.cases([directory / "cases"], [name])[0]
-        return pipeline.judge(Trial(case)).diagnosis
+        return pipeline.judge(Trial(case))
 
     return run
+
+
+@pytest.fixture(scope="module")
+def judge(judged: Callable[[str], Judged]) -> Callable[[str], Diagnosis]:
+    return lambda name: judged(name).diagnosis
 
 
 def test_gradients_and_changes_are_judged_as_wholes(judge: Callable[[str], Diagnosis]) -> None:
@@ -101,3 +108,26 @@ def test_a_block_is_located_over_other_ranks(judge: Callable[[str], Diagnosis]) 
     assert (found.verdict, found.first.stage) == ("diverged", "critic_compute_values")
     assert found.first.module == "model.layers.1.mlp"
     assert found.cause.class_ == "constant_factor", found.cause
+
+
+@pytest.mark.parametrize(
+    ("kept", "reason"),
+    [
+        (pl.lit(False), "no_partner"),
+        (pl.col("module") == "lm_head", "other_modules"),
+        (~pl.col("module").str.contains("layers.1"), "other_modules"),
+    ],
+    ids=["none", "the head alone", "one layer of two"],
+)
+def test_without_the_records_of_the_whole_it_is_no_agreement(
+    judged: Callable[[str], Judged], tmp_path: Path, kept: pl.Expr, reason: str
+) -> None:
+    copy = Copy(judged("spread").directory, tmp_path)
+    names = copy.files("target", "logical/*.parquet")
+    assert len(names) == 5
+    for name in names:
+        copy.table("target", name, lambda table: table.filter(kept))
+    found = copy.judged()
+    assert isinstance(found, Examined) and found.verdict == "not_comparable"
+    item = next(item for item in found.gate.items if item.item == "judged")
+    assert item.state == "shut" and reason in item.evidence, item

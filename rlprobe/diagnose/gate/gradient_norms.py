@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
+from rlprobe import stages
 from rlprobe.diagnose.gate.evidence import Evidence
 from rlprobe.documents import npyfile
 from rlprobe.errors import DumpError
@@ -29,6 +31,11 @@ _GRAD_NORM = "*_grad_norm"
 _TOTAL = "_total_grad_norm"
 #: Before the number of one of an optimizer's several parameter groups.
 _GROUP = " group"
+_OF_GROUP = re.compile(
+    r"(?P<role>\w+)_grad_norm rank(?P<rank>\d+) micro_step(?P<update>\d+) group\d+"
+)
+
+_Norms = Mapping[str, np.floating[Any]]
 
 
 def check(evidence: Evidence) -> list[Said]:
@@ -51,6 +58,7 @@ def _of_both(evidence: Evidence) -> list[Said]:
     if not left or not right:
         return []
     allowed = outcomes.norm_floor(found.stage.rows for found in evidence.step.findings.values())
+    zero = _impossible(evidence, left, right, allowed)
     found = []
     for key in sorted(left.keys() | right.keys()):
         b, t = left.get(key), right.get(key)
@@ -59,16 +67,63 @@ def _of_both(evidence: Evidence) -> list[Said]:
         elif not (np.isfinite(b) and np.isfinite(t)):
             found.append(say("{key} is {b:g} against {t:g}", key=key, b=b, t=t))
         elif b == 0 and t == 0:
-            if _GROUP in key:
-                continue  # a group may have no gradients, or none on this rank
-            found.append(
-                say("{key} is 0 on both sides: there were no gradients, or none was read", key=key)
-            )
+            if key in zero:
+                found.append(
+                    say("{key} is 0 on both sides: there were no gradients, or none was read",
+                        key=key)
+                )  # fmt: skip
         elif abs(b - t) > allowed * max(abs(b), abs(t)):
             found.append(say("{key} is {b:.6g} against {t:.6g}", key=key, b=b, t=t))
         elif b.dtype != t.dtype and evidence.results.plan.one_precision:
             found.append(say("{key} is {b} against {t}", key=key, b=b.dtype.name, t=t.dtype.name))
     return [say("gradient norms: {found}", found=listed(found, 4))] if found else []
+
+
+def _impossible(evidence: Evidence, left: _Norms, right: _Norms, allowed: float) -> set[str]:
+    """Norms that are 0 on both sides and cannot be.
+
+    A group may have no gradients (frozen parameters), or none on this rank: it is 0 where another
+    rank has another number, or the groups' norms come to the gradients that were recorded.
+    """
+    zero = {key for key in left.keys() & right.keys() if left[key] == 0 and right[key] == 0}
+    elsewhere = {_RANK.sub("", key) for side in (left, right) for key in side if side[key] != 0}
+    return {
+        key
+        for key in zero
+        if (group := _OF_GROUP.fullmatch(key)) is None
+        or (
+            _RANK.sub("", key) not in elsewhere
+            and not _is_all(evidence, left, group, allowed)
+        )
+    }  # fmt: skip
+
+
+def _is_all(evidence: Evidence, norms: _Norms, group: re.Match[str], allowed: float) -> bool:
+    """Whether the norms of all groups come to that of all gradients of a rank's update.
+
+    A tensor-parallel rank's norms leave out what it has in common with the first, which tells for
+    it.
+    """
+    role, rank, update = group["role"], int(group["rank"]), int(group["update"])
+    of_copies = {process.rank for process in evidence.benchmark.manifest.layout if process.tp_rank}
+    if rank in of_copies:
+        return True
+    begin = f"{role}_grad_norm rank{rank} micro_step{update} group"
+    whole = math.hypot(*(float(norm) for key, norm in norms.items() if key.startswith(begin)))
+    recorded = [
+        _recorded(finding.stage.rows, rank, update)
+        for name, finding in evidence.step.findings.items()
+        if name in stages.UPDATE_STAGES and stages.MODEL_ROLE[name] == role
+    ]
+    return any(abs(whole - norm) <= allowed * max(whole, norm) for norm in recorded if norm)
+
+
+def _recorded(rows: pl.DataFrame, rank: int, update: int) -> float:
+    """Norm of all gradients of parameters that a rank recorded in an update; 0 without any."""
+    own = rows.filter(
+        pl.col("slot") == "grad_reduced", pl.col("rank") == rank, pl.col("call") == update
+    )
+    return math.hypot(*own.get_column("norm_benchmark").drop_nulls())
 
 
 def _of_parts(evidence: Evidence) -> list[Said]:

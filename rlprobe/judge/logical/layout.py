@@ -15,21 +15,34 @@ from rlprobe.said import Said, say
 
 def unlike(results: Results, stage: str) -> Said | None:
     """How models are laid out otherwise; None where they are not, or nothing says it."""
+    both = _layouts(results, stage)
+    if both is None or both[0] == both[1]:
+        return None
+    left, right = both
+    return say(
+        "models are divided otherwise ({benchmark} against {target})",
+        benchmark=_described(left),
+        target=_described(right),
+    )
+
+
+def of_one_back_end(results: Results, stage: str) -> bool:
+    """Whether one back end runs a stage's model on both sides, so that its modules are the same;
+    False where nothing says it."""
+    both = _layouts(results, stage)
+    return both is not None and both[0][0] == both[1][0]
+
+
+def _layouts(results: Results, stage: str) -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+    """Of the two sides; None where one does not say it."""
     found = []
     for role in (BENCHMARK, TARGET):
         run = results.run(role)
         own = [] if run is None else replicas.processes(run, stage)
         if not own:
             return None
-        found.append(own[0])
-    left, right = (_layout(one) for one in found)
-    if left == right:
-        return None
-    return say(
-        "models are divided otherwise ({benchmark} against {target})",
-        benchmark=_described(left),
-        target=_described(right),
-    )
+        found.append(_layout(own[0]))
+    return found[0], found[1]
 
 
 def _layout(process: Any) -> tuple[Any, ...]:

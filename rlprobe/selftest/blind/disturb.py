@@ -26,6 +26,7 @@ from rlprobe.selftest.blind.quantities import (
     SETTING,
     SHAPE,
     SINGLE,
+    STEPPED,
     TEN_FLOORS,
     ZERO,
     Quantity,
@@ -216,7 +217,13 @@ def _proof(data: bytes, quantity: Quantity, way: str) -> bytes:
 def _setting(data: bytes, quantity: Quantity, way: str) -> bytes:
     whole = json.loads(data)
     place, _, name = quantity.key.partition("/")
-    settings = whole["optimizers"][quantity.row or 0]["groups"][int(place)]["settings"]
+    group = whole["optimizers"][quantity.row or 0]["groups"][int(place)]
+    if name.startswith(STEPPED):
+        if way != MISSING:
+            raise UnchangedError
+        group["names"].remove(name.removeprefix(STEPPED))
+        return json.dumps(whole).encode()
+    settings = group["settings"]
     old = settings.pop(name)
     if way != MISSING:
         settings[name] = _told(old, way)

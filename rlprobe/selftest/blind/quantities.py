@@ -39,6 +39,8 @@ TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION, SINGLE = (
     "contradiction",
     "single",
 )
+#: Before the name of a parameter that an optimizer steps: it is there or missing.
+STEPPED = "parameter "
 #: The largest number that an additive mask says "never" with.
 _NEVER = -1e4
 WAYS: dict[str, tuple[str, ...]] = {
@@ -214,16 +216,18 @@ def _proof(target: Run, extents: Extents) -> Iterator[Quantity]:
 
 
 def _settings(target: Run) -> Iterator[Quantity]:
-    """What optimizers were told; ``key`` is the group's number and the setting's name."""
+    """What optimizers were told, and of which parameters; ``key`` is the group's number and the
+    setting's name, or :data:`STEPPED` and the parameter's."""
     for number, line in enumerate(target.optimizers()):
         stage, step, update = line["stage"], line["step"], line["update"]
         for place, group in enumerate(line["groups"]):
-            for name in group["settings"]:
+            for key in [*group["settings"], *(f"{STEPPED}{name}" for name in group["names"])]:
+                kind = STEPPED if key.startswith(STEPPED) else key
                 yield Quantity(
                     SETTING, None, "optimizers.json", number,
-                    (SETTING, stage, name, str(update), str(step), str(line["ranks"])),
-                    f"{name} of group {place} ({stage}, step {step}, update {update})", None, None,
-                    key=f"{place}/{name}",
+                    (SETTING, stage, kind, str(update), str(step), str(line["ranks"])),
+                    f"{key} of group {place} ({stage}, step {step}, update {update})", None, None,
+                    key=f"{place}/{key}",
                 )  # fmt: skip
 
 

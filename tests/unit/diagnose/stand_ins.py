@@ -20,7 +20,7 @@ def rows(**changes: Any) -> pl.DataFrame:
         "name": "Module.m.Linear.forward.0.output.0", "slot": "output", "status": "matched",
         "reason": None, "error": 0.0, "error_kind": "digest", "excess": 0.0, "floor": 1e-6,
         "direction": "forward", "op": "Linear", "index": "0", "module": "m",
-        "unjudged_because": None, "rank": 0,
+        "unjudged_because": None, "rank": 0, "call": 0,
         "shape_benchmark": [4, 8], "phase": 0, "judged": True,
         "value_benchmark": None, "value_target": None,
     }  # fmt: skip
@@ -47,7 +47,7 @@ def rows(**changes: Any) -> pl.DataFrame:
 def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any = (),
         stages: Any = None, metrics: Any = None, declared: Any = None,
         sizes: Any = None) -> Any:  # fmt: skip
-    laid_out = {"backend": None, "tp": 1, "pp": 1, "ep": 1, **(sizes or {})}
+    laid_out = {"backend": None, "tp": 1, "tp_rank": None, "pp": 1, "ep": 1, **(sizes or {})}
     layout = [SimpleNamespace(rank=rank, role="actor", **laid_out) for rank in range(ranks)]
     kept = {"role": "actor", "dtype": "torch.float32", "digest": "sha256:0", "norm": 1.0}
     schema = {

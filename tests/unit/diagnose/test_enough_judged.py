@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 import pytest
 
+from rlprobe import stages
 from rlprobe.diagnose.gate import judged
 from rlprobe.diagnose.gate.evidence import Evidence
-from rlprobe.judge import reasons
+from rlprobe.judge import execution, reasons
 from rlprobe.judge.analysis import Step
+from rlprobe.judge.excuses import positions
 from rlprobe.judge.extent import Extent
 from rlprobe.judge.inputs import Results
+from rlprobe.judge.logical.joining import Joined
+from rlprobe.judge.stage import Process, Stage
+from rlprobe.said import Said, say
 from tests.unit.diagnose.conftest import Align, Alignment
 from tests.unit.diagnose.transformer import STAGES, Device
 
@@ -42,6 +49,97 @@ def evidence(alignment: Alignment, *extents: Extent) -> Evidence:
 def test_agreement_of_too_little_is_none(align: Align, extent: Extent, state: str | None) -> None:
     item = judged.check(evidence(align(Device(split=True), repeat=False), extent))
     assert (None if item is None else item.state) == state
+
+
+MODULES = [f"model.layers.{layer}.mlp" for layer in range(10)]
+
+
+def of_wholes(
+    rows: Sequence[tuple[int, str | None, str | None]],
+    laid_out: Said | None = positions.SPLIT,
+    alone: tuple[str, ...] = (),
+    back_ends: tuple[str, str] = ("FSDPEngine", "FSDPEngine"),
+    misplaced: Said | None = None,
+    parts: bool = False,
+) -> str | None:
+    """State of the item for one stage: of rows' phase, module and why they were not judged."""
+    table = pl.DataFrame(rows, schema={"phase": pl.Int32, "module": pl.String,
+                                       "unjudged_because": pl.String}, orient="row")  # fmt: skip
+    why = table.get_column("unjudged_because").drop_nulls().value_counts().rows()
+    joined = None if laid_out is None else Joined(table, alone={"target": alone})
+    stage: Any = Stage(stages.ACTOR_UPDATE, 0, [Process(0, table, [])], misplaced=misplaced,
+                       laid_out=laid_out, logical=joined)  # fmt: skip
+    one: Any = SimpleNamespace(stage=stage, origin=object() if parts else None)
+    runs: Any = {
+        role: SimpleNamespace(manifest=SimpleNamespace(layout=[process(back_end)]))
+        for role, back_end in zip(("benchmark", "target"), back_ends, strict=True)
+    }
+    nothing: Any = None
+    results: Any = SimpleNamespace(
+        run=runs.get, summary=lambda role, name: None, plan=SimpleNamespace(coverage=0.9)
+    )
+    extent = Extent(table.height, table["unjudged_because"].null_count(), {}, dict(why))
+    found = Evidence(results, nothing, nothing, {}, Step(0, {stage.name: one}),
+                     {stage.name: {0: extent}})  # fmt: skip
+    item = judged.check(found)
+    return None if item is None else item.state
+
+
+def process(back_end: str) -> Any:
+    sizes = dict.fromkeys(("tp", "pp", "cp", "ep", "dp"), 1)
+    return SimpleNamespace(role="actor", rank=0, backend=back_end, chunks=None, **sizes)
+
+
+FORWARD = [(execution.FORWARD, module, None) for module in MODULES]
+
+
+def test_records_that_stand_for_a_stage_are_what_counts() -> None:
+    """Losses of single micro-batches have no counterpart, however many micro-batches there are."""
+    cut = [(execution.LOSS, None, reasons.OTHER_PLACES)] * 20
+    cut += [(execution.LOSS, None, reasons.NO_PARTNER)] * 200
+    assert of_wholes(FORWARD + cut) is None
+    # where micro-batches hold the same samples, a loss without a partner was lost
+    assert of_wholes(FORWARD + cut, say("models are divided otherwise")) == "shut"
+    # and so was a gradient
+    lost = [(execution.GRADIENTS, module, reasons.NO_PARTNER) for module in MODULES]
+    assert of_wholes(FORWARD + cut + lost) == "shut"
+
+
+@pytest.mark.parametrize(
+    ("back_ends", "alone", "state"),
+    [
+        # the model has it: it was recorded on one side only
+        (("FSDPEngine", "FSDPEngine"), "model.layers.{}.self_attn", "shut"),
+        (("FSDPEngine", "FSDPEngine"), "lm_head.{}", "shut"),
+        # what another back end calls otherwise
+        (("FSDPEngine", "megatron"), "model.layers.{}.self_attn", None),
+        # it has the same in another layer
+        (("FSDPEngine", "megatron"), "model.layers.9{}.mlp", "shut"),
+    ],
+)
+def test_modules_that_were_lost_on_a_side_are_lacking(
+    back_ends: tuple[str, str], alone: str, state: str | None
+) -> None:
+    names = tuple(alone.format(number) for number in range(5))
+    rows = FORWARD + [(execution.FORWARD, name, reasons.OTHER_MODULES) for name in names]
+    assert of_wholes(rows, alone=names, back_ends=back_ends) == state
+
+
+@pytest.mark.parametrize(("parts", "state"), [(False, "shut"), (True, "caveat")])
+def test_where_nothing_stands_for_calls_they_are_lacking(parts: bool, state: str) -> None:
+    """What parts in the little that was judged is a divergence all the same."""
+    calls = [(execution.FORWARD, module, reasons.OTHER_PLACES) for module in MODULES]
+    assert of_wholes(FORWARD + calls, None, misplaced=positions.SPLIT, parts=parts) == state
+    assert of_wholes(FORWARD + calls[:1], None, misplaced=positions.SPLIT, parts=parts) is None
+    # a stage without records at all is no matter of places
+    lost = [(execution.FORWARD, module, reasons.NO_NUMBERS) for module in MODULES]
+    assert of_wholes(FORWARD + lost, None, parts=parts) == "shut"
+
+
+def test_updates_of_other_samples_are_lacking() -> None:
+    """Several updates, shared out over other ranks: nothing of them is compared."""
+    gradients = [(execution.GRADIENTS, module, reasons.OTHER_PLACES) for module in MODULES]
+    assert of_wholes(FORWARD + gradients, positions.SPREAD) == "shut"
 
 
 def without_numbers(path: Path) -> None:

@@ -203,6 +203,43 @@ def test_what_one_rank_alone_does_not_say_is_no_agreement(align: Align) -> None:
     assert said is not None and "was told: lr" in said.evidence
 
 
+LACKING = [name for name in NAMES if "down_proj" not in name]
+
+
+@pytest.mark.parametrize(
+    ("told", "named", "lacks"),
+    [
+        ([{"settings": SETTINGS, "names": NAMES[1:]}], NAMES[0], "target"),
+        ([{"settings": SETTINGS, "names": LACKING}], "down_proj", "benchmark"),
+        (None, NAMES[0], "target"),  # the rank says nothing at all
+    ],
+)
+def test_a_parameter_that_one_rank_alone_lacks_is_named(
+    align: Align, told: Groups | None, named: str, lacks: str
+) -> None:
+    full, less = device(), device()
+    full["told"][1] = {(0, 0): groups()}
+    if told is not None:
+        less["told"][1] = {(0, 0): told}
+    said = alike(held(align, *((less, full) if lacks == "target" else (full, less))))
+    assert said is not None and "was told: " in said.evidence and named in said.evidence
+
+
+@pytest.mark.parametrize("setting", [{"lr": 2e-3}, {"weight_decay": 0.0}])
+def test_ranks_that_were_told_each_others_settings_are_named(
+    align: Align, setting: dict[str, Any]
+) -> None:
+    """What a rank was told is held against what that rank was told."""
+    both = [device(), device()]
+    for side, rank in zip(both, (0, 1), strict=True):
+        side["told"][0] = {(0, 0): groups(**(setting if rank == 0 else {}))}
+        side["told"][1] = {(0, 0): groups(**(setting if rank == 1 else {}))}
+    found = held(align, both[1], both[0])
+    assert found.verdict == "diverged" and found.cause is not None, found.sentence
+    assert next(iter(setting)) in found.cause.statement and "on rank" in found.cause.statement
+    assert held(align, both[0], both[0]).verdict == "aligned"
+
+
 def test_a_side_that_says_nothing_of_its_optimizer_is_named(align: Align) -> None:
     said = alike(held(align, {"told": {}}, device()))
     assert said is not None and "actor_update: one side alone says" in said.evidence

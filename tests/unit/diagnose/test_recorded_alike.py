@@ -123,7 +123,6 @@ def test_gradient_norms_are_compared(
         ((2.0, 0.5), (2.0, 0.7), "group1 is 0.5 against 0.7"),
         ((2.0, 0.5), (float("nan"), 0.5), "group0 is 2 against nan"),
         ((2.0, 0.5), (2.0, 0.0), "group1 is 0.5 against 0"),
-        ((2.0, 0.0), (2.0, 0.0), ""),
         ((2.0, 0.5), (2.06,), "on one side only"),
     ],
 )
@@ -133,6 +132,47 @@ def test_every_parameter_group_has_its_norm(
     """Megatron's optimizers have one that decays and one that does not, which may be empty."""
     text = found(None, run(norms(tmp_path / "b", benchmark)), run(norms(tmp_path / "t", target)))
     assert (said in text) if said else text == ""
+
+
+def gradients(*norms: float, rank: int = 0) -> pl.DataFrame:
+    return pl.concat(
+        rows(slot="grad_reduced", norm_benchmark=norm, norm_target=norm, rank=rank, error=None,
+             error_kind=None, floor=1e-4)
+        for norm in norms
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("groups", "recorded", "said"),
+    [
+        ((5.0, 0.0), (3.0, 4.0), ""),  # its parameters have no gradients
+        ((3.0, 0.0), (3.0, 4.0), "group1 is 0 on both sides"),
+        ((0.0, 4.0), (3.0, 4.0), "group0 is 0 on both sides"),
+        ((0.0, 0.0), (3.0, 4.0), "group0 is 0 on both sides"),
+        ((3.0, 0.0), (), "group1 is 0 on both sides"),  # nothing tells
+    ],
+)
+def test_a_group_without_gradients_is_one_whose_gradients_are_not_there(
+    tmp_path: Path, groups: tuple[float, ...], recorded: tuple[float, ...], said: str
+) -> None:
+    sides = [run(norms(tmp_path / side, groups)) for side in ("b", "t")]
+    text = found(gradients(*recorded) if recorded else None, *sides)
+    assert (said in text) if said else text == ""
+
+
+def test_a_group_may_be_another_ranks(tmp_path: Path) -> None:
+    """A rank has none of it where another has; and one alone that has none is said."""
+    for side in ("b", "t"):
+        for rank, groups in enumerate([(3.0, 4.0), (5.0, 0.0)]):
+            norms(tmp_path / side, groups, rank)
+    sides = [run(tmp_path / side, ranks=2) for side in ("b", "t")]
+    assert found(pl.concat([gradients(3.0, 4.0), gradients(6.0, rank=1)]), *sides) == ""
+    for side in ("b", "t"):
+        norms(tmp_path / f"{side}0", (3.0, 0.0))
+        norms(tmp_path / f"{side}0", (5.0, 0.0), 1)
+    sides = [run(tmp_path / f"{side}0", ranks=2) for side in ("b", "t")]
+    text = found(pl.concat([gradients(3.0, 4.0), gradients(5.0, rank=1)]), *sides)
+    assert "rank0 micro_step0 group1 is 0 on both" in text and "rank1" not in text
 
 
 def test_a_norm_of_another_format_is_said(tmp_path: Path) -> None:

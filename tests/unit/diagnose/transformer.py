@@ -317,6 +317,8 @@ def forward(
         logs = tape.picked_log_probs(logits, labels, temperature)
         logs.value = device.fault("answers", stage, lambda y: y)(logs.value)
         found.append(logs.value)
+        if stage == stages.REFERENCE and device.faults.get("saves results"):
+            key_data(scratch, "ref_log_prob", micro, logs.value)
         if stage == stages.LOG_PROB:
             key_data(scratch, "old_log_probs", micro, logs.value)
             entropy = device.fault("entropies", stage, lambda h: h)(logs.entropy)  # type: ignore[attr-defined]
@@ -356,6 +358,8 @@ def update(
         logs = tape.picked_log_probs(
             model.logits(rows), labels, device.fault("temperature", stage, 1.0)
         )
+        if device.faults.get("saves results"):
+            key_data(scratch, "update_log_probs", micro, logs.value)
         ratio = np.exp(logs.value - old[part])
         a = advantage[part, None]
         scale = device.fault("loss scale", stage, 1.0) / (int(response.sum()) * ROWS)
