@@ -14,6 +14,7 @@ from rlprobe.cli.common import write_json
 from rlprobe.compare import outdir, planner, sides
 from rlprobe.compare.compare import Options, compare, insufficient
 from rlprobe.compare.planner import StagePlan
+from rlprobe.compare.sides import Side
 from rlprobe.compare.writer import Summary
 from rlprobe.errors import NotComparableError, RlprobeError, UsageError
 from rlprobe.files import written
@@ -110,10 +111,9 @@ def _two_sides(args: argparse.Namespace, beside: Executor | None) -> _Outcome:
         except NotComparableError as error:
             return error, []
         outdir.say(args.out, benchmark.path, target.path, options.coverage, options.map_steps)
-        if args.table or args.stacks:
-            plan = planner.plan(benchmark, target, options.stages, options.map_steps)
-        else:
-            plan = []
+        plan = _planned(benchmark, target, options) if args.table or args.stacks else []
+        if args.table and not plan:
+            _log.warning("note: no records were compared, so that there is no table of them")
         for stage in plan if args.table else ():
             _write_table(args.out / stage.stage, stage, args.table)
         # with --no-fail a job goes on to diagnose, which judges everything
@@ -121,6 +121,14 @@ def _two_sides(args: argparse.Namespace, beside: Executor | None) -> _Outcome:
         if found and not (args.quiet or args.no_fail):
             _print(args, summaries, plan)
     return insufficient(summaries, options), [s.as_dict() for s in summaries]
+
+
+def _planned(benchmark: Side, target: Side, options: Options) -> list[StagePlan]:
+    """The stages whose records were compared; none where the sides share key data alone."""
+    try:
+        return planner.plan(benchmark, target, options.stages, options.map_steps)
+    except NotComparableError:
+        return []
 
 
 def _print(args: argparse.Namespace, summaries: list[Summary], plan: list[StagePlan]) -> None:

@@ -89,7 +89,10 @@ def add_parser(subparsers: Any) -> None:
     tree = action("tree", "lay a run's dump out as plain files, for msprobe by hand")
     tree.add_argument("run", metavar="KEY")
     tree.add_argument(
-        "output", type=given_path, metavar="DIR", help="a directory that does not exist"
+        "output",
+        type=given_path,
+        metavar="DIR",
+        help="a new directory, or an empty one",
     )
     tree.add_argument(
         "--copy", action="store_true", help="copies; by default links, which are read-only"

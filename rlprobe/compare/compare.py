@@ -104,7 +104,7 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
         summary.across_dtypes = options.pair == OTHER_PRECISION
         tables = _tables(stage, options, summary)
         if samples is not None:
-            found = samples.compare(stage.stage)
+            found = samples.compare(stage.stage, tuple(map(str, stage.notes)))
             if found is not None:
                 summary.samples = found.summary
                 for name, table in found.tables.items():

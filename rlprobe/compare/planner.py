@@ -68,12 +68,13 @@ def plan(
         error = NotComparableError if missing[0] in stages.STAGES else UsageError
         raise error(
             f"stage {missing[0]!r} is on neither side; benchmark has "
-            f"{', '.join(benchmark.stages)}; target has {', '.join(target.stages)}"
+            f"{', '.join(benchmark.stages) or 'none'}; "
+            f"target has {', '.join(target.stages) or 'none'}"
         )
     if not names and not set(benchmark.stages) & set(target.stages):
         raise NotComparableError(
-            f"no stage in common: {benchmark.name} has {', '.join(benchmark.stages)}; "
-            f"{target.name} has {', '.join(target.stages)}"
+            f"no stage in common: {benchmark.name} has {', '.join(benchmark.stages) or 'none'}; "
+            f"{target.name} has {', '.join(target.stages) or 'none'}"
         )
     every = dict.fromkeys([*benchmark.stages, *target.stages])
     order = {name: number for number, name in enumerate(stages.STAGES)}

@@ -30,6 +30,7 @@ from rlprobe.errors import DumpError, ReplayError
 from rlprobe.rollouts import singlesave
 from rlprobe.rollouts.digest import sample_digest
 from rlprobe.rollouts.singlesave import Saved
+from rlprobe.terminal import counted
 
 Array = npt.NDArray[Any]
 
@@ -224,7 +225,7 @@ class KeyData:
             DumpError: a file is damaged.
         """
         batches = self.micro_batches(step)
-        own = stage_of(key) == stages.LOG_PROB or (self.data / _ONE_SCHEDULE).is_dir()
+        own = self._of_the_tokens(key)
         known = _rows_of_samples(batches)
         found: list[Row] = []
         for (rank, micro), values in sorted(self.arrays(key, step).items()):
@@ -247,6 +248,33 @@ class KeyData:
             found = self._named_by_proof(found, key, step)
         self._held[key, step] = frozenset(row.sample for row in found)
         return found
+
+    def _of_the_tokens(self, key: str) -> bool:
+        """Whether a key's micro-batches are those that the tokens were recorded in."""
+        return stage_of(key) == stages.LOG_PROB or (self.data / _ONE_SCHEDULE).is_dir()
+
+    def misfit(self, key: str, step: int) -> str:
+        """Why rows of a key belong to no sample; empty where it is no matter of their number.
+
+        Raises:
+            DumpError: a file is damaged.
+        """
+        batches = self.micro_batches(step) if self._of_the_tokens(key) else {}
+        for (rank, micro), values in sorted(self.arrays(key, step).items()):
+            batch = batches.get((rank, micro), MicroBatch())
+            if batch.samples and len(batch.samples) != len(values):
+                return (
+                    f"{counted(len(values), 'row')} in a micro-batch of "
+                    f"{counted(len(batch.samples), 'sample')}, rank {rank}, micro-batch {micro}"
+                )
+        return ""
+
+    def unread(self, key: str, step: int) -> list[str]:
+        """Files of a key of which none is an array as msprobe names it; empty where one is."""
+        if self._saved(key, step):
+            return []
+        places = {self.data / name / f"step{step}" for name in (key, key.split(".", 1)[0])}
+        return sorted(f.name for place in places for f in place.rglob("*") if f.is_file())
 
     def samples(self, key: str, step: int) -> frozenset[str | None]:
         """The samples that a key has rows of; None among them where a row's is not known.

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rlprobe.compare.samples.apart import value_by_value
 from rlprobe.compare.samples.pairing import joined
 from rlprobe.dumps import key_data as files
 from rlprobe.dumps.key_data import (
@@ -158,12 +159,11 @@ def compare(benchmark: list[Row], target: list[Row], name: str, step: int) -> Di
         pairs.append((key, wide_b, wide_t))
         begins.append(one.response_at)
         nans = [~np.isfinite(wide) for wide in (wide_b, wide_t)]
-        same = (wide_t == wide_b) | (np.isnan(wide_t) & np.isnan(wide_b))
+        same, between = value_by_value(b, t)
         alone += [int(np.sum(nan & ~same)) for nan in nans]
         both += int(np.sum(nans[0] & nans[1] & same))
         finite = ~(nans[0] | nans[1])
-        with np.errstate(invalid="ignore"):
-            difference = np.where(finite, np.abs(wide_t - wide_b), 0.0)
+        difference = np.where(finite, between, 0.0)
         if one.response_at and b.ndim == 1:  # the prompt is in it
             whole.append(difference)
         squares += float(np.sum(difference**2))

@@ -228,7 +228,7 @@ def _key_data(step: Step) -> Iterator[str]:
         yield "Key data that part:"
         yield from (f"  {line}" for line in said)
     agree = [
-        name
+        name + _both_not_finite(found)
         for name, found in sorted(step.key_data.items())
         if found.error == 0
         and not (found.benchmark_only or found.target_only)
@@ -237,6 +237,13 @@ def _key_data(step: Step) -> Iterator[str]:
     if agree:
         yield ""
         yield f"Key data that agree, by sample: {', '.join(agree)}"
+
+
+def _both_not_finite(found: Difference) -> str:
+    if not found.both_nonfinite:
+        return ""
+    count = counted(found.count, "value")
+    return f" (not finite on both sides at {found.both_nonfinite:,} of {count})"
 
 
 def _far(difference: Difference) -> str:

@@ -20,7 +20,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rlprobe.errors import DumpError
+
 _NUMBERED = {kind: re.compile(rf"{kind}(\d{{1,9}})") for kind in ("step", "rank", "micro_step")}
+
+_TWICE = "a micro-batch is there twice, as {one} and as {other}: one of them is of another run"
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,21 @@ def names(data: Path) -> list[str]:
 
 
 def saved(data: Path, key: str, step: int) -> dict[tuple[int, int], Saved]:
-    """Files of a key at a step, by rank and micro-batch; only where there are any."""
+    """Files of a key at a step, by rank and micro-batch; only where there are any.
+
+    Raises:
+        DumpError: a micro-batch is there twice, in two forms, and nothing says which one is meant.
+    """
     directory = data / key
     if not directory.is_dir() and "." in key:
         directory = data / key.split(".", 1)[0]
-    found = {}
+    found: dict[tuple[int, int], Saved] = {}
     for rank, place in numbered(directory / f"step{step}", "rank"):
         for micro, inner in [(0, place), *numbered(place, "micro_step")]:
             files = _files(inner, key)
+            if files is not None and (rank, micro) in found:
+                other = found[rank, micro].files[0]
+                raise DumpError(_TWICE.format(one=other, other=files.files[0]))
             if files is not None:
                 found[rank, micro] = files
     return found
@@ -72,11 +83,19 @@ def saved(data: Path, key: str, step: int) -> dict[tuple[int, int], Saved]:
 def _files(directory: Path, key: str) -> Saved | None:
     arrays = sorted(p for p in directory.iterdir() if p.suffix == ".npy")
     whole = directory / f"{key}.npy"
-    if whole in arrays:
-        return Saved(directory, (whole,))
     stems = (re.escape(key), re.escape(key.removesuffix("s")))
     part = re.compile(rf"(?:{stems[0]}\.|{stems[0]}|{stems[1]})(\d{{1,9}})\.npy")
-    numbers = {int(match[1]): p for p in arrays if (match := part.fullmatch(p.name))}
+    numbers: dict[int, Path] = {}
+    for path in arrays:
+        if match := part.fullmatch(path.name):
+            number = int(match[1])
+            if number in numbers:  # responses.0.npy and response0.npy
+                raise DumpError(_TWICE.format(one=numbers[number], other=path))
+            numbers[number] = path
+    if whole in arrays:
+        if numbers:
+            raise DumpError(_TWICE.format(one=whole, other=numbers[min(numbers)]))
+        return Saved(directory, (whole,))
     if not numbers:
         return None
     ordered = tuple(numbers[n] for n in sorted(numbers))

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from rlprobe.documents import npyfile
-from rlprobe.errors import ReplayError
+from rlprobe.errors import DumpError, ReplayError
 from rlprobe.rollouts import singlesave
 from rlprobe.rollouts.digest import prompt_digest
 from rlprobe.rollouts.model import Rollouts, Sample, sample_ids
@@ -106,7 +106,10 @@ def _require_step(dump_path: str | os.PathLike[str], step: int) -> None:
 
 def _agreed(data: Path, step: int) -> dict[str, dict[tuple[int, int], Saved]]:
     """Each key's files by rank and micro-batch, the same of which every key has."""
-    files = {key: singlesave.saved(data, key, step) for key in KEYS}
+    try:
+        files = {key: singlesave.saved(data, key, step) for key in KEYS}
+    except DumpError as error:
+        raise ReplayError(str(error)) from error
     union = set().union(*files.values())
     for key, places in files.items():
         lacking = sorted(union - places.keys())

@@ -44,8 +44,10 @@ def export(store: Path, prefixes: Iterable[str], target: Path) -> Exported:
         target: the file to write.
 
     Raises:
-        StoreError: a run or object is missing or damaged, or the target exists.
+        StoreError: a run or object is missing or damaged, or the target exists or lies in the
+            store.
     """
+    read.require_outside(store, target)
     if target.exists():
         raise StoreError(f"{target} exists; remove it, or choose another name")
     part = target.with_name(target.name + ".part")

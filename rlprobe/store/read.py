@@ -292,6 +292,16 @@ class Run:
         return table
 
 
+def require_outside(store: Path, target: Path) -> None:
+    """Make sure that what is written is none of a store's own files.
+
+    Raises:
+        StoreError: the target is the store, or lies in it.
+    """
+    if target.resolve().is_relative_to(store.resolve()):
+        raise StoreError(f"{target} lies in the store {store}; choose a place outside of it")
+
+
 def require(store: Path) -> None:
     """Make sure that a store is there, for whoever only reads or deletes.
 

@@ -10,7 +10,7 @@ from rlprobe.errors import StoreError
 from rlprobe.store import locks, packing
 from rlprobe.store.ingest import TENSORS
 from rlprobe.store.objects import linked
-from rlprobe.store.read import Run
+from rlprobe.store.read import Run, require_outside
 
 #: A key's file of one micro-batch, in the store's tree.
 _KEY_DATA = re.compile(r"(data/(?P<key>[^/]+)/step\d+/rank\d+/micro_step\d+)/(?P=key)\.(npy|json)")
@@ -29,8 +29,10 @@ def lay_out(run: Run, target: Path, *, copy: bool = False, guide: bool = False) 
         The number of files.
 
     Raises:
-        StoreError: the target has something in it, or a file of the run is missing or damaged.
+        StoreError: the target has something in it or lies in the store, or a file of the run is
+            missing or damaged.
     """
+    require_outside(run.store, target)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise StoreError(f"{target} exists and is not an empty directory; choose another place")
     # Built aside, so that an interrupted call leaves nothing that looks complete.

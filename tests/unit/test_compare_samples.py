@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -478,3 +479,149 @@ def test_key_data_alone_are_what_is_said_on_the_screen(
     agree = "Key data that agree, by sample: attention_mask, old_log_probs, prompts, responses"
     assert (agree in lines) is (error == 0)
     assert ("Key data that part:" in lines) is (error > 0)
+
+
+def both_sides(tmp: Path) -> tuple[Path, Path]:
+    """Key data of two samples, the same on both sides."""
+    sides = tmp / "b/data", tmp / "t/data"
+    for side in sides:
+        padded(side, (0, 0), [0, 1])
+    return sides
+
+
+@pytest.mark.parametrize(
+    ("dtype", "own", "other", "apart"),
+    [
+        (np.int64, 2**60, 2**60 + 1, 1.0),
+        (np.int64, -(2**62), -(2**62) - 3, 3.0),
+        (np.uint64, 2**64 - 1, 2**64 - 2, 1.0),
+        (np.int64, 7, 7, 0.0),
+        (np.int64, 2**60, 2**60 + 2**40, 2.0**40),
+    ],
+)
+def test_whole_numbers_are_exact(
+    tmp_path: Path, dtype: Any, own: int, other: int, apart: float
+) -> None:
+    sides = both_sides(tmp_path)
+    for side, number in zip(sides, (own, other), strict=True):
+        save(side, "index", (0, 0), np.array([[number], [5]], dtype))
+    rows = joined(tmp_path).filter(key="index").sort("row_benchmark")
+    assert rows["max_abs_err"].to_list() == [apart, 0.0]
+    assert rows["identical"].to_list() == [apart == 0, True]
+    assert (rows["error"][0] > 0) is (apart > 0)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["old_log_probs.npy", "micro_step0/old_log_probs.npy"],
+        ["micro_step0/old_log_probs.npy", "micro_step0/old_log_probs.0.npy"],
+        ["micro_step0/old_log_prob0.npy", "micro_step0/old_log_probs.0.npy"],
+        ["old_log_probs.0.npy", "micro_step0/old_log_prob0.npy"],
+    ],
+)
+def test_a_micro_batch_in_two_forms_is_named_and_not_chosen_from(
+    tmp_path: Path, names: list[str]
+) -> None:
+    _, target = both_sides(tmp_path)
+    place = target / "old_log_probs/step0/rank0"
+    kept = np.load(place / "micro_step0/old_log_probs.npy")
+    (place / "micro_step0/old_log_probs.npy").unlink()
+    for number, name in enumerate(names):
+        np.save(place / name, kept + number)
+    found = compared(tmp_path)
+    assert "old_log_probs" not in found["keys"] and found["keys"]["responses"]["identical"] == 2
+    (note,) = found["notes"]
+    assert note.startswith("old_log_probs, step 0: not compared: a micro-batch is there twice, as ")
+    assert all(str(place / name) in note for name in names)
+
+
+@pytest.mark.parametrize(
+    "names", [["entropys.pt"], ["entropy.npy", "entropys.json"], ["e1.npy", "e2.npy", "f", "g"]]
+)
+def test_files_that_are_no_arrays_of_msprobe_are_named(tmp_path: Path, names: list[str]) -> None:
+    for side in both_sides(tmp_path):
+        place = side / "entropys/step0/rank0/micro_step0"
+        place.mkdir(parents=True)
+        for name in names:
+            (place / name).write_bytes(b"")
+    notes = compared(tmp_path)["notes"]
+    assert [note.partition(" (")[0] for note in notes] == [
+        f"entropys, step 0: not read of the {side}: no array entropys.npy or entropys.0.npy among "
+        "its files"
+        for side in ("benchmark", "target")
+    ]
+    assert names[0] in notes[0] and (", …" in notes[0]) is (len(names) > 3)
+
+
+@pytest.mark.parametrize(
+    ("key", "rows", "said"),
+    [
+        ("entropys", 1, "1 row in a micro-batch of 2 samples, rank 0, micro-batch 0"),
+        ("entropys", 5, "5 rows in a micro-batch of 2 samples, rank 0, micro-batch 0"),
+        # of another stage, which may cut its micro-batches otherwise
+        ("update_log_probs", 1, "no tokens in their micro-batches, no mock proof"),
+    ],
+)
+def test_rows_that_do_not_fit_their_micro_batch_say_so(
+    tmp_path: Path, key: str, rows: int, said: str
+) -> None:
+    """As where a file of a list is lost: which of them belongs to which sample nobody knows."""
+    benchmark, target = both_sides(tmp_path)
+    save(benchmark, key, (0, 0), np.zeros((2, 2)))
+    save(target, key, (0, 0), np.zeros((rows, 2)))
+    (note,) = compared(tmp_path, key_data.stage_of(key))["notes"]
+    assert f"({said}); they are not joined" in note
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "target", "said"),
+    [
+        ([0], [0, 1], "step 1 is on the target only"),
+        ([0, 2, 3], [0], "steps 2 to 3 are on the benchmark only"),
+        ([0], [4], "step 0 of the benchmark is compared with step 4"),
+        ([0], [0], None),
+    ],
+)
+def test_steps_of_key_data_that_are_not_the_same_are_said(
+    tmp_path: Path, benchmark: list[int], target: list[int], said: str | None
+) -> None:
+    sides = both_sides(tmp_path)
+    for side, steps in zip(sides, (benchmark, target), strict=True):
+        for key in side.iterdir():
+            (key / "step0").rename(key / "first")
+            for step in steps:
+                shutil.copytree(key / "first", key / f"step{step}")
+    notes = compared(tmp_path)["notes"]
+    assert notes == ([] if said is None else [f"key data: {said}"])
+    known = Samples(tmp_path / "b", tmp_path / "t").compare(stages.LOG_PROB, (str(said),))
+    assert known is not None and known.summary["notes"] == []
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_on_both_sides_is_said_though_it_agrees(
+    tmp_path: Path, value: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for side in both_sides(tmp_path):
+        save(side, "entropys", (0, 0), np.array([[1.0, value, 0, 0, 0, 0], [2.0, 3.0, 1, 0, 0, 0]]))
+    argv = ["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", str(tmp_path / "o")]
+    assert main(argv) == 0
+    said = capsys.readouterr().out
+    assert "entropys (not finite on both sides at 1 of 5 values), " in said
+    assert "old_log_probs (" not in said
+
+
+@pytest.mark.parametrize(
+    ("more", "table"),
+    [(["--table"], True), (["--table", "both"], True), (["--stacks"], False), (["-q"], False)],
+)
+def test_no_option_makes_key_data_alone_incomparable(
+    tmp_path: Path, more: list[str], table: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    both_sides(tmp_path)
+    argv = ["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", str(tmp_path / "o")]
+    result = tmp_path / "result.json"
+    assert main([*argv, *more, "--json", str(result)]) == 0
+    assert json.loads(result.read_text())["comparable"] is True
+    assert ("there is no table" in capsys.readouterr().err) is table
+    assert not list((tmp_path / "o").rglob("table.*"))

@@ -314,6 +314,48 @@ def test_rays_runtime_environment_belongs_to_the_training() -> None:
     assert found.cwd == Path("/srv/code")
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        (
+            "python3 -m verl.trainer.main_ppo a=1 b=2 c=3",
+            "python3 -m verl.trainer.main_ppo a=1 b=2 c=4",
+            ("1. python -m verl.trainer.main_ppo c=3", "2. python -m verl.trainer.main_ppo c=4"),
+        ),
+        (
+            "python3 train.py --hf-checkpoint /m --lr 1 --betas 0.9 -1",
+            "python3 train.py --hf-checkpoint /m --lr 2 --betas 0.9 -1",
+            ("1. python train.py --lr 1", "2. python train.py --lr 2"),
+        ),
+        (
+            "python3 -m verl.trainer.main_ppo a=1",
+            "python3 -m verl.trainer.main_ppo a=1 'note=x; y'",
+            (
+                "1. python -m verl.trainer.main_ppo (no option of its own)",
+                "2. python -m verl.trainer.main_ppo 'note=x; y'",
+            ),
+        ),
+        (
+            "python3 -m verl.trainer.main_ppo a=1 b=1 c=1 d=1 e=1 f=1",
+            "python3 -m verl.trainer.main_ppo g=1",
+            (
+                "1. python -m verl.trainer.main_ppo a=1 b=1 c=1 d=1 … (2 more)",
+                "2. python -m verl.trainer.main_ppo g=1",
+            ),
+        ),
+    ],
+)
+def test_several_trainings_are_told_apart_by_what_differs(
+    first: str, second: str, told: tuple[str, ...]
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        _found(first, second)
+    head, *lines, advice = str(refused.value).splitlines()
+    assert head == "2 trainings were found, which differ in"
+    assert tuple(line.strip() for line in lines) == told
+    assert advice.startswith("give the one you mean: rlprobe config from-command")
+
+
 def test_none_and_several_are_said_with_what_there_was() -> None:
     with pytest.raises(UsageError, match=r"no training.*Commands seen: pip install x"):
         _found("pip install x")

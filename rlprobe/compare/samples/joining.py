@@ -10,8 +10,10 @@ import numpy as np
 import polars as pl
 
 from rlprobe.compare.samples import pairing
+from rlprobe.compare.samples.apart import value_by_value
 from rlprobe.compare.samples.pairing import Pair
-from rlprobe.dumps.key_data import Row
+from rlprobe.dumps.key_data import Array, Row
+from rlprobe.terminal import counted
 
 #: Columns of key_data.parquet: a row per sample of a key and step.
 SCHEMA: dict[str, Any] = {
@@ -39,6 +41,9 @@ SCHEMA: dict[str, Any] = {
 }
 
 
+_NAMELESS = "no tokens in their micro-batches, no mock proof"
+
+
 @dataclass(frozen=True)
 class Joined:
     """One key's rows, and what could not be joined and why."""
@@ -47,15 +52,21 @@ class Joined:
     note: str | None = None
 
 
-def join(key: str, step: int, benchmark: list[Row], target: list[Row]) -> Joined:
-    """What rows of the same sample (:mod:`pairing`) differ by."""
+def join(key: str, step: int, benchmark: list[Row], target: list[Row], why: str = "") -> Joined:
+    """What rows of the same sample (:mod:`pairing`) differ by.
+
+    Args:
+        key, step: what of.
+        benchmark, target: its rows.
+        why: what the micro-batches say of rows that have no sample.
+    """
     note = None
     nameless = [sum(row.sample is None for row in side) for side in (benchmark, target)]
     if any(nameless):
         note = (
-            f"{key}, step {step}: {nameless[0]} rows of the benchmark and {nameless[1]} of the "
-            "target belong to samples that nothing names (no tokens in their micro-batches, no "
-            "mock proof); they are not joined"
+            f"{key}, step {step}: {counted(nameless[0], 'row')} of the benchmark and "
+            f"{nameless[1]:,} of the target belong to samples that nothing names "
+            f"({why or _NAMELESS}); they are not joined"
         )
     found = [_compared(key, step, pair) for pair in pairing.pairs(benchmark, target)]
     return Joined(pl.DataFrame(found, schema=SCHEMA, orient="row"), note)
@@ -77,16 +88,15 @@ def _compared(key: str, step: int, pair: Pair) -> dict[str, Any]:
     if one.values.shape != other.values.shape:
         result["status"] = "shape"
         return result
-    result.update(_difference(one.values.astype(np.float64), other.values.astype(np.float64)))
+    result.update(_difference(one.values, other.values))
     return result
 
 
-def _difference(b: Any, t: Any) -> dict[str, Any]:
-    same = (t == b) | (np.isnan(t) & np.isnan(b))
-    if not np.isfinite(t - b)[~same].all():
+def _difference(own: Array, other: Array) -> dict[str, Any]:
+    _, difference = value_by_value(own, other)
+    if not np.isfinite(difference).all():
         return {"status": "nonfinite"}
-    with np.errstate(invalid="ignore"):
-        difference = np.where(same, 0.0, np.abs(t - b))
+    b, t = own.astype(np.float64), other.astype(np.float64)
     rows = difference.reshape(len(difference), math.prod(difference.shape[1:]))
     per_token = rows.max(axis=1, initial=0.0)
     finite = np.isfinite(b) & np.isfinite(t)

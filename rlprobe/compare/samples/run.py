@@ -25,6 +25,8 @@ from rlprobe.store import listing
 
 #: Largest proof that is read: a line per process, step and stage, 70 bytes a sample.
 _MAX_PROOF = 512 << 20
+#: Names of files that a note lists.
+_SHOWN = 3
 
 
 def data_directory(side: Path) -> Path | None:
@@ -89,11 +91,12 @@ class Samples:
         ]
         return sorted(both[0] & both[1], key=stages.order)
 
-    def compare(self, stage: str) -> Compared | None:
+    def compare(self, stage: str, known: tuple[str, ...] = ()) -> Compared | None:
         """Join the key data and token sketches of a stage.
 
         Args:
             stage: canonical name; the keys compared are those of its micro-batches.
+            known: notes of the stage that stand elsewhere already.
 
         Returns:
             What was found; None where a side has no key data.
@@ -109,8 +112,8 @@ class Samples:
         steps = {b: t for b, t in pairs if b is not None and t is not None}
         keys = sorted(k for k in {*benchmark.keys(), *target.keys()} if stage_of(k) == stage)
         tables, notes = [], _lacking((benchmark, target), keys)
-        if keys and not steps:
-            notes += [f"key data: {note}" for note in said]
+        if keys:
+            notes += [f"key data: {note}" for note in said if str(note) not in known]
         for step, other in steps.items():
             for key in keys:
                 try:
@@ -118,8 +121,10 @@ class Samples:
                 except DumpError as error:
                     notes.append(f"{key}, step {step}: not compared: {error}")
                     continue
-                joined = joining.join(key, step, *rows)
+                why = benchmark.misfit(key, step) or target.misfit(key, other)
+                joined = joining.join(key, step, *rows, why)
                 tables.append(joined.table)
+                notes += _unread((benchmark, target), key, (step, other))
                 notes += [joined.note] if joined.note else []
         table = pl.concat([pl.DataFrame(schema=joining.SCHEMA), *tables])
         tokens = self._tokens((benchmark, target), stage, steps, notes)
@@ -181,6 +186,19 @@ def _lacking(sides: tuple[KeyData, KeyData], keys: Sequence[str]) -> list[str]:
         for key in keys
         if key not in have[0] or key not in have[1]
     ]
+
+
+def _unread(sides: tuple[KeyData, KeyData], key: str, steps: tuple[int, int]) -> list[str]:
+    """Notes of the sides whose files of a key are none that msprobe writes."""
+    found = []
+    for name, side, step in zip(("benchmark", "target"), sides, steps, strict=True):
+        if files := side.unread(key, step):
+            shown = ", ".join(files[:_SHOWN]) + (", …" if len(files) > _SHOWN else "")
+            found.append(
+                f"{key}, step {step}: not read of the {name}: no array {key}.npy or {key}.0.npy "
+                f"among its files ({shown})"
+            )
+    return found
 
 
 def _stage_batches(

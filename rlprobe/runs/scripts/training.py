@@ -51,12 +51,41 @@ def find(commands: Sequence[Command], ended: str = "") -> Training:
             + ended
         )
     if len(distinct) > 1:
-        listed = "; ".join(shlex.join([*t.entry, *t.arguments[:2]]) + " …" for t in distinct)
         raise UsageError(
-            f"{len(distinct)} trainings were found: {listed}. Give the one you mean: "
-            "rlprobe config from-command -- python …"
+            f"{len(distinct)} trainings were found, which differ in\n  "
+            + "\n  ".join(_told_apart(distinct))
+            + "\ngive the one you mean: rlprobe config from-command -- python …"
         )
     return distinct[0]
+
+
+#: Options of a training that are listed.
+_LISTED = 4
+
+
+def _told_apart(trainings: Sequence[Training]) -> list[str]:
+    """Each training by the options that not all of them have."""
+    options = [_options(training.arguments) for training in trainings]
+    common = set(options[0]).intersection(*options[1:])
+    lines = []
+    for number, (training, own) in enumerate(zip(trainings, options, strict=True), start=1):
+        alone = [shlex.join(option) for option in own if option not in common]
+        more = f" … ({len(alone) - _LISTED} more)" if len(alone) > _LISTED else ""
+        shown = " ".join(alone[:_LISTED]) or "(no option of its own)"
+        lines.append(f"{number}. python {shlex.join(training.entry)} {shown}{more}")
+    return lines
+
+
+def _options(arguments: Sequence[str]) -> list[tuple[str, ...]]:
+    """Words that belong together: ``key=value``, or ``--key`` and its values."""
+    found: list[tuple[str, ...]] = []
+    for word in arguments:
+        takes = bool(found) and found[-1][0].startswith("--") and "=" not in found[-1][0]
+        if takes and not word.startswith("--"):
+            found[-1] = (*found[-1], word)
+        else:
+            found.append((word,))
+    return found
 
 
 def _started_otherwise(commands: Sequence[Command]) -> str:

@@ -13,6 +13,7 @@ from rlprobe.cli import main
 from rlprobe.errors import StoreError
 from rlprobe.store import gc, packing, read
 from rlprobe.store.alignments import record_alignment
+from rlprobe.store.exporting import export
 from rlprobe.store.objects import Objects, Stored
 from rlprobe.store.read import Run
 from rlprobe.store.tree import lay_out
@@ -222,6 +223,19 @@ def test_a_place_in_use_is_refused(committed, tmp_path):
     lay_out(run, tmp_path / "out")
     with pytest.raises(StoreError, match="exists and is not an empty directory"):
         lay_out(run, tmp_path / "out")
+
+
+@pytest.mark.parametrize("place", ["", "out", "runs/out", "objects/sha256/out", "link/../runs/x"])
+@pytest.mark.parametrize("write", ["tree", "export"])
+def test_nothing_is_laid_out_or_exported_into_the_store(committed, store, place, write):
+    run = committed()
+    before = sorted(store.rglob("*"))
+    with pytest.raises(StoreError, match="choose a place outside of it"):
+        if write == "tree":
+            lay_out(run, store / place)
+        else:
+            export(store, [run.key], store / place)
+    assert sorted(store.rglob("*")) == before
 
 
 def test_a_missing_file_leaves_nothing_behind(committed, tmp_path):
