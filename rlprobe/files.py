@@ -20,6 +20,8 @@ from rlprobe.errors import RlprobeError
 
 _THREADS = 16
 _BLOCK = 1 << 20
+#: Seconds after which a file that is still written is looked at again.
+_PAUSE = 0.01
 
 
 def sha256(stream: BinaryIO) -> bytes:
@@ -45,6 +47,51 @@ def digest(path: Path) -> Digest:
     """
     with path.open("rb") as handle:
         return Digest(sha256(handle).hex(), handle.tell())
+
+
+class Followed:
+    """Takes the digest of a file beside whoever writes it, in a thread; a context.
+
+    The writer begins with an empty file and only ever appends, and closes it within the context:
+    what it wrote last is read as that is left, so that :attr:`digest` is that of the whole file.
+    """
+
+    #: Of the whole file; set as the context is left without an error.
+    digest: Digest
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._written = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._failed: OSError | None = None
+
+    def __enter__(self) -> Followed:
+        self._path.touch()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._written.set()
+        self._thread.join()
+        if kind is None and self._failed is not None:
+            raise self._failed
+
+    def _follow(self) -> None:
+        state, size = hashlib.sha256(), 0
+        try:
+            with self._path.open("rb", buffering=0) as file:
+                while True:
+                    last = self._written.is_set()
+                    while block := file.read(_BLOCK):
+                        state.update(block)
+                        size += len(block)
+                    if last:
+                        break
+                    self._written.wait(_PAUSE)
+        except OSError as error:
+            self._failed = error
+            return
+        self.digest = Digest(state.hexdigest(), size)
 
 
 #: Device, inode, size and times of a file: while they stay, so does what this process read of it.

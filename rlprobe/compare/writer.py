@@ -20,7 +20,7 @@ from rlprobe.compare.tensors.figures import FIGURES
 from rlprobe.dumps import results
 from rlprobe.dumps.results import FORMAT, RECORDS, SUMMARY
 from rlprobe.dumps.schema import SLOTS
-from rlprobe.files import replace_text, written
+from rlprobe.files import Followed, replace_text, written
 from rlprobe.formats import mark
 from rlprobe.said import Said, of_side, say
 
@@ -317,12 +317,13 @@ def write_stage(directory: Path, tables: Iterable[pl.DataFrame], summary: Summar
     """
     with written(directory / RECORDS) as records:
         # an open file: a path may be opened by another thread after this one has given up
-        with records.open("wb") as file:
+        with Followed(records) as followed, records.open("wb") as file:
             _source(tables, summary).sink_parquet(
                 file, engine="streaming", metadata=mark(results.kind(RECORDS)), **_PARQUET
             )
         # the counts of the statuses are those of the rows
-        described = results.describe(records, sum(summary.counts.values()))
+        rows = sum(summary.counts.values())
+        described = results.describe(records, rows, followed.digest)
         summary.tables[RECORDS] = described
     summary.finish()
     # last: where the summary stands, the tables that it vouches for stand too

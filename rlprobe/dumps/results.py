@@ -130,14 +130,17 @@ class Summary(msgspec.Struct, frozen=True):
         return frozenset(() if self.samples is None else self.samples.keys)
 
 
-def describe(path: Path, rows: int | None = None) -> dict[str, Any]:
+def describe(
+    path: Path, rows: int | None = None, digest: files.Digest | None = None
+) -> dict[str, Any]:
     """What vouches for a table that was just written.
 
     Args:
         path: a Parquet file.
         rows: its rows, where they are known already.
+        digest: likewise.
     """
-    found = files.seen_digest(path)
+    found = digest or files.seen_digest(path)
     if rows is None:
         rows = int(pl.scan_parquet(path, glob=False).select(pl.len()).collect().item())
     return {"format": 1, "sha256": found.sha256, "size": found.size, "rows": rows}

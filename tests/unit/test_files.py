@@ -8,6 +8,7 @@ import fcntl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -245,3 +246,36 @@ def test_one_who_sweeps_between_making_a_file_and_holding_it(tmp_path: Path, mon
     files.replace_text(tmp_path / "a", "whole")
     assert swept and [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_text() == "whole"
+
+
+@pytest.mark.parametrize("blocks", [[], [b"one"], [b"x" * (3 << 20), b"y"], [b"z"] * 50])
+def test_a_file_is_digested_beside_its_writer(tmp_path: Path, blocks: list[bytes]) -> None:
+    """Also what stays in the writer's buffer until the file is closed."""
+    path = tmp_path / "table"
+    with files.Followed(path) as followed, path.open("wb") as file:
+        for block in blocks:
+            file.write(block)
+            time.sleep(0.001)
+    assert followed.digest == files.digest(path)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("disk full"), ValueError("no table"), KeyboardInterrupt()]
+)
+def test_what_ends_the_writer_ends_who_follows_it(tmp_path: Path, error: BaseException) -> None:
+    before = threading.active_count()
+    with (
+        pytest.raises(type(error)),
+        files.Followed(tmp_path / "table"),
+        (tmp_path / "table").open("wb") as file,
+    ):
+        file.write(b"half")
+        raise error
+    assert threading.active_count() == before
+
+
+def test_a_file_that_cannot_be_followed_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "table"
+    path.mkdir()
+    with pytest.raises(OSError, match="Is a directory"), files.Followed(path):
+        pass
