@@ -251,9 +251,9 @@ def _ordered(rows: pl.DataFrame) -> pl.DataFrame:
     ).with_columns(
         before_update=pl.when(pl.col("phase") >= GRADIENTS)
         .then((pl.col("call").fill_null(0) == 0) | (pl.lit(updates) <= 1))
-        # where no update is followed by a pass, more losses than passes are those of a side that
-        # cuts its batch otherwise
-        .otherwise((pl.col("micro_batch") < before) | pl.lit(before == passes)),
+        # where one update ends the stage, more losses than passes are those of a side that cuts its
+        # batch otherwise
+        .otherwise((pl.col("micro_batch") < before) | pl.lit(updates <= 1 and before == passes)),
         # Inputs before what ran inside, the outermost first; results in the order of the dump.
         _order=pl.when(pl.col("coming")).then(0).otherwise(1),
         _depth=pl.when(pl.col("coming")).then(pl.col("depth")).otherwise(0),
