@@ -53,7 +53,13 @@ FUSED_NORM = {
 }
 
 #: Containers that a Hugging Face model has not, or not as such.
-_CONTAINERS = ("embedding", "decoder")
+_CONTAINERS = ("embedding", _STACK := "decoder")
+
+
+def is_stack(module: str) -> bool:
+    """Whether a module holds a rank's own layers and nothing else: under one name another part of
+    the model on each pipeline rank, and in each of its chunks."""
+    return module.rpartition(".")[2] == _STACK and ".layers." not in module
 
 
 def rewritten() -> Iterator[tuple[str, str]]:

@@ -28,6 +28,7 @@ from rlprobe.judge.extent import TRAINER, Extent, Extents
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.logical import layout
 from rlprobe.judge.stage import Stage
+from rlprobe.logical.names import is_stack
 from rlprobe.roles import TARGET
 from rlprobe.said import Said, listed, say
 
@@ -178,7 +179,8 @@ def _lost(results: Results, stage: Stage) -> list[str]:
     """Modules of one side alone that the other side's model has as well: it is of the same back
     end, or has the module in another layer."""
     assert stage.logical is not None
-    alone = sorted({module for own in stage.logical.alone.values() for module in own})
+    lone = {module for own in stage.logical.alone.values() for module in own}
+    alone = sorted(module for module in lone if not is_stack(module))
     if layout.of_one_back_end(results, stage.name):
         return alone
     modules = stage.rows.get_column("module").drop_nulls().unique()

@@ -10,11 +10,12 @@ import polars as pl
 from rlprobe.judge import execution, reasons, replicas, sketched
 from rlprobe.judge.excuse import Excuse
 from rlprobe.judge.inputs import Results
-from rlprobe.judge.logical import whole
+from rlprobe.judge.logical import layout, whole
 from rlprobe.judge.logical.order import order_of
 from rlprobe.judge.logical.ranks import Place
 from rlprobe.judge.logical.rows import Rows
 from rlprobe.judge.logical.scale import data_parallel, scale, scaled
+from rlprobe.logical.names import is_stack
 from rlprobe.roles import BENCHMARK, TARGET
 
 
@@ -35,6 +36,8 @@ class Joined:
     strange: int = 0
     #: Modules that one side alone has, by side.
     alone: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    #: Modules that are another part of the model on either side.
+    divided: frozenset[str] = frozenset()
 
 
 def join(
@@ -59,7 +62,10 @@ def join(
     factor = scale(sides, [data_parallel(run, stage) for run in runs])
     sides[1] = {key: scaled(key, own, factor) for key, own in sides[1].items()}
     order = order_of(runs, stage, step, sides)
-    built = Rows(step, order)
+    modules = {key[0] for side in sides for key in side}
+    apart = layout.divides_layers(results, stage)
+    divided = frozenset(filter(is_stack, modules) if apart else ())
+    built = Rows(step, order, divided)
     for key in sorted(dict.fromkeys((*sides[0], *sides[1])), key=lambda key: order[key[:2]]):
         built.add(key, sides[0].get(key), sides[1].get(key))
     built.parameters(runs, stage)
@@ -84,6 +90,7 @@ def join(
         built.paired,
         built.strange,
         alone,
+        divided,
     )
 
 
@@ -126,7 +133,7 @@ def _first_calls(rows: pl.DataFrame, names: Mapping[tuple[str, str, str], str]) 
 
 def excuses(found: Joined) -> list[Excuse]:
     """Leave out what is of modules that one side's model has not, and updates of other samples."""
-    modules = [module for own in found.alone.values() for module in own]
+    modules = [*(module for own in found.alone.values() for module in own), *found.divided]
     lone = pl.col("status").is_in(["benchmark_only", "target_only"])
     left_out = [Excuse(reasons.OTHER_MODULES, pl.col("module").is_in(modules) & lone)]
     if found.strange and not found.paired:

@@ -12,6 +12,9 @@ from rlprobe.judge.inputs import Results
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.said import Said, say
 
+#: Places of a layout's pipeline and chunks (:func:`_layout`).
+_PIPELINE, _CHUNKS = 2, 5
+
 
 def unlike(results: Results, stage: str) -> Said | None:
     """How models are laid out otherwise; None where they are not, or nothing says it."""
@@ -24,6 +27,13 @@ def unlike(results: Results, stage: str) -> Said | None:
         benchmark=_described(left),
         target=_described(right),
     )
+
+
+def divides_layers(results: Results, stage: str) -> bool:
+    """Whether the sides share layers out to other pipeline ranks, or into other chunks."""
+    both = _layouts(results, stage)
+    # Megatron's undivided model is one chunk
+    return both is not None and any(both[0][at] != both[1][at] for at in (_PIPELINE, _CHUNKS))
 
 
 def of_one_back_end(results: Results, stage: str) -> bool:

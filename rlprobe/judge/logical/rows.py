@@ -51,10 +51,17 @@ class Rows:
     Args:
         step: captured step.
         order: of modules' calls.
+        divided: modules that are another part of the model on either side, under one name.
     """
 
-    def __init__(self, step: int, order: Mapping[tuple[str, str], int]) -> None:
+    def __init__(
+        self,
+        step: int,
+        order: Mapping[tuple[str, str], int],
+        divided: frozenset[str] = frozenset(),
+    ) -> None:
         self._step = step
+        self._divided = divided
         self._order = order
         self._rows: list[dict[str, Any]] = []
         self.sketches: dict[tuple[int, str], tuple[Sketch, Sketch]] = {}
@@ -65,6 +72,10 @@ class Rows:
     def add(self, key: Key, benchmark: Whole | None, target: Whole | None) -> None:
         """The row of a record; a side that lacks it is None."""
         module, direction, slot = key
+        if module in self._divided and benchmark is not None and target is not None:
+            self.add(key, benchmark, None)
+            self.add(key, None, target)
+            return
         row: dict[str, Any] = {
             "step": self._step,
             "rank": 0,
@@ -159,7 +170,7 @@ class Rows:
 
     def shared(self) -> int:
         """Records of modules that both sides have."""
-        apart = {*self.alone("benchmark"), *self.alone("target")}
+        apart = {*self.alone("benchmark"), *self.alone("target"), *self._divided}
         own = (row for row in self._rows if row["slot"] != "parameters")
         return sum(row["module"] not in apart for row in own)
 

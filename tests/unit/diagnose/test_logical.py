@@ -227,6 +227,38 @@ def test_modules_of_one_side_are_named_and_not_counted() -> None:
     assert (found.shared, found.paired) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "name", "divided"),
+    [
+        ({"pp": 2}, "model.decoder", True),
+        ({"pp": 2}, "module.decoder", True),
+        ({"chunks": 2}, "model.decoder", True),
+        ({"pp": 2}, "model.norm", False),
+        ({"pp": 2}, "model.layers.3.decoder", False),
+        ({"tp": 2}, "model.decoder", False),
+    ],
+)
+def test_a_pipelines_stacks_of_layers_are_no_partners(
+    sizes: dict[str, Any], name: str, divided: bool
+) -> None:
+    """Under one name they hold other layers: what they take and give is of other places."""
+    megatron = {"chunks": 1, "backend": "megatron", "dp_rank": 0}
+    benchmark = Side(megatron).add(0, name).add(0)
+    target = Side(megatron | sizes).add(0, name, change=lambda part: part * 3).add(0)
+    found = joined(benchmark, target)
+    own = found.rows.filter(pl.col("module") == name)
+    if name != "model.norm":
+        assert row(found)["status"] == "matched"
+    if not divided:
+        assert set(own.get_column("status")) == {"matched"} and not found.divided
+        return
+    assert own.get_column("status").to_list() == ["benchmark_only", "target_only"]
+    assert found.divided == {name} and (found.shared, found.paired) == (1, 1)
+    [excuse] = joining.excuses(found)
+    assert excuse.reason == reasons.OTHER_MODULES
+    assert found.rows.filter(excuse.rows).height == 2
+
+
 def test_what_projections_send_back_is_added_up_where_one_side_has_them_in_one() -> None:
     stem = "model.layers.0.self_attn"
     parts = [2.0, 0.5, -1.0]
