@@ -139,8 +139,9 @@ class Server:
     replica_rank = 0
     lora_as_adapter = False
 
-    def __init__(self, length: int = 64, obeys: bool = True) -> None:
+    def __init__(self, length: int = 64, obeys: bool = True, runs: Any = list) -> None:
         self.config = NS(max_model_len=length)
+        self._runs = runs
         self.engine = self
         self.asked: list[Any] = []
         self._obeys = obeys
@@ -149,7 +150,7 @@ class Server:
         self, prompt: Any, sampling_params: Any, request_id: str, lora_request: Any
     ) -> Any:
         self.asked.append((request_id, prompt["prompt_token_ids"], sampling_params))
-        tokens = prompt["prompt_token_ids"]
+        tokens = self._runs(prompt["prompt_token_ids"])
         forced = (sampling_params.get("extra_args") or {}).get(KEY, [0])
         chosen = forced if self._obeys else [9] * len(forced)
 
@@ -158,6 +159,7 @@ class Server:
             return {**own, 11: NS(logprob=-0.5), 10: NS(logprob=-0.75)}
 
         yield NS(
+            prompt_token_ids=tokens,
             prompt_logprobs=[None, *[scores(token) for token in tokens[1:]]],
             outputs=[NS(token_ids=chosen, logprobs=[scores(token) for token in chosen])],
         )
@@ -221,3 +223,20 @@ def test_an_engine_that_draws_its_own_tokens_is_no_answer(
 ) -> None:
     with pytest.raises(ReplayError, match=r"vLLM drew \[9, 9\] where the response has \[7, 11\]"):
         led(tmp_path, Server(obeys=False))
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        (lambda tokens: [3, *tokens], "ran 7 tokens .* sent 6, other ones from token 0 on"),
+        (lambda tokens: tokens[:-1], "ran 5 tokens .* sent 6, other ones from token 6 on"),
+        (lambda tokens: [*tokens, 2], "ran 7 tokens .* sent 6, other ones from token 6 on"),
+        (lambda tokens: [1, 3, *tokens[2:]], "ran 6 tokens .* sent 6, other ones from token 1 on"),
+    ],
+)
+def test_an_engine_that_runs_other_tokens_is_no_answer(
+    tmp_path: Path, verl_and_vllm: None, runs: Any, said: str
+) -> None:
+    """One that puts a token in front of every prompt ended in a traceback."""
+    with pytest.raises(ReplayError, match=said):
+        led(tmp_path, Server(runs=runs))

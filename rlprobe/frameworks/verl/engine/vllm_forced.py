@@ -40,7 +40,7 @@ async def led(
         asked: the sample.
 
     Raises:
-        ReplayError: the engine drew tokens of its own, or gave up.
+        ReplayError: the engine ran or drew tokens of its own, or gave up.
     """
     from verl.workers.rollout.replica import TokenOutput
 
@@ -95,7 +95,26 @@ async def _answer(server: Any, phase: str, asked: Asked, tokens: list[int], **sa
         raise ReplayError(
             f"generation: compare: vLLM gave up sample {asked.sample[:19]} in its {phase}"
         )
+    _require_same(final.prompt_token_ids, tokens, asked, phase)
     return final
+
+
+def _require_same(ran: Sequence[int], sent: Sequence[int], asked: Asked, phase: str) -> None:
+    """Log-probs are of the tokens that an engine ran: of others they compare with nothing.
+
+    Raises:
+        ReplayError: it ran others, or another number of them.
+    """
+    if [int(token) for token in ran] == list(sent):
+        return
+    places = zip(ran, sent, strict=False)
+    first = next((i for i, (own, token) in enumerate(places) if own != token), len(sent))
+    raise ReplayError(
+        f"generation: compare: vLLM ran {len(ran)} tokens in the {phase} of sample "
+        f"{asked.sample[:19]} where it was sent {len(sent)}, other ones from token {first} on: it, "
+        "or a plugin of it, adds or changes tokens; what it generates is not of the recorded "
+        "prompts either"
+    )
 
 
 async def _adapter(server: Any) -> Any:
