@@ -2,7 +2,8 @@
 
 Counted is the judged step alone, and what stands for a stage is what counts: where the sides lie
 otherwise, one record by coordinates stands for all calls of a module, and single calls (and the
-losses of single micro-batches, which have no counterpart in others) are neither judged nor lacking.
+losses of single micro-batches, which have no counterpart in others, nor on the other ranks of
+another pipeline) are neither judged nor lacking.
 Where there are no such records, or a module's have no partner, nothing stands for its calls, and
 they are lacking.
 
@@ -164,7 +165,7 @@ def _of_wholes(results: Results, stage: Stage, extent: Extent) -> Counter[str]:
     if stage.laid_out is None or stage.logical is None:
         return lacking
     rows = stage.rows.select("phase", "module", "unjudged_because")
-    if stage.laid_out in _OTHER_ROWS:
+    if stage.laid_out in _OTHER_ROWS or layout.divides_layers(results, stage.name):
         losses = rows.filter(pl.col("phase") == execution.LOSS).get_column("unjudged_because")
         alone = losses.is_in([reasons.NO_PARTNER, reasons.OTHER_PLACES])
         lacking -= Counter(losses.filter(alone).to_list())

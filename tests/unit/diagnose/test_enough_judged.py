@@ -61,6 +61,7 @@ def of_wholes(
     back_ends: tuple[str, str] = ("FSDPEngine", "FSDPEngine"),
     misplaced: Said | None = None,
     parts: bool = False,
+    pipeline: int = 1,
 ) -> str | None:
     """State of the item for one stage: of rows' phase, module and why they were not judged."""
     table = pl.DataFrame(rows, schema={"phase": pl.Int32, "module": pl.String,
@@ -71,8 +72,10 @@ def of_wholes(
                        laid_out=laid_out, logical=joined)  # fmt: skip
     one: Any = SimpleNamespace(stage=stage, origin=object() if parts else None)
     runs: Any = {
-        role: SimpleNamespace(manifest=SimpleNamespace(layout=[process(back_end)]))
-        for role, back_end in zip(("benchmark", "target"), back_ends, strict=True)
+        role: SimpleNamespace(manifest=SimpleNamespace(layout=[process(back_end, pp)]))
+        for role, back_end, pp in zip(
+            ("benchmark", "target"), back_ends, (1, pipeline), strict=True
+        )
     }
     nothing: Any = None
     results: Any = SimpleNamespace(
@@ -85,8 +88,8 @@ def of_wholes(
     return None if item is None else item.state
 
 
-def process(back_end: str) -> Any:
-    sizes = dict.fromkeys(("tp", "pp", "cp", "ep", "dp"), 1)
+def process(back_end: str, pipeline: int) -> Any:
+    sizes = dict.fromkeys(("tp", "cp", "ep", "dp"), 1) | {"pp": pipeline}
     return SimpleNamespace(role="actor", rank=0, backend=back_end, chunks=None, **sizes)
 
 
@@ -100,6 +103,8 @@ def test_records_that_stand_for_a_stage_are_what_counts() -> None:
     assert of_wholes(FORWARD + cut) is None
     # where micro-batches hold the same samples, a loss without a partner was lost
     assert of_wholes(FORWARD + cut, say("models are divided otherwise")) == "shut"
+    # but for a pipeline, whose last rank has them
+    assert of_wholes(FORWARD + cut, say("models are divided otherwise"), pipeline=2) is None
     # and so was a gradient
     lost = [(execution.GRADIENTS, module, reasons.NO_PARTNER) for module in MODULES]
     assert of_wholes(FORWARD + cut + lost) == "shut"
