@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.refine import conditioning, meaning, wiring
+from rlprobe.refine.bounds import Bounds
 from rlprobe.refine.difference import IMPLEMENTATION, Difference, apart, number
-from rlprobe.refine.entering import entering
+from rlprobe.refine.entering import Changed, entering
 from rlprobe.refine.pairing import Both, scalars
 from rlprobe.refine.trace import Operator, Value, error, measurable
 from rlprobe.said import NOTHING_SAID, Said, exactly, of_side, say
@@ -35,6 +36,10 @@ class Beside:
     taken: Sequence[set[float]]
     #: The collective that ran on the target just before, views apart.
     collective: Operator | None
+    #: What differences may grow to, of the operators so far.
+    bounds: Bounds
+    #: Steps of which nothing tells whether they differ by themselves.
+    untold: list[Both]
 
 
 def differences(step: Both, beside: Beside, noise: float, floor: float) -> list[Difference]:
@@ -54,24 +59,74 @@ def differences(step: Both, beside: Beside, noise: float, floor: float) -> list[
     found = _formats(b, t, changed)
     if meaning.plain(t) not in meaning.VIEWS:  # how numbers lie shows where they are used
         found += _scalars(b, t, changed, beside, noise)
-    found += entering(b, t, changed, noise, beside.collective)
-    same = _is_own(b, t, given) and scalars(b) == scalars(t)
-    own = same and meaning.plain(t) not in meaning.VIEWS
-    if not found and own and changes(b, t, given, given, 0.0, conditioning.factor(b)):
-        found.append(
-            Difference(
-                IMPLEMENTATION,
-                say(
-                    "{operator} is given the same on both sides and makes something else: its "
-                    "results differ by {size}",
-                    operator=t.said,
-                    size=_size(b, t),
-                ),
-                True,
-                "kernel",
-            )
+    # what a batch holds is held against its noise: a loss, whose parts cancel, may differ by more
+    moved = changed or changes(b, t, 0.0, given, _GROWTH * noise)
+    found += entering(b, t, Changed(changed, moved), noise, beside.collective)
+    return found or _kernel(step, beside, given)
+
+
+def _kernel(step: Both, beside: Beside, given: float) -> list[Difference]:
+    """The operator itself, where it makes more of a difference than what it is given explains."""
+    b, t = step.benchmark, step.target
+    if scalars(b) != scalars(t):
+        return []
+    bounds = beside.bounds.of(b, t)
+    if meaning.plain(t) in meaning.VIEWS:
+        return []
+    same = _is_own(b, t, given)
+    if bounds is None and not same:
+        if any(error(*pair) not in (0.0, None) for pair in zip(b.outputs, t.outputs, strict=False)):
+            beside.untold.append(step)
+        return []
+    condition = conditioning.factor(b)
+    if bounds is None:
+        own = changes(b, t, given, given, 0.0, condition)
+    else:
+        own = exceeds(b, t, bounds, condition)
+    if not own:
+        return []
+    if same:
+        said = say(
+            "{operator} is given the same on both sides and makes something else: its "
+            "results differ by {size}",
+            operator=t.said,
+            size=_size(b, t),
         )
-    return found
+    else:
+        said = say(
+            "{operator} makes something else of about the same: its results differ by {size}, "
+            "where what it is given may make a difference of {most:.2g}",
+            operator=t.said,
+            size=_size(b, t),
+            most=max(_relative(size, v) for size, v in zip(bounds or [], b.outputs, strict=False)),
+        )
+    return [Difference(IMPLEMENTATION, said, True, "kernel", t.said)]
+
+
+def _relative(size: float, value: Value) -> float:
+    return size / value.norm if value.norm else size
+
+
+#: Sketches are some percent uncertain, and so is a bound that was made of them.
+_UNCERTAIN = 2.0
+
+
+def exceeds(b: Operator, t: Operator, bounds: Sequence[float], condition: float) -> bool:
+    """Whether results differ by more than round-off and the differences of the inputs explain.
+
+    Args:
+        b, t: the operator on both sides.
+        bounds: by how much each result may differ, as L2 norm, but for round-off.
+        condition: how much larger than its result the operator's round-off may be.
+    """
+    for one, other, most in zip(b.outputs, t.outputs, bounds, strict=False):
+        size = error(one, other)
+        if size is None or (most and not measurable(one, other)):
+            continue
+        unit = max(UNIT.get(one.dtype, 0.0), UNIT["torch.float32"])
+        if size > _KERNEL * unit * condition + _UNCERTAIN * _relative(most, one):
+            return True
+    return False
 
 
 def _race(op: Operator, side: str) -> Difference:

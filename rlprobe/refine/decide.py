@@ -167,7 +167,8 @@ def _decided(cause: Cause, refined: Refined, diagnosis: Diagnosis) -> Cause:
         return Cause(observed.cause, OBSERVED, refined.said(observed.statement), [])
     if tried is not None and tried.cause in _SHOWN:
         return Cause(tried.cause, REPRODUCED, refined.said(tried.statement), [])
-    reproduced = _reproduced(refined, _floor(diagnosis))
+    floor = _floor(diagnosis) if refined.floor is None else refined.floor
+    reproduced = _reproduced(refined, floor)
     if reproduced is not None:
         return reproduced
     if observed is not None and observed.cause == IMPLEMENTATION:

@@ -26,6 +26,8 @@ class Difference:
     #: ``scalar``, ``value``, ``constant`` (a parameter or buffer), ``collective``, ``format``,
     #: ``operators`` or ``kernel``.
     kind: str
+    #: The operator that makes something else, of which one call stands for all.
+    of: str = ""
 
 
 def number(value: object) -> str:

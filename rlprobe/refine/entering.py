@@ -8,6 +8,7 @@ here; anything else may differ by the noise that such values have.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from rlprobe.judge import digits
 from rlprobe.judge.roundoff import UNIT
@@ -23,11 +24,23 @@ _JUDGED = ("input ", "module ", "model output ", "gradient of ")
 #: Of these a mask that masks other elements is a difference all the same: it has no size.
 _MASKS = ("input ",)
 #: Values that earlier computations made, on either side for itself: they have noise.
-_COMPUTED = ("batch ", "elsewhere")
+_BATCH = "batch "
+_COMPUTED = (_BATCH, "elsewhere")
+
+
+class Changed(NamedTuple):
+    """Whether an operator's results differ: by more than results may, and than a batch may."""
+
+    results: bool
+    of_batch: bool
+
+    def by(self, value: Value) -> bool:
+        """Whether they do where that value differs."""
+        return self.of_batch if (value.origin or "").startswith(_BATCH) else self.results
 
 
 def entering(
-    b: Operator, t: Operator, changed: bool, noise: float, collective: Operator | None = None
+    b: Operator, t: Operator, changed: Changed, noise: float, collective: Operator | None = None
 ) -> list[Difference]:
     """Differences of what an operator was given from outside the trace.
 
@@ -55,7 +68,8 @@ def entering(
             if size and size > allowed:
                 apart.append((size, v, w))
         if apart:
-            found.append(_said(t, other.name, apart, changed, collective))
+            by = changed.by(max(apart, key=lambda entry: entry[0])[2])
+            found.append(_said(t, other.name, apart, by, collective))
     return found
 
 
@@ -160,8 +174,8 @@ def _is_constant(value: Value) -> bool:
 
 
 def _cause(name: str, v: Value, w: Value, known: str | None) -> str:
-    if known is not None and known.startswith("batch "):
-        return meaning.of_batch(known.removeprefix("batch "))
+    if known is not None and known.startswith(_BATCH):
+        return meaning.of_batch(known.removeprefix(_BATCH))
     if meaning.is_mask(v) and meaning.is_mask(w):
         return "mask"
     return meaning.of_name(name) or (meaning.of_name(known) if known else None) or "unknown"

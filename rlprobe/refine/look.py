@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from rlprobe.diagnose.cause.differences import Tensors
 from rlprobe.diagnose.cause.hypotheses import ALL
-from rlprobe.diagnose.cause.hypotheses.factor import UNEXPLAINED
 from rlprobe.diagnose.cause.hypothesis import UNKNOWN, fits, weigh
 from rlprobe.said import NOTHING_SAID, Said, exactly, of_side, say
 
@@ -66,7 +65,7 @@ def look(benchmark: npt.NDArray[np.generic], target: npt.NDArray[np.generic]) ->
     found.evidence += said
     if cause != UNKNOWN:
         found.cause, found.law = cause, said[-1]
-        found.left = UNEXPLAINED * next(fit.residual for fit in laws if fit.said[-1] == said[-1])
+        found.left = next(fit.left for fit in laws if fit.said[-1] == said[-1])
     _places(found, d)
     return found
 

@@ -25,6 +25,7 @@ from rlprobe.refine import (
     wiring,
     written,
 )
+from rlprobe.refine.bounds import Bounds
 from rlprobe.refine.difference import CONSTANT, IMPLEMENTATION, Difference, number
 from rlprobe.refine.pairing import Apart, Both, pair, reordered
 from rlprobe.refine.stretch import Stretch
@@ -43,6 +44,10 @@ class Observed:
 
     differences: list[Difference] = field(default_factory=list)
     operators: tuple[int, int] = (0, 0)
+    #: Operators of both sides of which nothing tells whether they differ by themselves.
+    untold: list[Both] = field(default_factory=list)
+    #: Calls of operators that make something else, by operator.
+    calls: Counter[str] = field(default_factory=Counter)
 
     @property
     def first(self) -> Difference | None:
@@ -85,6 +90,7 @@ def observe(
     outside = written.Written((benchmark, target))
     numbers = [_numbers_taken(trace) for trace in (benchmark, target)]
     collective: Operator | None = None
+    bounds = Bounds()
     for at, step in enumerate(steps):
         if isinstance(step, Apart):
             step = Apart(
@@ -104,7 +110,7 @@ def observe(
                 step, both.changes(step.benchmark, step.target, 0.0, 1.0, floor)
             )
             other = other or outside.difference(step)
-            own = both.Beside(sides[1], numbers, collective)
+            own = both.Beside(sides[1], numbers, collective, bounds, found.untold)
             _add(found, [other] if other else both.differences(step, own, noise, floor))
             collective = _last_collective([step.target], collective)
     found.differences = settings.of_another_computation(found.differences)
@@ -162,6 +168,10 @@ def _with_modules(trace: Trace) -> list[Operator]:
 def _add(found: Observed, differences: list[Difference]) -> None:
     """Take what is not said yet; of what changes no number, half as much."""
     for difference in differences:
+        if difference.of:
+            found.calls[difference.of] += 1
+            if found.calls[difference.of] > 1:
+                continue
         listed = [d for d in found.differences if d.effective or not difference.effective]
         said = any(d.said == difference.said for d in found.differences)
         if not said and len(listed) < (_MOST if difference.effective else _MOST // 2):

@@ -27,6 +27,7 @@ from rlprobe.refine import experiments, trace
 from rlprobe.refine.difference import COLLECTIVE, IMPLEMENTATION, Difference
 from rlprobe.refine.look import Look, look
 from rlprobe.refine.observe import Observed, observe
+from rlprobe.refine.pairing import Both
 from rlprobe.refine.suspects import Plan
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.said import NOTHING_SAID, Message, Said, kept, of_side, restored, say
@@ -76,6 +77,8 @@ class Refined(msgspec.Struct, frozen=True):
     tried: Seen | None = None
     #: Operators compared, on either side.
     operators: list[int] = []
+    #: The record's noise floor, where it is not that of the record that parts.
+    floor: float | None = None
     #: How its sentences were made (:mod:`rlprobe.said`), by sentence.
     messages: dict[str, Message] = {}
     format: int = FORMAT
@@ -169,6 +172,7 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
             _by_chance([benchmark, target], plan, suspects),
         ),
         operators=[] if watched is None else list(watched.operators),
+        floor=plan.of_record,
     )
 
 
@@ -195,23 +199,10 @@ def _observed(sides: list[_Side], plan: Plan, suspects: Suspects) -> Observed | 
 
 def _seen(watched: Observed, plan: Plan, suspects: Suspects) -> Seen:
     first = watched.first
-    benchmark, target = watched.operators
     if first is None:
-        said = say(
-            "of {benchmark} and {target} operators traced on benchmark and target, none differs by "
-            "itself",
-            benchmark=benchmark,
-            target=target,
-        )
-        if watched.differences:
-            said = say(
-                "of {benchmark} and {target} operators traced on benchmark and target, those that "
-                "differ change nothing by more than noise",
-                benchmark=benchmark,
-                target=target,
-            )
         also = [say("the traces differ in: {said}", said=d.said) for d in watched.differences]
-        return Seen("unknown", "", [said, *also])
+        return Seen("unknown", "", [_none(watched, plan), *also])
+    benchmark, target = watched.operators
     where = NOTHING_SAID
     if suspects.trace_module:
         where = say(" in {module}", module=suspects.trace_module)
@@ -226,8 +217,58 @@ def _seen(watched: Observed, plan: Plan, suspects: Suspects) -> Seen:
             said=first.said,
         ),
         *(say("the traces also differ in: {said}", said=said) for said in others),
+        *(
+            say("so do {count} further calls of {operator}", count=count - 1, operator=operator)
+            for operator, count in watched.calls.items()
+            if count > 1
+        ),
     ]
     return Seen(_class(first, plan), first.said + where, [*evidence])
+
+
+def _none(watched: Observed, plan: Plan) -> Said:
+    """That no operator is seen to differ, with how much of that is known."""
+    benchmark, target = watched.operators
+    if watched.differences:
+        return say(
+            "of {benchmark} and {target} operators traced on benchmark and target, those that "
+            "differ change no number by more than {floor:.2g}, as much as results may differ",
+            benchmark=benchmark,
+            target=target,
+            floor=plan.floor,
+        )
+    if not watched.untold:
+        return say(
+            "of {benchmark} and {target} operators traced on benchmark and target, none differs by "
+            "itself",
+            benchmark=benchmark,
+            target=target,
+        )
+    worst = max(watched.untold, key=_grown)
+    return say(
+        "of {benchmark} and {target} operators traced on benchmark and target, none is seen to "
+        "differ by itself; of {count} that are given other numbers nothing tells what these make, "
+        "first of all of {operator}, which makes {made:.2g} of {given:.2g}",
+        benchmark=benchmark,
+        target=target,
+        count=len(watched.untold),
+        operator=worst.target.said,
+        made=_most(worst.benchmark.outputs, worst.target.outputs),
+        given=_most(worst.benchmark.inputs, worst.target.inputs),
+    )
+
+
+def _grown(step: Both) -> float:
+    """By how much more the results of an operator differ than what it is given."""
+    given = _most(step.benchmark.inputs, step.target.inputs)
+    made = _most(step.benchmark.outputs, step.target.outputs)
+    return made / given if given else made
+
+
+def _most(one: list[trace.Value], other: list[trace.Value]) -> float:
+    """The largest relative difference that is known."""
+    sizes = [trace.error(v, w) for v, w in zip(one, other, strict=False)]
+    return max((s for s in sizes if s is not None and math.isfinite(s)), default=0.0)
 
 
 def _class(first: Difference, plan: Plan) -> str:

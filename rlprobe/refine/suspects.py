@@ -49,6 +49,9 @@ class Plan(msgspec.Struct, frozen=True):
     #: floor of the record that parts: what makes less of a difference is not its cause.
     noise: float = 0.0
     floor: float = 0.0
+    #: The floor of the record that is looked at, where that is another one: a law of it is held
+    #: against its own, and not against that of a loss, whose parts may cancel.
+    of_record: float | None = None
     #: Where the benchmark was imported: the command for its site, and the one for here afterwards.
     elsewhere: str = ""
     afterwards: str = ""
@@ -108,6 +111,7 @@ def find(directory: Path, budget_mib: int) -> Plan:
         origin=origin.kind,
         noise=_noise(diverged),
         floor=_floor(diverged),
+        of_record=_of_record(diverged),
     )
 
 
@@ -132,6 +136,17 @@ def _floor(diverged: Finding) -> float:
     # of another format, and within its floor by its size: what makes that much is looked for
     of_format = row.get("error_kind") == OTHER_FORMAT or row.get("other_format")
     return min(own, error / _OF_FORMAT) if of_format and isinstance(error, float) else own
+
+
+def _of_record(diverged: Finding) -> float | None:
+    """The floor of the gradient that a loss sends back, where that is what is looked at."""
+    assert diverged.origin is not None
+    watched = _watched(diverged)
+    if watched == diverged.origin.row["name"]:
+        return None
+    back = _first_gradient(diverged)
+    own = None if back is None else back.get("floor")
+    return float(own) if isinstance(own, float) and math.isfinite(own) else None
 
 
 #: A format is looked for by differences of this part of what it makes, and larger ones.

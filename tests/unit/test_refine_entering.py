@@ -125,6 +125,23 @@ def test_what_the_stage_was_given_is_named(tmp_path: Path, name: str, cause: str
     assert both(tmp_path / "2", 1.0, batch=other, kind="outputs").first is None or name == "mask"
 
 
+@pytest.mark.parametrize(("name", "cause"), [("weights", "data"), ("mask", "label_or_mask_shift")])
+def test_a_loss_whose_parts_cancel_hides_nothing_of_what_it_was_given(
+    tmp_path: Path, name: str, cause: str
+) -> None:
+    other = {"weights": torch.ones(3, 7), "mask": torch.ones(3, 7, dtype=torch.bool)}
+    right = update(tmp_path / "b", kind="outputs", batch={**other})
+    other[name] = other[name].clone()
+    other[name][1] = 0
+    wrong = update(tmp_path / "t", kind="outputs", batch=other)
+    found = first(observe(right, wrong, 1e-5, 3.0))
+    assert found.cause == cause and f"batch {name}, given to" in found.said
+    near = {"weights": 1 + 1e-6 * torch.randn(3, 7), "mask": torch.ones(3, 7, dtype=torch.bool)}
+    assert (
+        observe(right, update(tmp_path / "n", kind="outputs", batch=near), 1e-5, 3.0).first is None
+    )
+
+
 def test_a_number_that_code_took_off_a_tensor_leads_to_what_made_it(tmp_path: Path) -> None:
     found = both(tmp_path, kind="outputs", batch={
         "weights": torch.full((3, 7), 2.0), "mask": torch.ones(3, 7, dtype=torch.bool)

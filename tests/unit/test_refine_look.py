@@ -52,6 +52,45 @@ def test_a_law_is_recognised_and_no_other(name: str) -> None:
     assert (said in "; ".join(found.evidence)) and (bool(found.evidence) == bool(said))
 
 
+TOKENS = np.arange(50)[None, :, None]
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "factors"),
+    [
+        # one sample's tokens hold the difference, and a factor that is theirs alone
+        (B * np.where(TOKENS < 10, 40.0, 1.0), np.where(TOKENS < 10, 0.0589, 0.0126)),
+        # one token is another multiple, and hardly seen in the sum
+        (B * np.where(TOKENS < 45, 10.0, 1.0), np.where(TOKENS == 47, 1.5, 2.0)),
+        # nearly nothing remains of the benchmark, whatever the multiple of what does
+        (B, np.where(TOKENS % 2, 0.06, 0.01)),
+        # the other sign of a few small ones
+        (B * np.where(TOKENS < 45, 10.0, 1.0), np.where(TOKENS < 45, 0.5, -0.5)),
+    ],
+)
+def test_a_factor_of_all_is_one_of_every_token(benchmark: np.ndarray, factors: np.ndarray) -> None:
+    found = look(benchmark.astype(np.float32), (benchmark * factors).astype(np.float32))
+    assert found.cause is None and "each token is multiplied by a factor" in found.evidence[0]
+
+
+@pytest.mark.parametrize("factor", [0.01, 0.999, 30.0])
+def test_small_tokens_that_noise_hides_keep_no_factor_from_being_one(factor: float) -> None:
+    benchmark = B * np.where(TOKENS < 45, 1.0, 1e-2)
+    noise = 0.05 * min(abs(factor - 1), factor) * RANDOM.standard_normal(B.shape)
+    found = look(benchmark.astype(np.float32), (factor * benchmark + noise).astype(np.float32))
+    assert found.cause == "constant_factor", found.evidence
+    assert found.left == pytest.approx(float(np.sum(noise**2) / np.sum(
+        ((factor - 1) * benchmark + noise) ** 2)), rel=0.1)  # fmt: skip
+
+
+def test_an_end_that_differs_by_its_last_bits_is_no_cut() -> None:
+    flat = np.where(B < -0.5, np.float32(-0.5) * (1 + NOISE), B)
+    found = look(flat, np.minimum(np.where(B < -0.5, np.float32(-0.4999999), B), 1.0))
+    assert found.cause == "saturation" and "lie beyond 1 and are cut off" in found.law
+    both = look(B, np.clip(B, -0.5, 1.0))
+    assert "lie beyond -0.5 or 1 and" in both.law
+
+
 def test_what_is_not_finite_comes_first() -> None:
     wrong = np.where(np.arange(50)[None, :, None] == 3, np.nan, 1.01 * B).astype(np.float32)
     found = look(B, wrong)

@@ -46,6 +46,8 @@ class Fit:
     errors: Mapping[str, float] = field(default_factory=dict)
     #: Choices among a few, such as a format, that were made to fit.
     choices: int = 0
+    #: Share of the difference's square that the law leaves, where it was fitted to elements.
+    left: float = 0.0
 
     @property
     def cost(self) -> int:

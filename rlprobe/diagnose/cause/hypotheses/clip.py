@@ -145,13 +145,15 @@ class OfTensors:
         if low <= float(b.min()) and high >= float(b.max()):
             return None
         square = float(np.sum(difference.difference**2))
-        model = np.clip(b, low, high)
+        below, above = np.maximum(low - b, 0.0), np.maximum(b - high, 0.0)
+        # an end that is another one by its last bits is no cut
+        is_cut = [float(np.sum(off**2)) > _LAST * square for off in (below, above)]
+        model = b + is_cut[0] * below - is_cut[1] * above
         cut = int(np.count_nonzero(model != b))
         if not square or cut < _FEW:
             return None
         share = float(np.sum((t - model) ** 2)) / square
-        ends = [f"{end:.6g}" for end, own in ((low, float(b.min())), (high, float(b.max())))
-                if end != own]  # fmt: skip
+        ends = [f"{end:.6g}" for end, held in zip((low, high), is_cut, strict=True) if held]
         said = say(
             "{cut} of {size} elements of the benchmark lie beyond {ends} and are cut "
             "off there on the target: that explains {share:.2%} of the difference",
@@ -161,9 +163,11 @@ class OfTensors:
             share=1 - share,
         )
         residual = tensor_residual(difference, difference.left(model), share)
-        return Fit("saturation", (said,), residual, choices=len(ends))
+        return Fit("saturation", (said,), residual, choices=len(ends), left=share)
 
 
+#: Share of a difference's square below which an end's elements are no cut.
+_LAST = 1e-6
 #: Fewer elements at an extreme may be there by chance: any tensor has one.
 _FEW = 3
 

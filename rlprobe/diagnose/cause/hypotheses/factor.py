@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from rlprobe.diagnose.cause import measure
-from rlprobe.diagnose.cause.differences import Parameters, Record, Tensors
+from rlprobe.diagnose.cause.differences import Array, Parameters, Record, Tensors
 from rlprobe.diagnose.cause.hypothesis import Fit
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.roundoff import UNIT
@@ -203,7 +203,7 @@ class OfParameters:
 
 
 class OfTensors:
-    """One factor, fitted to every element."""
+    """One factor, fitted to every element, and so of every row."""
 
     needs = Tensors
 
@@ -224,10 +224,35 @@ class OfTensors:
             share=1 - share,
         )
         left_over = difference.left(b * (1.0 + by))
+        residual = tensor_residual(difference, left_over, share)
         return Fit(
-            "constant_factor", (said,), tensor_residual(difference, left_over, share),
-            {"factor": 1.0 + by}, {"factor": error},
+            "constant_factor", (said,), max(residual, _of_rows(difference, rest)),
+            {"factor": 1.0 + by}, {"factor": error}, left=share,
         )  # fmt: skip
+
+
+#: Rows that are looked at: those whose difference is this share of the largest row's, or more.
+_OF_LARGEST = 1e-2
+#: Rows that hold the fit, by their difference; what is left of these is noise, or the fit is bad.
+_LEADING = 0.1
+#: Standard deviations of that noise.
+_DEVIATIONS = 3.0
+
+
+def _of_rows(difference: Tensors, rest: Array) -> float:
+    """The most that the multiple leaves of one row, over what noise and the factor explain of it.
+
+    A few rows may hold the difference and the fit with it, and be another multiple than the rest.
+    """
+    own, other = (np.linalg.norm(x, axis=-1) for x in (difference.difference, difference.target))
+    leaves = np.linalg.norm(rest, axis=-1)
+    leading = np.argsort(own)[::-1][: max(1, round(_LEADING * own.size))]
+    noise = _DEVIATIONS * float(np.sqrt(np.mean(leaves[leading] ** 2)))
+    seen = own >= _OF_LARGEST * own.max()
+    # rows of nothing on both sides are no other multiple
+    allowed = np.maximum(_LEFT_BY_NORMS * np.minimum(own, other), noise)
+    over = np.where(seen, leaves / np.maximum(allowed, np.finfo(np.float64).tiny), 0.0)
+    return float(over.max()) if noise or seen.any() else 0.0
 
 
 #: Share of a difference's square that a law of elements may leave where no floor is known.
@@ -235,7 +260,19 @@ UNEXPLAINED = 0.02
 
 
 def tensor_residual(difference: Tensors, left_over: float, share: float) -> float:
-    """What a law of elements leaves, over the floor, or over the most where none is known."""
+    """What a law of elements leaves, over the floor, or over the most where none is known.
+
+    That is held against the smaller of the difference and of the target's numbers: where little
+    remains of the benchmark's, the difference is all of them, whatever the law.
+
+    Args:
+        difference: the elements.
+        left_over: relative L2 error that the law leaves.
+        share: of the difference's square that it leaves.
+    """
+    if share:
+        remains = float(np.sum(difference.target**2)) / float(np.sum(difference.difference**2))
+        share = share / min(1.0, remains) if remains else math.inf
     if difference.floor is None:
         return share / UNEXPLAINED
     return max(left_over / difference.floor if difference.floor else share / UNEXPLAINED,

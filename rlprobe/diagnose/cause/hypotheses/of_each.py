@@ -37,7 +37,7 @@ class Factor:
             share=1 - share,
         )
         residual = tensor_residual(difference, difference.left(model), share)
-        return Fit(UNKNOWN, (said,), residual, choices=len(b))
+        return Fit(UNKNOWN, (said,), residual, choices=len(b), left=share)
 
 
 class Offset:
@@ -60,4 +60,5 @@ class Offset:
             share=1 - share,
         )
         left = difference.left(difference.benchmark + vector)
-        return Fit(UNKNOWN, (said,), tensor_residual(difference, left, share), choices=d.shape[1])
+        residual = tensor_residual(difference, left, share)
+        return Fit(UNKNOWN, (said,), residual, choices=d.shape[1], left=share)

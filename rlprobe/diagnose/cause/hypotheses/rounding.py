@@ -203,7 +203,7 @@ class OfTensors:
                     name=name,
                     share=1 - share,
                 )
-                return Fit("rounding_order", (said,), residual, choices=1)
+                return Fit("rounding_order", (said,), residual, choices=1, left=share)
         return None
 
 

@@ -49,7 +49,7 @@ class OfTensors:
             share=1 - share,
         )
         residual = tensor_residual(difference, difference.left(model), share)
-        return Fit("hyperparameter", (said,), residual, {"factor": factor})
+        return Fit("hyperparameter", (said,), residual, {"factor": factor}, left=share)
 
 
 def _are_probabilities(rows: Array) -> bool:

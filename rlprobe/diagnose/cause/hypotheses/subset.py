@@ -145,4 +145,4 @@ class OfTensors:
             share=1 - share,
         )
         residual = tensor_residual(difference, difference.left(model), share)
-        return Fit(UNKNOWN, (said,), residual, choices=count)
+        return Fit(UNKNOWN, (said,), residual, choices=count, left=share)

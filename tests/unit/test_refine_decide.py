@@ -1,0 +1,55 @@
+"""Which of what was seen decides the cause."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from rlprobe.diagnose.diagnosis import Cause
+from rlprobe.refine import decide
+from rlprobe.refine.refined import Refined, Seen
+
+LAW = "the target is 0.05 times the benchmark"
+
+
+def refined(**given: Any) -> Refined:
+    kept = {
+        "benchmark": "b", "target": "t", "refining": ["c", "u"], "stage": "actor_update",
+        "record": "r", "repeated": True, "kept": 2, "left_out": 0, "bytes": 8, "error": 0.9,
+        "cause": "constant_factor", "law": LAW, "left": 0.0016, "evidence": [LAW], "tokens": [],
+        "channels": [], "records": [],
+    }  # fmt: skip
+    return Refined(**{**kept, **given})
+
+
+@pytest.mark.parametrize(
+    ("floor", "of_record", "cause"),
+    [
+        (3.2, 1e-5, "data"),  # of a loss whose parts cancel, and of the gradient it sends back
+        (3.2, None, "constant_factor"),
+        (1e-5, None, "data"),
+        (1e-5, 0.1, "constant_factor"),
+    ],
+)
+def test_a_law_is_held_against_the_floor_of_its_own_record(
+    monkeypatch: pytest.MonkeyPatch, floor: float, of_record: float | None, cause: str
+) -> None:
+    monkeypatch.setattr(decide, "_floor", lambda _: floor)
+    monkeypatch.setattr(decide, "_said", lambda text, _: text)
+    before = Cause("data", "consistent", "what it was given differs", [])
+    found = decide._decided(before, refined(floor=of_record), None)  # type: ignore[arg-type]
+    assert found.class_ == cause
+    left = math.sqrt(0.0016) * 0.9 / (of_record or floor)
+    assert cause == "data" or f"{left:.2g} of the noise floor is left" in found.statement
+
+
+def test_what_was_given_and_seen_to_differ_comes_before_a_law() -> None:
+    seen = Seen("data", "batch advantages differs by 0.96", [])
+    before = Cause("data", "consistent", "what it was given differs", [])
+    found = decide._decided(before, refined(observed=seen, floor=1.0), DIAGNOSIS)
+    assert (found.class_, found.known) == ("data", "observed")
+
+
+DIAGNOSIS: Any = type("D", (), {"noise": {"first": {"floor": 1.0}}, "messages": {}})()
