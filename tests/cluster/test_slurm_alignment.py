@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.cluster.leftovers import processes_of, within
 
 if TYPE_CHECKING:
     from conftest import Aligned, Site
@@ -73,6 +76,14 @@ def test_the_repeat_is_bitwise_the_benchmark(aligned: Aligned) -> None:
     aligned.assert_the_repeat_is_bitwise_the_benchmark()
 
 
+def test_nothing_of_a_run_is_left_on_its_node(aligned: Aligned) -> None:
+    """No process of Ray or of a worker, and no directory of a job."""
+    jobs = [fields(job) for job in aligned.jobs if rule_of(job)]
+    within(60, lambda: not processes_of(aligned.store))
+    assert jobs
+    assert [left for job in jobs for left in Path("/tmp").glob(f"rlprobe-{job['JobId']}.*")] == []
+
+
 def test_a_failing_job_is_reported_with_its_log(site: Site) -> None:
     config = site.write(
         "fails",
@@ -88,3 +99,4 @@ def test_a_failing_job_is_reported_with_its_log(site: Site) -> None:
     assert "run_benchmark" in done.stdout
     assert "logs/fails/benchmark.log" in done.stdout
     assert "ppo_mini_batch_size" in (site.directory / "logs/fails/benchmark.log").read_text()
+    within(60, lambda: not processes_of(site.directory / "store"))

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.cluster.leftovers import processes_of, within
 
 if TYPE_CHECKING:
     from conftest import Site
@@ -69,21 +69,3 @@ def test_ctrl_c_ends_one_run_with_all_it_started_and_its_neighbour_commits(
 
 def queue(site: Site) -> str:
     return site.command("squeue", "--noheader", "--format=%Z").stdout
-
-
-def processes_of(directory: Path) -> list[int]:
-    """Processes whose environment names a directory: a run's, whatever they were forked from."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if str(directory).encode() in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-    return found
-
-
-def within(seconds: float, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.5)
