@@ -20,6 +20,7 @@ from rlprobe.compare.sides import KEY_DATA, Side
 from rlprobe.compare.stage_sources import RolloutStage
 from rlprobe.compare.tables import Table
 from rlprobe.compare.writer import Summary
+from rlprobe.dumps.schema import ROLLOUT
 from rlprobe.errors import NotComparableError
 from rlprobe.imports import uncollected
 from rlprobe.said import exactly, of_side, say
@@ -261,6 +262,10 @@ _ADVICE = {
         "give both sides the same arguments and switches (caches, masks, dropout): what one side "
         "has, the other leaves out",
     ),
+    lacking.TYPES: (
+        "have both sides give the same type of value: a whole number is not held against a "
+        "floating-point one, a truth value or a text"
+    ),
     lacking.DTYPES: "run both sides in the same precision, or call the pair --pair high_precision",
     lacking.UNREADABLE: "copy the dumps again with dump_tensor_data, or collect them again",
     measures.CHECKSUMS_DIFFER: _CHECKSUMS_ONLY,
@@ -272,6 +277,10 @@ _ADVICE = {
 }
 
 
+_OTHER_ROLLOUTS = (
+    "compare rollouts of the same prompts and steps, with as many responses to each; summary.json "
+    "lists what is on one side only"
+)
 _NOTHING_RECORDED = (
     "a dump without records is what msprobe leaves where nothing ran between start() and stop(), "
     "or where step, rank, scope and list of its configuration leave out what did"
@@ -295,6 +304,8 @@ def _advice(reason: str, summaries: Sequence[Summary]) -> str:
         return _NOTHING_RECORDED
     kinds = [{name.partition(".")[0] for s in summaries for name in s.unmatched[side]}
              for side in ("benchmark", "target")]  # fmt: skip
+    if kinds[0] | kinds[1] == {ROLLOUT}:
+        return _OTHER_ROLLOUTS
     if kinds[0] and kinds[1] and not kinds[0] & kinds[1]:
         return (
             f"only the benchmark has records named {', '.join(sorted(kinds[0]))}, only the target "

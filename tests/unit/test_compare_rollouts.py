@@ -477,3 +477,21 @@ def test_verl_writes_what_is_read(tmp_path: Path) -> None:
     )  # fmt: skip
     ((_, leaves),) = fields(tmp_path / "jsonl").items()
     assert leaves == {"input": "q", "output": "a", "gts": None, "score": 0.5, "acc": "1.0"}
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "target", "advice"),
+    [
+        ([line(0, score=1)], [line(0, score=1.0)], "the same type of value"),
+        ([line(0, acc=True)], [line(0, acc="True")], "the same type of value"),
+        ([line(0), line(2)], [line(0)], "rollouts of the same prompts and steps"),
+        ([line(0)], [line(0), line(1), line(1)], "rollouts of the same prompts and steps"),
+        ([line(0)], [line(4)], "rollouts of the same prompts and steps"),
+    ],
+)
+def test_what_to_do_is_about_rollouts(
+    tmp_path: Path, benchmark: Sequence[Any], target: Sequence[Any], advice: str
+) -> None:
+    """Not about levels of a dump and names of modules."""
+    lack = str(both(tmp_path, benchmark, target).lack)
+    assert advice in lack and "dumped at the same level" not in lack
