@@ -237,6 +237,25 @@ def _finding(stage: Stage, key_data: dict[str, Difference], asked: _Asked) -> Fi
     return Finding(stage, own, outcomes, produced, first, rank)
 
 
+def besides(finding: Finding, rows: pl.Expr) -> Finding:
+    """A finding as it is but for rows that are known to differ, which are no origin.
+
+    Args:
+        finding: of a stage.
+        rows: boolean, over the columns of the stage's rows.
+    """
+    known = rows.fill_null(False)
+    processes = [
+        dataclasses.replace(
+            process, rows=process.rows.with_columns(beyond=pl.col("beyond") & ~known)
+        )
+        for process in finding.stage.processes
+    ]
+    stage = dataclasses.replace(finding.stage, processes=processes)
+    first, rank = _first(stage, finding.produced)
+    return dataclasses.replace(finding, stage=stage, origin=first, rank=rank)
+
+
 def results_of(
     stage: Stage, key_data: dict[str, Difference], one_format: bool = False
 ) -> list[Outcome]:

@@ -10,14 +10,16 @@ import shutil
 from pathlib import Path
 
 import msgspec
+import polars as pl
 
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.errors import DumpError
+from rlprobe.judge import execution
 from rlprobe.judge.inputs import NAME as PLAN
 from rlprobe.judge.inputs import PlannedPair, PlannedRun, Results, write
-from rlprobe.judge.judge import judge
+from rlprobe.judge.judge import besides, judge
 from rlprobe.refine import answers, exchange
 from rlprobe.refine.suspects import Plan
 from rlprobe.roles import BENCHMARK, TARGET
@@ -106,7 +108,8 @@ def _judged(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Sub
     if finding is None or not finding.records:
         said = begins + say("nothing could be judged")
         return Substituted(module, suspects.stage, calls, failed, None, said)
-    origin = finding.origin
+    # what the suspect computes inside is as wrong as it was, and nothing uses it
+    origin = besides(finding, _inside(module)).origin
     if origin is None:
         said = begins + say(
             "all {count} judged quantities of {stage} agree: nothing else is wrong in this stage",
@@ -114,7 +117,8 @@ def _judged(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Sub
             stage=suspects.stage,
         )
         return Substituted(module, suspects.stage, calls, failed, True, said)
-    if origin.module == module:
+    backward = origin.row.get("direction") == "backward"
+    if backward and f"{origin.module}.".startswith(f"{module}."):
         said = begins + say(
             "what {module} makes in its own backward pass still differs, so that nothing is known "
             "of what comes after",
@@ -126,7 +130,6 @@ def _judged(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Sub
         if origin.module
         else say("in the {operator}", operator=origin.operator)
     )
-    backward = origin.row.get("direction") == "backward"
     said = begins + say(
         "{stage} parts next {where}{again}",
         stage=suspects.stage,
@@ -137,6 +140,15 @@ def _judged(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Sub
         module, suspects.stage, calls, failed, False, said,
         origin.module, str(origin.row.get("name")), _finite(origin.row.get("excess")),
     )  # fmt: skip
+
+
+def _inside(module: str) -> pl.Expr:
+    """Forward records of what runs inside a module's call."""
+    below = f"{module}."
+    own = pl.col("module").fill_null("").str.starts_with(below)
+    ran = pl.col("within").fill_null("") + "."
+    within = pl.col("module").is_null() & ran.str.starts_with(below)
+    return (pl.col("phase") == execution.FORWARD) & (own | within)
 
 
 def _finite(value: object) -> float | None:

@@ -26,6 +26,9 @@ from rlprobe.judge.reasons import RECOMPOSED
 
 #: Relative difference from which tensors of one norm have little in common.
 _UNRELATED = 0.1
+#: Relative difference of norms and extremes of one tensor's rows in two orders: its last bits, in
+#: 16 bits a percent or so.
+_SAME = 0.02
 #: Multiple of the block's floor that a difference inside must reach, added to its result.
 _SEEN = 2.0
 _MOVING = pl.col("phase").is_in([execution.FORWARD, execution.BACKWARD]) & pl.col("slot").is_in(
@@ -90,9 +93,11 @@ def _other_rows() -> pl.Expr:
     matrices = pl.all_horizontal(*(shape.list.len() >= 2 for shape in shapes))
     number = (pl.col("status") == "shape") & matrices & (widths[0] == widths[1])
     largest = pl.max_horizontal(pl.col("max_benchmark").abs(), pl.col("min_benchmark").abs())
+    # where a floor is as wide as elements differ, it says nothing of these being the same numbers
+    apart = pl.min_horizontal("floor", pl.lit(_SAME))
     same = pl.all_horizontal(
-        (pl.col("norm_diff").abs() <= pl.col("floor") * pl.col("norm_benchmark")),
-        *(pl.col(f"{n}_diff").abs() <= pl.col("floor") * largest for n in ("max", "min", "mean")),
+        (pl.col("norm_diff").abs() <= apart * pl.col("norm_benchmark")),
+        *(pl.col(f"{n}_diff").abs() <= apart * largest for n in ("max", "min", "mean")),
     )
     order = (pl.col("status") == "matched") & same & (pl.col("error") >= _UNRELATED)
     return (number | order).fill_null(False)

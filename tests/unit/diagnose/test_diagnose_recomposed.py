@@ -96,6 +96,29 @@ def test_other_numbers_inside_are_a_difference(other: dict[str, Any]) -> None:
     assert beyond(around(record(INSIDE, "output", **other))) == ([INSIDE], [])
 
 
+WIDE = {"floor": 0.68, "excess": 1.03, "beyond": True}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"error": 0.7, "norm_diff": 30.0},
+        {"error": 0.7, "max_diff": 2.0},
+        {"error": 0.7, "mean_diff": 0.5},
+    ],
+)
+def test_a_floor_as_wide_as_elements_differ_makes_no_numbers_the_same(
+    other: dict[str, Any],
+) -> None:
+    inside = record(INSIDE, "output", **{**WIDE, **other})
+    assert beyond(around(inside)) == ([INSIDE], [])
+
+
+def test_rows_in_another_order_are_still_told_where_the_floor_is_wide() -> None:
+    inside = record(INSIDE, "output", **{**WIDE, "error": 0.7, "norm_diff": 0.5, "max_diff": 0.02})
+    assert beyond(around(inside)) == ([], [EXPERTS])
+
+
 def test_only_what_stands_otherwise_is_left_out() -> None:
     """Neither what is not finite inside nor what follows the block."""
     lopsided = {"status": "nonfinite", "reason": "target", "beyond": True, "error": None}
