@@ -21,13 +21,14 @@ from rlprobe.refine import (
     meaning,
     settings,
     stepped,
+    summed,
     vocabulary,
     wiring,
     written,
 )
 from rlprobe.refine.bounds import Bounds
 from rlprobe.refine.difference import CONSTANT, IMPLEMENTATION, Difference, number
-from rlprobe.refine.pairing import Apart, Both, pair, reordered
+from rlprobe.refine.pairing import Apart, Both, pair, reordered, scalars
 from rlprobe.refine.stretch import Stretch
 from rlprobe.refine.trace import Operator, Trace, Value, taken
 from rlprobe.said import Said, listed, of_side, say
@@ -73,6 +74,7 @@ def observe(
             pass does is a consequence.
     """
     floor = noise if floor is None else floor
+    benchmark, target = summed.known(benchmark), summed.known(target)
     sides = _with_modules(benchmark), _with_modules(target)
     live = [{op.n for op in trace.live()} for trace in (benchmark, target)]
     found = Observed(operators=(len(live[0]), len(live[1])))
@@ -99,6 +101,9 @@ def observe(
             )
             if not (step.benchmark or step.target):
                 continue
+            alike = _working(step.target) and not any(_unlike(step))
+            if alike and found.first is not None:
+                continue  # the same operators of other code, on what differs already
             used = _used(step, steps[at + 1 :], (benchmark, target))
             # where nothing that both sides run uses what they made, they may be a cause
             differs = not used or any(both.differ(one, other, 0.0, floor) for one, other in used)
@@ -212,12 +217,43 @@ def _apart(
         )
     else:
         cause = _of_both(step, traces, used, floor)
-        said = say(
-            "the target runs {target} where the benchmark runs {benchmark}",
-            target=_listed(step.target),
-            benchmark=_listed(step.benchmark),
-        )
+        said = _where(step)
     return Difference(cause, said, differs, "operators")
+
+
+def _unlike(step: Apart) -> tuple[list[Operator], list[Operator]]:
+    """What each side runs, views apart, without what the other runs as well by other code."""
+    sides = [[op for op in side if _working([op])] for side in (step.benchmark, step.target)]
+    kinds = [Counter((op.name, str(scalars(op))) for op in side) for side in sides]
+    rest: tuple[list[Operator], list[Operator]] = ([], [])
+    for side, own in zip(sides, rest, strict=True):
+        shared = kinds[0] & kinds[1]
+        for op in side:
+            kind = op.name, str(scalars(op))
+            if not shared[kind]:
+                own.append(op)
+            shared[kind] -= shared[kind] > 0
+    return rest
+
+
+def _where(step: Apart) -> Said:
+    """What the sides run in each other's place, in words."""
+    benchmark, target = _unlike(step)
+    if not (benchmark or target):
+        benchmark, target = step.benchmark, step.target  # the same, by other code
+    if benchmark and target:
+        return say(
+            "the target runs {target} where the benchmark runs {benchmark}",
+            target=_listed(target),
+            benchmark=_listed(benchmark),
+        )
+    who = "target" if target else "benchmark"
+    return say(
+        "the {side} runs {operators}, which the {other} does not",
+        side=of_side(who),
+        operators=_listed(target or benchmark),
+        other=of_side("benchmark" if who == "target" else "target"),
+    )
 
 
 def _of_both(

@@ -264,7 +264,7 @@ def error(benchmark: Value, target: Value) -> float | None:
         return 0.0
     if benchmark.nonfinite != target.nonfinite:
         return float("inf")
-    b, t = (_decoded(value.sketch) for value in (benchmark, target))
+    b, t = (decoded(value.sketch) for value in (benchmark, target))
     if b is None or t is None:
         # -inf of masks has no sketch; digests still tell that there is a difference
         return float("inf") if benchmark.digest and target.digest else None
@@ -281,5 +281,6 @@ def measurable(benchmark: Value, target: Value) -> bool:
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _decoded(text: str | None) -> npt.NDArray[np.float64] | None:
+def decoded(text: str | None) -> npt.NDArray[np.float64] | None:
+    """A value's sketch; None where it has none."""
     return None if text is None else sketch.decode(text).astype(np.float64)

@@ -211,7 +211,8 @@ class Wires:
         for one, other in self._differing(step):
             b, t = self._source(one, 0), self._source(other, 1)
             size = error(b.value, t.value)
-            if (b.views or t.views) and size is not None and size <= self._allowed:
+            # by the same views it is a part that differs, which the whole hides
+            if b.said != t.said and size is not None and size <= self._allowed:
                 pairs.append((one, other, b, t))
         if not pairs:
             return None
