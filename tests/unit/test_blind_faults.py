@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -111,6 +112,32 @@ def test_no_fault_is_in_two_sets():
     told = [*answered(FIRST), *answered(SECOND), *answered(THIRD)]
     told += [*lawless.CASES, *second.CASES, *third.CASES]
     assert len(told) == len(set(told))
+
+
+FOURTH = FIRST / "fourth"
+
+
+def test_each_fault_of_the_fourth_set_is_declared_as_its_answer_says():
+    faults, told = declared(FOURTH), answered(FOURTH)
+    assert len(faults) == 35 and faults.keys() == told.keys()
+    for name, fault in faults.items():
+        answer = told[name]
+        assert fault["stage"] == answer.get("planted", answer["stage"]), name
+        assert answer["stage"] in STAGES and fault.get("module") in answer["modules"], name
+        classes = fault["cause"] if isinstance(fault["cause"], tuple) else (fault["cause"],)
+        assert answer["cause"] in classes, name
+        assert_told_well(name, {"words": answer["known"], **answer})
+        if "needs" in fault:
+            check(fault["needs"])
+
+
+def test_what_was_found_blind_of_the_fourth_set_is_what_is_written():
+    scores = json.loads((FOURTH / "scores_blind.json").read_text())
+    told = answered(FOURTH)
+    for name, row in scores["faults"].items():
+        assert row["class"] == score.of_class(row["named"], told[name]), name
+    assert scores["summary"] == score.summed(scores["faults"])
+    assert scores["summary"]["class"] == {"right": 28, "also true": 6, "wrong": 1}
 
 
 def test_disturbances_of_the_third_set_have_an_answer_on_verl_too():
