@@ -125,12 +125,97 @@ def temperature(module: ModuleType) -> None:
     module.Sampler.apply_temperature = staticmethod(apply_temperature)
 
 
+def nucleus(module: ModuleType) -> None:
+    """Log-probs are of the likeliest tokens alone, nine tenths of the whole, and nobody asked."""
+    original = module.Sampler.apply_temperature
+
+    @functools.wraps(original)
+    def apply_temperature(logits: Any, temp: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original(logits, temp, *args, **kwargs)
+        shares, order = found.softmax(-1).sort(-1, descending=True)
+        beyond = shares.cumsum(-1) - shares > 0.9
+        return found.masked_fill(beyond.scatter(-1, order, beyond), float("-inf"))
+
+    module.Sampler.apply_temperature = staticmethod(apply_temperature)
+
+
+def behind(module: ModuleType) -> None:
+    """A decoded token is given the distribution of the one before it."""
+    original = module.Sampler.gather_logprobs
+    before: list[Any] = []
+
+    @functools.wraps(original)
+    def gather_logprobs(logprobs: Any, *args: Any, **kwargs: Any) -> Any:
+        late = before[-1] if before and before[-1].shape == logprobs.shape else logprobs
+        before[:] = [logprobs]
+        return original(late, *args, **kwargs)
+
+    module.Sampler.gather_logprobs = staticmethod(gather_logprobs)
+
+
+def opening(module: ModuleType) -> None:
+    """A token is put in front of every prompt."""
+    original = module.AsyncLLM.generate
+
+    @functools.wraps(original)
+    def generate(self: Any, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        ids = prompt["prompt_token_ids"]
+        return original(self, {**prompt, "prompt_token_ids": [1, *ids]}, *args, **kwargs)
+
+    module.AsyncLLM.generate = generate
+
+
+def prefix(module: ModuleType) -> None:
+    """The first tokens of a prompt have the keys of others, as in a block that was kept too long,
+    in one layer."""
+    original = module.CPUAttentionBackendImpl.do_kv_cache_update
+
+    @functools.wraps(original)
+    def do_kv_cache_update(self: Any, layer: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(key) > 4 and _LAYER in layer.layer_name:
+            key = key.clone()
+            key[:2] = key[2:4]
+        return original(self, layer, key, *args, **kwargs)
+
+    module.CPUAttentionBackendImpl.do_kv_cache_update = do_kv_cache_update
+
+
+def epsilon(module: ModuleType) -> None:
+    """One layer's second norm has another epsilon."""
+    original = module.Qwen2DecoderLayer.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, prefix: str = "", **kwargs: Any) -> None:
+        original(self, *args, prefix=prefix, **kwargs)
+        if _LAYER in f"{prefix}.":
+            self.post_attention_layernorm.variance_epsilon = 1e-2
+
+    module.Qwen2DecoderLayer.__init__ = __init__
+
+
+def padding(module: ModuleType) -> None:
+    """No fault: the vocabulary is padded to a multiple of another number."""
+    original = module.pad_vocab_size
+
+    @functools.wraps(original)
+    def pad_vocab_size(vocab_size: int, pad_to: int = 64) -> int:
+        return int(original(vocab_size, 3 * pad_to))
+
+    vars(module)["pad_vocab_size"] = pad_vocab_size
+
+
 _MODELS = ("vllm.model_executor.models.qwen2", "vllm.model_executor.models.qwen2_moe")
 _PLANTED = {
     "rope": (("vllm.model_executor.layers.rotary_embedding.base",), rope),
     "cache": (("vllm.v1.attention.backends.cpu_attn",), cache),
     "adapter": (("verl.workers.rollout.vllm_rollout.utils",), adapter),
     "temperature": (("vllm.v1.sample.sampler",), temperature),
+    "nucleus": (("vllm.v1.sample.sampler",), nucleus),
+    "behind": (("vllm.v1.sample.sampler",), behind),
+    "opening": (("vllm.v1.engine.async_llm",), opening),
+    "prefix": (("vllm.v1.attention.backends.cpu_attn",), prefix),
+    "epsilon": (("vllm.model_executor.models.qwen2",), epsilon),
+    "padding": (("vllm.model_executor.layers.vocab_parallel_embedding",), padding),
     **{
         change.__name__: (_MODELS, _arriving(change))
         for change in (stale, half, kept, split, rounded, experts)

@@ -20,6 +20,7 @@ from rlprobe.compare.compare import Options, compare
 from rlprobe.config import load
 from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.diagnose.run import diagnose
+from rlprobe.errors import RunError
 from rlprobe.frameworks import RunDirectories
 from rlprobe.judge import forced, inputs
 from rlprobe.judge.inputs import PlannedPair, PlannedRun
@@ -152,6 +153,55 @@ def test_weights_that_the_engine_did_not_take_shut_the_gate(judge: Judge) -> Non
     found = judge("kept")
     assert found.verdict == "not_comparable", found.sentence
     assert f"{stages.FORCED}: " in found.sentence and ".layers.1." in found.sentence
+
+
+@pytest.mark.long
+def test_a_vocabulary_that_is_padded_otherwise_is_no_fault(judge: Judge) -> None:
+    found = judge("padding")
+    assert found.verdict == "aligned", found.sentence
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("fault", "cause"), [("nucleus", "nonfinite"), ("behind", "unknown")])
+def test_other_log_probs_of_the_same_logits_part_in_what_is_sampled(
+    judge: Judge, fault: str, cause: str
+) -> None:
+    """Of a part of the vocabulary alone (a recorded token beyond it has none), or of the token
+    before: all layers agree."""
+    found = judge(fault)
+    assert found.first is not None and found.cause is not None, found.sentence
+    first = found.first
+    assert (first.stage, first.module, first.phase) == (stages.FORCED, None, "decode")
+    assert first.operator == forced.log_probs("decode")
+    assert found.cause.class_ == cause, found.cause
+    assert f"prefills of prompt and response: 0 of {SAMPLES} part" in found.cause.evidence
+    assert _others_agree(found)
+
+
+@pytest.mark.long
+def test_keys_of_other_tokens_in_a_prompts_beginning_part_in_the_prefill(judge: Judge) -> None:
+    found = judge("prefix")
+    assert found.first is not None, found.sentence
+    first = found.first
+    assert (first.stage, first.phase) == (stages.FORCED, "prefill")
+    assert first.module is not None and first.module.startswith("model.layers.1.self_attn")
+    assert _others_agree(found)
+
+
+@pytest.mark.long
+def test_another_epsilon_of_one_layer_parts_at_its_norm(judge: Judge) -> None:
+    found = judge("epsilon")
+    assert found.first is not None, found.sentence
+    first = found.first
+    assert (first.stage, first.phase) == (stages.FORCED, "prefill")
+    assert first.module == "model.layers.1.post_attention_layernorm"
+    assert _others_agree(found)
+
+
+@pytest.mark.long
+def test_a_token_that_one_engine_puts_in_front_is_said(judge: Judge) -> None:
+    with pytest.raises(RunError, match="other ones from token 0 on: it, or a plugin of it"):
+        judge("opening")
 
 
 def _others_agree(found: Diagnosis) -> bool:
