@@ -14,7 +14,7 @@ import polars as pl
 
 from rlprobe import stages
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate import contradictions, gaps, gradient_norms, impossible
+from rlprobe.diagnose.gate import clipping, contradictions, gaps, gradient_norms, impossible
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, rows_of
 from rlprobe.judge import keydata, metrics, optimizers
 from rlprobe.judge.analysis import Step
@@ -51,6 +51,7 @@ def check(evidence: Evidence) -> GateItem | None:
         *impossible.check(evidence.step),
         *_metrics(evidence),
         *gradient_norms.check(evidence),
+        *clipping.check(evidence),
         *_told(evidence),
     ]
     if not said:
