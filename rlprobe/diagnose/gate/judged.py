@@ -150,6 +150,9 @@ def _count(results: Results, step: Step, extents: Extents) -> _Count:
             found.scattered.update(_lacking(extent))
         else:
             of_stage = _lacking(extent) if stage is None else _of_wholes(results, stage, extent)
+            if stage is not None and stage.laid_out is not None:
+                # whose tokens went to other experts behind what parts, for one
+                found.scattered[reasons.OTHER_SHAPE] += of_stage.pop(reasons.OTHER_SHAPE, 0)
             found.why.update(of_stage)
     return found
 

@@ -141,6 +141,15 @@ def test_where_nothing_stands_for_calls_they_are_lacking(parts: bool, state: str
     assert of_wholes(FORWARD + lost, None, parts=parts) == "shut"
 
 
+@pytest.mark.parametrize(("parts", "state"), [(False, "shut"), (True, "caveat")])
+def test_wholes_of_other_tokens_behind_what_parts_hide_no_divergence(
+    parts: bool, state: str
+) -> None:
+    """A router that was given other numbers sends other tokens to each expert."""
+    others = [(execution.FORWARD, module, reasons.OTHER_SHAPE) for module in MODULES]
+    assert of_wholes(FORWARD + others, parts=parts) == state
+
+
 def test_updates_of_other_samples_are_lacking() -> None:
     """Several updates, shared out over other ranks: nothing of them is compared."""
     gradients = [(execution.GRADIENTS, module, reasons.OTHER_PLACES) for module in MODULES]
