@@ -14,7 +14,7 @@ from rlprobe.judge import digits
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.refine import meaning
 from rlprobe.refine.difference import COLLECTIVE, CONSTANT, Difference, number
-from rlprobe.refine.trace import Operator, Value, error
+from rlprobe.refine.trace import ELSEWHERE, Operator, Value, error
 from rlprobe.said import NOTHING_SAID, say
 
 #: Round-offs by which a value may differ that is meant to be the same.
@@ -25,7 +25,7 @@ _JUDGED = ("input ", "module ", "model output ", "gradient of ")
 _MASKS = ("input ",)
 #: Values that earlier computations made, on either side for itself: they have noise.
 _BATCH = "batch "
-_COMPUTED = (_BATCH, "elsewhere")
+_COMPUTED = (_BATCH, ELSEWHERE)
 
 
 class Changed(NamedTuple):
@@ -103,7 +103,7 @@ def _said(
 ) -> Difference:
     """What is said of the values of one argument that differ; of a list, of all at once."""
     size, v, w = max(apart, key=lambda entry: entry[0])
-    known = w.origin if w.origin != "elsewhere" else None
+    known = w.origin if w.origin != ELSEWHERE else None
     if len(apart) == 1 and _is_constant(v) and _is_constant(w) and known is None:
         said = say(
             "{name} {target} on the target instead of {benchmark} in {operator}",

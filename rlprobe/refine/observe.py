@@ -30,7 +30,7 @@ from rlprobe.refine.bounds import Bounds
 from rlprobe.refine.difference import CONSTANT, IMPLEMENTATION, Difference, number
 from rlprobe.refine.pairing import Apart, Both, pair, reordered, scalars
 from rlprobe.refine.stretch import Stretch
-from rlprobe.refine.trace import Operator, Trace, Value, taken
+from rlprobe.refine.trace import ELSEWHERE, Operator, Trace, Value, taken
 from rlprobe.said import Said, listed, of_side, say
 
 #: Differences listed.
@@ -142,7 +142,7 @@ def _are_given_from_elsewhere(trace: Trace, operators: list[Operator]) -> bool:
     """Whether operators are given computed numbers that their trace knows nothing of."""
     elsewhere = {
         v.value for op in trace.operators for v in op.inputs
-        if v.origin == "elsewhere" and math.prod(v.shape) > 1 and v.dtype in UNIT
+        if v.origin == ELSEWHERE and math.prod(v.shape) > 1 and v.dtype in UNIT
     }  # fmt: skip
     return trace.kind != "update" and any(v.value in elsewhere for op in operators
                                           for v in op.inputs)  # fmt: skip

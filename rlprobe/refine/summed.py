@@ -16,10 +16,8 @@ import numpy.typing as npt
 from msgspec import structs
 
 from rlprobe.judge.roundoff import UNIT
-from rlprobe.refine.trace import Operator, Trace, Value, decoded
+from rlprobe.refine.trace import ELSEWHERE, Operator, Trace, Value, decoded
 
-#: Where a value comes from that no traced operator made and that has no name.
-ELSEWHERE = "elsewhere"
 #: Round-offs by which a sum may differ from its terms'.
 _KERNEL = 32.0
 #: Terms, and the last gradients of a shape that they are looked for among.

@@ -21,6 +21,8 @@ from rlprobe.errors import DumpError
 
 NAME = "trace.jsonl"
 FORMAT = 1
+#: Where a value comes from that no traced operator made and that has no name.
+ELSEWHERE = "elsewhere"
 #: A trace is at most 20,000 lines of some kilobytes.
 MAX_BYTES = 512 << 20
 

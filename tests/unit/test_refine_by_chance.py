@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from rlprobe.refine import refined
+from rlprobe.refine import repeated
 from rlprobe.refine.suspects import Plan
 from rlprobe.spec import Suspects
 
@@ -34,9 +34,9 @@ def run(key: str) -> Any:
 
 
 def found(monkeypatch: pytest.MonkeyPatch, tables: dict[str, pl.DataFrame]) -> Any:
-    monkeypatch.setattr(refined, "_numbers", lambda run, _: tables[run.key])
-    monkeypatch.setattr(refined, "Run", SimpleNamespace(open=lambda _, key: run(key)))
-    return refined._by_chance([run("b"), run("t")], PLAN, SUSPECTS)
+    monkeypatch.setattr(repeated, "_numbers", lambda run, _: tables[run.key])
+    monkeypatch.setattr(repeated, "Run", SimpleNamespace(open=lambda _, key: run(key)))
+    return repeated.by_chance([run("b"), run("t")], PLAN, SUSPECTS)
 
 
 BENCHMARK = table(EXACT, EXACT, EXACT)

@@ -9,7 +9,8 @@ import pytest
 
 from rlprobe.diagnose.diagnosis import Cause
 from rlprobe.refine import decide
-from rlprobe.refine.refined import Refined, Seen
+from rlprobe.refine.refined import Refined
+from rlprobe.refine.seen import Seen
 
 LAW = "the target is 0.05 times the benchmark"
 

@@ -89,8 +89,10 @@ def _agree(sides: _Sides, allowed: float) -> bool:
 
 
 def _allowed(rows: pl.DataFrame) -> float:
-    """Of the widest format that clipped gradients are kept in; each element is rounded by itself,
-    which adds up to much less over all of them."""
+    """One rounding to the coarsest format that clipped gradients are kept in.
+
+    Of many elements, each rounded by itself, the norm is off by much less.
+    """
     kept = rows.filter(slot="grad_clipped")
     formats = {*kept["dtype_benchmark"].drop_nulls(), *kept["dtype_target"].drop_nulls()}
     return max([_SUMMED, *(UNIT[one] for one in formats if one in UNIT)])
