@@ -157,6 +157,7 @@ def test_what_parts_before_the_optimizer_steps_stays_the_first(align: Align) -> 
     assert seen is not None and "lr 0.002" in seen.evidence
 
 
+@pytest.mark.long
 def test_decay_that_one_back_end_leaves_out_is_said_and_no_divergence(align: Align) -> None:
     target = device(groups(NORMS, weight_decay=0.0), backend="megatron")
     benchmark = device(backend="FSDPEngine")
@@ -170,6 +171,7 @@ def test_decay_that_one_back_end_leaves_out_is_said_and_no_divergence(align: Ali
     assert held(align, other, benchmark).verdict == "diverged"
 
 
+@pytest.mark.long
 def test_a_side_or_a_setting_that_is_not_said_is_held_against_nothing(align: Align) -> None:
     assert item(held(align, {"told": {}})) is None
     found = held(align, device(groups(bias_correction=False)))
