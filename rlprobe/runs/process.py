@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rlprobe.runs import logs, sharedmemory
@@ -21,6 +21,10 @@ _PR_SET_PDEATHSIG = 1
 _GRACE_S = 10.0
 #: How often a run's processes are looked at for memory that they share.
 _LOOK_S = 5.0
+#: How long a process that shows no environment may be on its way to another program.
+_SETTLE_S = 1.0
+#: ``PF_KTHREAD``: one of the kernel's own, which never has an environment.
+_KERNEL_THREAD = 0x00200000
 
 
 def run(
@@ -137,17 +141,39 @@ def _marked(run_id: str) -> list[int]:
 
 
 def holding(variable: str, value: str) -> list[int]:
-    """Living processes of this machine whose environment has a variable with this value."""
+    """Living processes of this machine whose environment has a variable with this value.
+
+    A process that is just becoming another program has no environment for a moment (between the
+    old memory and the new): it is looked at again, so that ``nohup … &`` is not overlooked.
+    """
     wanted = f"{variable}={value}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
+    found, unsettled = _scan(_numbers(), wanted)
+    deadline = time.monotonic() + _SETTLE_S
+    while unsettled and time.monotonic() < deadline:
+        time.sleep(0.02)
+        more, unsettled = _scan(unsettled, wanted)
+        found += more
+    return found
+
+
+def _numbers() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _scan(numbers: Iterable[int], wanted: bytes) -> tuple[list[int], list[int]]:
+    """Which of them have ``wanted`` in their environment, and which have none at all yet."""
+    found, unsettled = [], []
+    for number in numbers:
         try:
-            environment = (entry / "environ").read_bytes()
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            environment = Path(f"/proc/{number}/environ").read_bytes()
+            # proc(5): after the name in brackets come the state and, sixth, the flags
+            after_name = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue  # it ended in between, or is another user's
-        if wanted in environment.split(b"\0") and state != "Z":
-            found.append(int(entry.name))
-    return found
+        if after_name[0] in "ZX":
+            continue
+        if wanted in environment.split(b"\0"):
+            found.append(number)
+        elif not environment and not int(after_name[6]) & _KERNEL_THREAD:
+            unsettled.append(number)
+    return found, unsettled

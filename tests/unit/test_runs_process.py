@@ -188,3 +188,38 @@ def test_memory_that_somebody_else_has_mapped_stays(tmp_path: Path) -> None:
         assert sharedmemory.remove({segment}) == [str(left)] and not left.exists()
     finally:
         left.unlink(missing_ok=True)
+
+
+def test_a_process_amid_becoming_another_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between its old memory and the new a process shows an empty environment."""
+    child = subprocess.Popen(["sleep", "60"], env={**os.environ, "RLPROBE_TEST_HELD": "one"})
+    real, looks = Path.read_bytes, []
+
+    def empty_at_first(path: Path) -> bytes:
+        if path == Path(f"/proc/{child.pid}/environ"):
+            looks.append(path)
+            if len(looks) < 3:
+                return b""
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", empty_at_first)
+    try:
+        assert process.holding("RLPROBE_TEST_HELD", "one") == [child.pid]
+        assert process.holding("RLPROBE_TEST_HELD", "another") == []
+    finally:
+        child.kill()
+        child.wait()
+    assert process.holding("RLPROBE_TEST_HELD", "one") == []
+
+
+def test_a_process_without_an_environment_is_not_waited_for_long() -> None:
+    child = subprocess.Popen(["/bin/sleep", "60"], env={})
+    try:
+        begun = time.monotonic()
+        assert process.holding("RLPROBE_TEST_HELD", "one") == []
+        assert time.monotonic() - begun < 30  # the wait is bounded, whatever the machine does
+    finally:
+        child.kill()
+        child.wait()
