@@ -3,7 +3,7 @@
 # make test-fast  the quick part of tests/unit
 # make contract the collector's contract on real verl, as a table
 # make contract-core  its cells that CI runs
-# make families the disturbances without a law, and what else of tests/unit make test takes every second of
+# make families the faults and disturbances, and what else of tests/unit make test takes every second of
 # make lint     formatting, types, workflow, what is generated
 # make cluster, soak, selftest, engines, versions, wheelhouse, images: see the .mk files
 #
@@ -39,7 +39,7 @@ test-fast: $(STAMP)
 	pytest -n 2 -m "not slow and not contract and not long" tests/unit $(PYTEST_ARGS)
 
 families: $(STAMP)
-	pytest -n 2 -m long tests/unit $(PYTEST_ARGS)
+	pytest -n 2 -m long tests/unit tests/workflow $(PYTEST_ARGS)
 
 # Every option, mode, trainer and version; exits non-zero when a cell fails.
 contract: $(STAMP)

@@ -38,5 +38,5 @@ real-shape: $(STAMP)
 	python tests/e2e/real_shape.py --directory results/real-shape --json results/real-shape.json
 
 e2e-long: $(STAMP)
-	pytest -m long tests/e2e/test_inprocess.py tests/e2e/test_selftest.py \
+	pytest -m long tests/e2e/test_inprocess.py tests/e2e/test_selftest.py tests/e2e/test_spread.py \
 	  tests/slime/test_standin.py $(PYTEST_ARGS)

@@ -116,6 +116,7 @@ def test_a_cache_off_by_one_is_found_in_decoding(pipeline: Pipeline, faults: Pat
     assert others and all(cell.beyond == 0 for cell in others)
 
 
+@pytest.mark.long
 def test_a_temperature_applied_twice_is_named(pipeline: Pipeline, faults: Path) -> None:
     found, diagnosis = judged(pipeline, faults, "temperature_twice")
     first, cause = diagnosis.first, diagnosis.cause

@@ -114,7 +114,7 @@ def test_a_block_is_located_over_other_ranks(judge: Callable[[str], Diagnosis]) 
     ("kept", "reason"),
     [
         (pl.lit(False), "no_partner"),
-        (pl.col("module") == "lm_head", "other_modules"),
+        pytest.param(pl.col("module") == "lm_head", "other_modules", marks=pytest.mark.long),
         (~pl.col("module").str.contains("layers.1"), "other_modules"),
     ],
     ids=["none", "the head alone", "one layer of two"],

@@ -118,6 +118,7 @@ def test_a_change_runs_exactly_what_depends_on_it(
     assert done.planned() == expected
 
 
+@pytest.mark.long
 def test_a_change_back_to_numbers_in_the_store_starts_no_run(
     done: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from tests.unit.compare import random_pairs
 
 pytestmark = pytest.mark.slow
 
-PAIRS = int(os.environ.get("RLPROBE_FUZZ_PAIRS", "200"))
+PAIRS = int(os.environ.get("RLPROBE_FUZZ_PAIRS", "120"))
 FIRST = int(os.environ.get("RLPROBE_FUZZ_SEED", "1"))
 GROUPS = 8
 

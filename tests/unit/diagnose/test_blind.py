@@ -27,7 +27,7 @@ from tests.unit.diagnose.transformer import Device
 
 pytestmark = [pytest.mark.slow]
 #: Of some thousands; `rlprobe selftest --pass blind` disturbs hundreds of every kind of alignment.
-SAMPLE = 36
+SAMPLE = 24
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from rlprobe.diagnose.diagnosis import ALIGNED, CONSISTENT, OBSERVED, UNKNOWN
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.odd import Odd, family
-from tests.unit.diagnose.sampled import every_second
+from tests.sampled import every_second
 from tests.unit.diagnose.transformer import Device
 
 FAMILY = family()

@@ -180,7 +180,7 @@ def test_every_step_is_judged(bench: Bench) -> None:
     assert item(found, "weights").state == "open"
 
 
-@pytest.mark.parametrize("step", [1, 2])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_fault_of_a_later_step_is_found_there(bench: Bench, step: int) -> None:
     results = bench.align(wrong(step, UPDATE))
     found = diagnose(results)

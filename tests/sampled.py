@@ -1,4 +1,4 @@
-"""Every second case of a family in ``make test``, all of them in ``make families``."""
+"""Every second case of a family in ``make test``, the others in ``make families``."""
 
 from __future__ import annotations
 
