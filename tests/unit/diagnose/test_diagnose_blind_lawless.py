@@ -7,8 +7,8 @@ import pytest
 from rlprobe.diagnose.diagnosis import ALIGNED, UNKNOWN
 from tests.blind_faults import lawless
 from tests.blind_faults.second import lawless as second
-from tests.unit.diagnose.conftest import Align
 from tests.sampled import every_second
+from tests.unit.diagnose.conftest import Align
 
 ANSWERS = lawless.answers() | second.answers()
 CASES = lawless.CASES | second.CASES

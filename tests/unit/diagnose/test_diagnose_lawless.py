@@ -10,8 +10,8 @@ import pytest
 
 from rlprobe.diagnose.diagnosis import UNKNOWN
 from rlprobe.stages import ACTOR_UPDATE, LOG_PROB
-from tests.unit.diagnose.conftest import Align
 from tests.sampled import every_second
+from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.transformer import Device
 
 pytestmark = pytest.mark.slow

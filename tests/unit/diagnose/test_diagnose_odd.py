@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rlprobe.diagnose.diagnosis import ALIGNED, CONSISTENT, OBSERVED, UNKNOWN
+from tests.sampled import every_second
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.odd import Odd, family
-from tests.sampled import every_second
 from tests.unit.diagnose.transformer import Device
 
 FAMILY = family()
