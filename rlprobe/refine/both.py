@@ -15,11 +15,9 @@ from rlprobe.refine.bounds import Bounds
 from rlprobe.refine.difference import IMPLEMENTATION, Difference, apart, number
 from rlprobe.refine.entering import Changed, entering
 from rlprobe.refine.pairing import Both, scalars
-from rlprobe.refine.trace import Operator, Value, error, measurable
+from rlprobe.refine.trace import ROUND_OFFS, Operator, Value, error, measurable
 from rlprobe.said import NOTHING_SAID, Said, exactly, of_side, say
 
-#: Round-offs by which one operator's results may differ on two devices, inputs alike.
-_KERNEL = 32.0
 #: What an operator may make of its inputs' difference.
 _GROWTH = 8.0
 #: Arguments that are no part of what is computed.
@@ -124,7 +122,7 @@ def exceeds(b: Operator, t: Operator, bounds: Sequence[float], condition: float)
         if size is None or (most and not measurable(one, other)):
             continue
         unit = max(UNIT.get(one.dtype, 0.0), UNIT["torch.float32"])
-        if size > _KERNEL * unit * condition + _UNCERTAIN * _relative(most, one):
+        if size > ROUND_OFFS * unit * condition + _UNCERTAIN * _relative(most, one):
             return True
     return False
 
@@ -147,7 +145,7 @@ def _inputs_differ(b: Operator, t: Operator) -> float:
 def _is_own(b: Operator, t: Operator, given: float) -> bool:
     """Whether an operator was given the same, within round-off: else nothing bounds its results."""
     units = [UNIT.get(value.dtype, 0.0) for op in (b, t) for value in op.inputs]
-    return given <= _KERNEL * max([*units, UNIT["torch.float32"]])
+    return given <= ROUND_OFFS * max([*units, UNIT["torch.float32"]])
 
 
 def changes(
@@ -226,7 +224,7 @@ def _scalars(
 ) -> list[Difference]:
     one, other = dict(scalars(b)), dict(scalars(t))
     # what code took off a tensor has the tensor's noise; what is written down has none
-    allowed = max(noise, _KERNEL * UNIT["torch.float32"]) if noise else 0.0
+    allowed = max(noise, ROUND_OFFS * UNIT["torch.float32"]) if noise else 0.0
     found = []
     for name in [*other, *(n for n in one if n not in other)]:
         if name in LEFT_OUT or not apart(one.get(name), other.get(name), allowed):
@@ -295,5 +293,5 @@ def differ(
     size = error(one, other)
     unit = max(UNIT.get(one.dtype, 0.0), UNIT["torch.float32"])
     # a floor is what round-off makes; where none is known some last bits are
-    allowed = floor or _KERNEL * unit * condition
+    allowed = floor or ROUND_OFFS * unit * condition
     return size is not None and size > allowed + _GROWTH * condition * explained

@@ -14,11 +14,9 @@ from rlprobe.judge import digits
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.refine import meaning
 from rlprobe.refine.difference import COLLECTIVE, CONSTANT, Difference, number
-from rlprobe.refine.trace import ELSEWHERE, Operator, Value, error
+from rlprobe.refine.trace import ELSEWHERE, ROUND_OFFS, Operator, Value, error
 from rlprobe.said import NOTHING_SAID, say
 
-#: Round-offs by which a value may differ that is meant to be the same.
-_KERNEL = 32.0
 #: Values that the comparison has judged, or leaves to what is made of them.
 _JUDGED = ("input ", "module ", "model output ", "gradient of ")
 #: Of these a mask that masks other elements is a difference all the same: it has no size.
@@ -63,7 +61,7 @@ def entering(
             if w.origin.startswith(_JUDGED):
                 continue
             size = error(v, w)
-            least = _KERNEL * UNIT.get(v.dtype, 0.0)
+            least = ROUND_OFFS * UNIT.get(v.dtype, 0.0)
             allowed = max(least, noise) if w.origin.startswith(_COMPUTED) else least
             if size and size > allowed:
                 apart.append((size, v, w))

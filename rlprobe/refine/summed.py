@@ -16,10 +16,8 @@ import numpy.typing as npt
 from msgspec import structs
 
 from rlprobe.judge.roundoff import UNIT
-from rlprobe.refine.trace import ELSEWHERE, Operator, Trace, Value, decoded
+from rlprobe.refine.trace import ELSEWHERE, ROUND_OFFS, Operator, Trace, Value, decoded
 
-#: Round-offs by which a sum may differ from its terms'.
-_KERNEL = 32.0
 #: Terms, and the last gradients of a shape that they are looked for among.
 _TERMS, _LAST = 4, 16
 
@@ -82,7 +80,7 @@ def _is_sum(value: Value, gradients: list[Value]) -> bool:
         return False
     unit = max(UNIT.get(value.dtype, 0.0), UNIT["torch.float32"])
     return any(
-        _agree(own, [row for row, _ in some], _KERNEL * unit * sum(norm for _, norm in some))
+        _agree(own, [row for row, _ in some], ROUND_OFFS * unit * sum(norm for _, norm in some))
         for count in range(2, _TERMS + 1)
         for some in itertools.combinations(terms, count)
     )

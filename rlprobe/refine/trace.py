@@ -25,6 +25,8 @@ FORMAT = 1
 ELSEWHERE = "elsewhere"
 #: A trace is at most 20,000 lines of some kilobytes.
 MAX_BYTES = 512 << 20
+#: Round-offs (of the coarser format) within which two devices' values may be the same number.
+ROUND_OFFS = 32.0
 
 
 class Value(msgspec.Struct, frozen=True):

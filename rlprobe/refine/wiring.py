@@ -15,10 +15,9 @@ from rlprobe.judge.roundoff import UNIT
 from rlprobe.refine import meaning
 from rlprobe.refine.difference import IMPLEMENTATION, Difference, apart, number
 from rlprobe.refine.pairing import Apart, Both
-from rlprobe.refine.trace import Operator, Trace, Value, error, measurable
+from rlprobe.refine.trace import ROUND_OFFS, Operator, Trace, Value, error, measurable
 from rlprobe.said import Said, listed, of_side, say
 
-_KERNEL = 32.0
 #: Standard deviations by which a norm may be off.
 _DEVIATIONS = 3.0
 #: Views of one value that are named.
@@ -34,7 +33,7 @@ def are_moved(pairs: Sequence[tuple[Value, Value]], floor: float) -> bool:
         pairs: benchmark's and target's.
         floor: relative difference of numbers that agree.
     """
-    least = _KERNEL * UNIT["torch.float32"]
+    least = ROUND_OFFS * UNIT["torch.float32"]
     return bool(pairs) and all(
         math.prod(one.shape) == math.prod(other.shape)
         and not apart(one.norm, other.norm, max(of_norms(floor, math.prod(one.shape)), least))
@@ -59,7 +58,7 @@ def are_repeated(
         traces: the benchmark's and the target's.
         floor: relative difference of numbers that agree.
     """
-    least = max(floor, _KERNEL * UNIT["torch.float32"])
+    least = max(floor, ROUND_OFFS * UNIT["torch.float32"])
     makers = [_makers(trace) for trace in traces]
     for one, other in pairs:
         chains = [_chain(v, own) for v, own in zip((one, other), makers, strict=True)]
@@ -158,7 +157,7 @@ class Wires:
 
     def __init__(self, steps: Sequence[Both | Apart], floor: float) -> None:
         self._floor = floor
-        self._allowed = max(floor, _KERNEL * UNIT["torch.float32"])
+        self._allowed = max(floor, ROUND_OFFS * UNIT["torch.float32"])
         self._views: tuple[dict[int, Operator], dict[int, Operator]] = ({}, {})
         self._made: tuple[dict[int, Both], dict[int, Both]] = ({}, {})
         self._lone: tuple[set[int], set[int]] = (set(), set())
