@@ -3,7 +3,7 @@
 # make test-fast  the quick part of tests/unit
 # make contract the collector's contract on real verl, as a table
 # make contract-core  its cells that CI runs
-# make families the faults and disturbances, and what else of tests/unit make test takes every second of
+# make families what make test leaves out of tests/unit and tests/workflow
 # make lint     formatting, types, workflow, what is generated
 # make cluster, soak, selftest, engines, versions, wheelhouse, images: see the .mk files
 #

@@ -4,8 +4,9 @@
 # make unjudged             41 changes of finished runs that could go unjudged in silence (two minutes)
 # make curves               twenty real steps of training, a correct device and a late fault
 # make layouts              layouts against layouts, clean and with planted faults: the table (half an hour)
-# make e2e-long             two ranks under Ray and without; faults of one's own, as documented; slime
-#                           refined, across two sites, and that would train nothing
+# make e2e-long             all of tests/e2e and tests/slime that make test leaves out: two ranks under
+#                           Ray and without, faults of one's own, saved rollouts, Megatron rejoined,
+#                           slime refined, across two sites, by msprobe's configuration (half an hour)
 # make real-shape           a model of 24 layers and 151,936 tokens: benign, and two faults (slow, 19 GiB)
 
 .PHONY: selftest selftest-quick unjudged curves layouts stories e2e-long real-shape
@@ -38,5 +39,4 @@ real-shape: $(STAMP)
 	python tests/e2e/real_shape.py --directory results/real-shape --json results/real-shape.json
 
 e2e-long: $(STAMP)
-	pytest -m long tests/e2e/test_inprocess.py tests/e2e/test_selftest.py tests/e2e/test_spread.py \
-	  tests/slime/test_standin.py $(PYTEST_ARGS)
+	pytest -m long tests/e2e tests/slime $(PYTEST_ARGS)

@@ -260,7 +260,7 @@ def run(
     return call_in(workspace, "rlprobe", "run", "--config", path, "--role", role, "--store", store)
 
 
-@pytest.mark.parametrize("role", ["benchmark", "target"])
+@pytest.mark.parametrize("role", ["benchmark", pytest.param("target", marks=pytest.mark.long)])
 def test_a_critic_has_directories_of_its_own(workspace: Path, role: str) -> None:
     def ppo(raw: dict[str, Any]) -> None:
         raw["overrides"] = ["--advantage-estimator ppo", "--rollout-batch-size 2"]
@@ -374,6 +374,7 @@ def configuration(tmp_path: Path) -> Path:
     return config
 
 
+@pytest.mark.long
 def test_users_own_configuration(tmp_path: Path) -> None:
     """msprobe's config.json and DUMP_ON, with slime started as ever."""
     config = configuration(tmp_path)

@@ -22,7 +22,8 @@ from tests.unit.capture_helpers import UPDATE, Tiny, make  # noqa: E402
 pytestmark = pytest.mark.slow
 
 Run = Callable[[str, int], Path]
-KINDS = ["fsdp2", "fsdp1", "fsdp1-original"]
+ORIGINAL = pytest.param("fsdp1-original", marks=pytest.mark.long)
+KINDS = ["fsdp2", "fsdp1", ORIGINAL]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_modules_have_the_names_of_the_plain_model(kind: str, world: int, run: R
 
 
 # FSDP1 takes the parameters out of their modules unless it is asked to keep them.
-@pytest.mark.parametrize("kind", ["fsdp2", "fsdp1-original"])
+@pytest.mark.parametrize("kind", ["fsdp2", ORIGINAL])
 def test_parameters_are_measured_while_they_are_whole(
     kind: str, run: Run, whole: dict[str, dict[str, Any]]
 ) -> None:

@@ -175,10 +175,11 @@ def test_a_recipes_entry_point_and_configuration(
 @pytest.mark.parametrize(
     ("hydra", "entry"),
     [
-        ("--config-path=./config --config-name=ppo_trainer", None),
+        pytest.param("--config-path=./config --config-name=ppo_trainer", None,
+                     marks=pytest.mark.long),
         ("--config-path=config --config-name='ppo_megatron_trainer.yaml'",
          {"config_name": "ppo_megatron_trainer"}),
-        ("--config-name ppo_trainer", None),
+        pytest.param("--config-name ppo_trainer", None, marks=pytest.mark.long),
     ],
 )  # fmt: skip
 def test_verls_own_configurations_are_not_looked_for_here(
