@@ -236,7 +236,11 @@ def _lack(what: str, summaries: Sequence[Summary]) -> str:
             f"{s.stage}: benchmark {s.measured['benchmark']} of {s.records['benchmark']}, "
             f"target {s.measured['target']} of {s.records['target']}"
         )
-        lines += [f"the {side} has no record at all" for side in s.ranks if not s.ranks[side]]
+        if not _of_key_data_alone(s):
+            lines += [f"the {side} has no record at all" for side in s.ranks if not s.ranks[side]]
+        else:
+            lines.append("  it has key data alone, and none of them could be joined")
+            lines += [f"  {note}" for note in s.samples["notes"]]
         if s.checksums["differ"]:
             lines.append(f"  {_checksums(s)}")
         lines += [f"  {line}" for line in lacking.said(s.lacking.items())]
@@ -246,6 +250,11 @@ def _lack(what: str, summaries: Sequence[Summary]) -> str:
             commonest[reason] = commonest.get(reason, 0) + found.records
     lines.append(_advice(max(commonest, key=commonest.__getitem__, default=""), summaries))
     return "\n  ".join(lines)
+
+
+def _of_key_data_alone(summary: Summary) -> bool:
+    """Whether neither side has records of the stage, while both have key data."""
+    return summary.samples is not None and not any(summary.records.values())
 
 
 _CHECKSUMS_ONLY = (
@@ -281,6 +290,11 @@ _OTHER_ROLLOUTS = (
     "compare rollouts of the same prompts and steps, with as many responses to each; summary.json "
     "lists what is on one side only"
 )
+_KEY_DATA_ALONE = (
+    "key data are joined by sample, and nothing names the samples of these: rlprobe's collector "
+    "does (key_data_dump); of log-probs, prompts, responses and attention_mask of the same "
+    "micro-batches name them"
+)
 _NOTHING_RECORDED = (
     "a dump without records is what msprobe leaves where nothing ran between start() and stop(), "
     "or where step, rank, scope and list of its configuration leave out what did"
@@ -300,6 +314,8 @@ def _advice(reason: str, summaries: Sequence[Summary]) -> str:
         return _ADVICE[reason]
     if reason.startswith((*_NO_PROCESS, _MAPPED_AWAY)) and reason not in lacking.NO_SUCH.values():
         return "compare steps, ranks or stages that both sides have"
+    if all(map(_of_key_data_alone, summaries)):
+        return _KEY_DATA_ALONE
     if any(not ranks for s in summaries for ranks in s.ranks.values()):
         return _NOTHING_RECORDED
     kinds = [{name.partition(".")[0] for s in summaries for name in s.unmatched[side]}

@@ -6,11 +6,13 @@ What msprobe's ``SingleSave`` writes, in any of its forms (:mod:`rlprobe.rollout
 digest of its valid prompt and response tokens, found in the key data ``prompts``, ``responses`` and
 ``attention_mask`` of the same micro-batch; or it stands beside the values; or, where a stage's
 micro-batches have neither, it follows from the order of samples in the mock proof. Nothing is named
-by its position alone.
+by its position alone. A single number of a micro-batch of several samples is of all of them together:
+it is named by them, in any order.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -122,6 +124,9 @@ class Row:
     #: Format of the tensor where its file has a wider one, and of ids that are kept as
     #: floating-point numbers; empty: that of the values.
     format: str = ""
+    #: How many samples the value is of: more than one where it is a number of a whole micro-batch,
+    #: and :attr:`sample` the digest of theirs.
+    of: int = 1
 
 
 @dataclass(frozen=True)
@@ -233,6 +238,11 @@ class KeyData:
             named = own and len(batch.samples) == len(values)
             kept = self._format(key, step, (rank, micro))
             samples = [] if named else self._samples(key, step, rank, micro)
+            together = samples or (batch.samples if own else [])
+            if len(together) > 1 and self._of_all(key, step, (rank, micro), values):
+                name, count = _together(together), len(together)
+                found.append(Row(name, values[0], rank, micro, format=kept, of=count))
+                continue
             for index, value in enumerate(values):
                 if len(samples) == len(values):
                     row = Row(None, value, rank, micro, index, format=kept)
@@ -253,6 +263,14 @@ class KeyData:
         """Whether a key's micro-batches are those that the tokens were recorded in."""
         return stage_of(key) == stages.LOG_PROB or (self.data / _ONE_SCHEDULE).is_dir()
 
+    def _of_all(self, key: str, step: int, at: BatchKey, values: list[Array]) -> bool:
+        """Whether a micro-batch's values are one number, and no row of a sample's tokens."""
+        return (
+            key not in TOKENS
+            and not self._saved(key, step)[at].parts
+            and [value.size for value in values] == [1]
+        )
+
     def misfit(self, key: str, step: int) -> str:
         """Why rows of a key belong to no sample; empty where it is no matter of their number.
 
@@ -262,6 +280,8 @@ class KeyData:
         batches = self.micro_batches(step) if self._of_the_tokens(key) else {}
         for (rank, micro), values in sorted(self.arrays(key, step).items()):
             batch = batches.get((rank, micro), MicroBatch())
+            if self._of_all(key, step, (rank, micro), values):
+                continue
             if batch.samples and len(batch.samples) != len(values):
                 return (
                     f"{counted(len(values), 'row')} in a micro-batch of "
@@ -413,6 +433,11 @@ class KeyData:
         if not isinstance(samples, list) or not all(isinstance(s, str) for s in samples):
             raise DumpError(f"{directory / key}.json: its samples are no list of digests")
         return samples
+
+
+def _together(samples: Iterable[str]) -> str:
+    """What several samples are called together, whatever their order: a digest of their digests."""
+    return hashlib.sha256("\n".join(sorted(samples)).encode()).hexdigest()
 
 
 #: A micro-batch and a row of it.

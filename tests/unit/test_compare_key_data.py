@@ -272,3 +272,84 @@ def test_no_option_makes_key_data_alone_incomparable(
     assert json.loads(result.read_text())["comparable"] is True
     assert ("there is no table" in capsys.readouterr().err) is table
     assert not list((tmp_path / "o").rglob("table.*"))
+
+
+def numbers(data: Path, batches: Sequence[Sequence[int]], sound: bool = True) -> None:
+    """The tokens of some micro-batches, and one number of each as a 0-d array."""
+    for micro, samples in enumerate(batches):
+        padded(data, (0, micro), samples)
+        save(data, "loss", (0, micro), np.float32(sum(samples) + (0 if sound else 0.5)))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "sound", "counts"),
+    [
+        ([[0, 1], [2, 3]], [[0, 1], [2, 3]], True, (2, 2)),
+        ([[0, 1], [2, 3]], [[0, 1], [2, 3]], False, (2, 0)),
+        # micro-batches and their rows in another order hold the same samples
+        ([[0, 1], [2, 3]], [[3, 2], [1, 0]], True, (2, 2)),
+        ([[0], [1]], [[1], [0]], True, (2, 2)),
+        ([[0, 1, 2, 3]], [[2, 3, 0, 1]], True, (1, 1)),
+    ],
+)
+def test_one_number_of_a_micro_batch_is_of_all_its_samples(
+    tmp_path: Path,
+    one: list[list[int]],
+    other: list[list[int]],
+    sound: bool,
+    counts: tuple[int, int],
+) -> None:
+    numbers(tmp_path / "b/data", one)
+    numbers(tmp_path / "t/data", other, sound)
+    found = compared(tmp_path)
+    assert found["notes"] == []
+    assert (found["keys"]["loss"]["matched"], found["keys"]["loss"]["identical"]) == counts
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alone", "said"),
+    [
+        ([[0, 1], [2, 3]], [[0], [1], [2], [3]], (2, 4), "2 numbers of the benchmark and 4 of"),
+        ([[0, 1, 2, 3]], [[0, 1], [2, 3]], (1, 2), "1 number of the benchmark and 2 of"),
+        # one of two micro-batches is the same
+        ([[0, 1], [2, 3]], [[0, 1], [2], [3]], (1, 2), "1 number of the benchmark and 2 of"),
+        ([[0, 1], [2, 3]], [[0, 2], [1, 3]], (2, 2), "2 numbers of the benchmark and 2 of"),
+    ],
+)
+def test_numbers_of_other_micro_batches_are_refused_by_name(
+    tmp_path: Path, one: list[list[int]], other: list[list[int]], alone: tuple[int, int], said: str
+) -> None:
+    numbers(tmp_path / "b/data", one)
+    numbers(tmp_path / "t/data", other)
+    found = compared(tmp_path)
+    key = found["keys"]["loss"]
+    assert (key["benchmark_only"], key["target_only"]) == alone
+    (note,) = found["notes"]
+    assert note.startswith(f"loss, step 0: {said}")
+    assert "other samples on the other side" in note
+
+
+def test_a_number_of_a_micro_batch_without_tokens_says_that_nothing_names_it(
+    tmp_path: Path,
+) -> None:
+    for side in "bt":
+        save(tmp_path / side / "data", "loss", (0, 0), np.float32(1.5))
+    found = compared(tmp_path)
+    assert found["keys"]["loss"]["matched"] == 0
+    (note,) = found["notes"]
+    assert note.startswith("loss, step 0: 1 row of the benchmark and 1 of the target belong to")
+
+
+@pytest.mark.parametrize("key", ["update_log_probs", "values", "token_level_rewards"])
+def test_exit_code_4_names_key_data_that_nothing_joins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    """Not what a dump without records would be told."""
+    for side in "bt":
+        save(tmp_path / side / "data", key, (0, 0), np.ones((2, 3)))
+    sides = [str(tmp_path / side) for side in "bt"]
+    assert main(["compare", *sides, "-o", str(tmp_path / "o")]) == 4
+    said = capsys.readouterr().err.partition("rlprobe: error: ")[2]
+    assert f"{key}, step 0: 2 rows of the benchmark and 2 of the target belong to samples" in said
+    assert "nothing names the samples of these" in said
+    assert "has no record at all" not in said

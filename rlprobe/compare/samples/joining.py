@@ -49,7 +49,7 @@ class Joined:
     """One key's rows, and what could not be joined and why."""
 
     table: pl.DataFrame
-    note: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 def join(key: str, step: int, benchmark: list[Row], target: list[Row], why: str = "") -> Joined:
@@ -60,16 +60,25 @@ def join(key: str, step: int, benchmark: list[Row], target: list[Row], why: str 
         benchmark, target: its rows.
         why: what the micro-batches say of rows that have no sample.
     """
-    note = None
+    notes = []
     nameless = [sum(row.sample is None for row in side) for side in (benchmark, target)]
     if any(nameless):
-        note = (
+        notes.append(
             f"{key}, step {step}: {counted(nameless[0], 'row')} of the benchmark and "
             f"{nameless[1]:,} of the target belong to samples that nothing names "
             f"({why or _NAMELESS}); they are not joined"
         )
-    found = [_compared(key, step, pair) for pair in pairing.pairs(benchmark, target)]
-    return Joined(pl.DataFrame(found, schema=SCHEMA, orient="row"), note)
+    pairs = list(pairing.pairs(benchmark, target))
+    alone = [pair for pair in pairs if pair.benchmark is None or pair.target is None]
+    if any(row.of > 1 for pair in alone for row in pair[2:] if row is not None):
+        lone = [sum(side is not None for side in sides) for sides in zip(*(p[2:] for p in alone))]
+        notes.append(
+            f"{key}, step {step}: {counted(lone[0], 'number')} of the benchmark and {lone[1]:,} of "
+            "the target are of micro-batches that hold other samples on the other side, and were "
+            "not joined; cut both sides into the same micro-batches, or save a number a sample"
+        )
+    found = [_compared(key, step, pair) for pair in pairs]
+    return Joined(pl.DataFrame(found, schema=SCHEMA, orient="row"), tuple(notes))
 
 
 def _compared(key: str, step: int, pair: Pair) -> dict[str, Any]:

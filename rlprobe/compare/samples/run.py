@@ -125,7 +125,7 @@ class Samples:
                 joined = joining.join(key, step, *rows, why)
                 tables.append(joined.table)
                 notes += _unread((benchmark, target), key, (step, other))
-                notes += [joined.note] if joined.note else []
+                notes += joined.notes
         table = pl.concat([pl.DataFrame(schema=joining.SCHEMA), *tables])
         tokens = self._tokens((benchmark, target), stage, steps, notes)
         if table.is_empty() and tokens is None and not notes:
