@@ -236,11 +236,11 @@ def _lack(what: str, summaries: Sequence[Summary]) -> str:
             f"{s.stage}: benchmark {s.measured['benchmark']} of {s.records['benchmark']}, "
             f"target {s.measured['target']} of {s.records['target']}"
         )
-        if not _of_key_data_alone(s):
-            lines += [f"the {side} has no record at all" for side in s.ranks if not s.ranks[side]]
-        else:
+        if s.samples is not None and _of_key_data_alone(s):
             lines.append("  it has key data alone, and none of them could be joined")
             lines += [f"  {note}" for note in s.samples["notes"]]
+        else:
+            lines += [f"the {side} has no record at all" for side in s.ranks if not s.ranks[side]]
         if s.checksums["differ"]:
             lines.append(f"  {_checksums(s)}")
         lines += [f"  {line}" for line in lacking.said(s.lacking.items())]

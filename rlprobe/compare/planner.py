@@ -183,7 +183,24 @@ def _stage_plan(
             (*notes, say("stage {stage} is on the {side} only", stage=stage, side=of_side(side))),
         )
     pairings, more = _pair_processes(benchmark, target, steps)
-    return StagePlan(stage, benchmark, target, tuple(pairings), (*notes, *more))
+    notes = [*_frameworks(benchmark, target), *notes, *more]
+    return StagePlan(stage, benchmark, target, tuple(pairings), tuple(notes))
+
+
+def _frameworks(benchmark: StageSource, target: StageSource) -> list[Said]:
+    """That the sides were dumped in two frameworks, where the dumps say so."""
+    one, other = benchmark.framework, target.framework
+    if one is None or other is None or one == other:
+        return []
+    return [
+        say(
+            "the benchmark was dumped in {one}, the target in {other}: another framework names and "
+            "implements its operators otherwise; what found no partner by name, class or order is "
+            "named in --rules, which also reads msprobe's mapping files",
+            one=one,
+            other=other,
+        )
+    ]
 
 
 def _pair_processes(

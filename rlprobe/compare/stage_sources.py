@@ -11,7 +11,7 @@ import polars as pl
 
 from rlprobe.compare import misnamed
 from rlprobe.compare.tables import Held, Stored, Table
-from rlprobe.dumps import records
+from rlprobe.dumps import framework, records
 from rlprobe.said import Said, say
 from rlprobe.store import listing
 
@@ -49,6 +49,11 @@ class StageSource:
     def notes(self) -> tuple[Said, ...]:
         """What the user should know of it."""
         return ()
+
+    @property
+    def framework(self) -> str | None:
+        """The framework that it was dumped in; None where nothing says."""
+        return None
 
     def label(self, process: Process) -> str:
         """What the user knows this process by."""
@@ -109,6 +114,15 @@ class DumpStage(StageSource):
                 place=self.root.name,
             ),
         )
+
+    @property
+    def framework(self) -> str | None:
+        for path in self.paths.values():
+            files = [path] if path.is_file() else [path / records.DUMP, path / records.DEBUG]
+            for found in map(framework.of, files):
+                if found is not None:
+                    return found
+        return None
 
     def label(self, process: Process) -> str:
         path = self.paths[process]

@@ -6,8 +6,8 @@ What msprobe's ``SingleSave`` writes, in any of its forms (:mod:`rlprobe.rollout
 digest of its valid prompt and response tokens, found in the key data ``prompts``, ``responses`` and
 ``attention_mask`` of the same micro-batch; or it stands beside the values; or, where a stage's
 micro-batches have neither, it follows from the order of samples in the mock proof. Nothing is named
-by its position alone. A single number of a micro-batch of several samples is of all of them together:
-it is named by them, in any order.
+by its position alone. A single number of a micro-batch of several samples is of all of them
+together: it is named by them, in any order.
 """
 
 from __future__ import annotations

@@ -71,7 +71,10 @@ def join(key: str, step: int, benchmark: list[Row], target: list[Row], why: str 
     pairs = list(pairing.pairs(benchmark, target))
     alone = [pair for pair in pairs if pair.benchmark is None or pair.target is None]
     if any(row.of > 1 for pair in alone for row in pair[2:] if row is not None):
-        lone = [sum(side is not None for side in sides) for sides in zip(*(p[2:] for p in alone))]
+        lone = [
+            sum(side is not None for side in sides)
+            for sides in zip(*(p[2:] for p in alone), strict=True)
+        ]
         notes.append(
             f"{key}, step {step}: {counted(lone[0], 'number')} of the benchmark and {lone[1]:,} of "
             "the target are of micro-batches that hold other samples on the other side, and were "

@@ -22,6 +22,7 @@ from rlprobe.diagnose.gate import (
 )
 from rlprobe.diagnose.gate.check import Gate
 from rlprobe.diagnose.gate.evidence import Shut, caveat, opened, shut
+from rlprobe.dumps import framework
 from rlprobe.dumps import results as tables
 from rlprobe.dumps.results import of_key_data_alone
 from rlprobe.errors import DumpError
@@ -47,6 +48,8 @@ _OF_RUNS = {
     settings.PRECISION: say("check autocast, TF32 and HF32 on both sides"),
     extent.CONTROL: say("dump the benchmark twice: what it differs from itself by is no fault"),
 }
+#: Item of two dumps of two frameworks.
+_FRAMEWORK = "framework"
 #: Item of what else is kept of a sample.
 _FIELDS = "fields of samples"
 
@@ -78,6 +81,7 @@ def check(results: Results, step: Step, extents: Extents) -> Gate:
             tokens,
             weight,
             _stages(results, step),
+            *_frameworks(results),
             extent.coverage_item(results, step),
             _capture(step),
             *given,
@@ -340,7 +344,12 @@ def _stages(results: Results, step: Step) -> GateItem:
     compared = [name for name, summary in known if summary.compared]
     lacking = [name for name, s in known if not s.compared and name not in alone]
     steps = sorted({n for _, summary in known for n in summary.steps})
-    notes = [restored(note, summary.messages) for _, summary in known for note in summary.notes]
+    notes = [
+        restored(note, summary.messages)
+        for _, summary in known
+        for note in summary.notes
+        if not note.startswith(framework.NOTE)
+    ]
     if not compared and not alone:
         return shut(extent.STAGES, say("nothing was compared"), say("see what compare said"))
     if not compared:
@@ -373,6 +382,25 @@ def _stages(results: Results, step: Step) -> GateItem:
             extent.STAGES, text, say("dump the same stages, steps and ranks on both sides")
         )
     return opened(extent.STAGES, text)
+
+
+def _frameworks(results: Results) -> list[GateItem]:
+    """That the sides were dumped in two frameworks; nothing where they were not, or none says."""
+    found = [
+        caveat(
+            _FRAMEWORK,
+            restored(note, summary.messages),
+            say(
+                "make sure that both begin from the same weights and formats, and that operators "
+                "of one name have the same defaults (epsilons, approximations, masks)"
+            ),
+        )
+        for name in results.stages()
+        if (summary := results.summary(TARGET, name)) is not None
+        for note in summary.notes
+        if note.startswith(framework.NOTE)
+    ]
+    return found[:1]
 
 
 def _capture(step: Step) -> GateItem:
