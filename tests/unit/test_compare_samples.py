@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -172,16 +173,18 @@ def test_an_array_of_objects_is_refused(tmp_path: Path) -> None:
         key_data.KeyData(tmp_path).micro_batches(0)
 
 
-def token_sketches(
-    store: Path, places: list[tuple[int, int, int, int, np.ndarray[Any, Any]]]
-) -> None:
-    """``token_sketches/actor_update.parquet`` of rows (rank, micro step, sample, token, sketch)."""
+def token_sketches(store: Path, places: Sequence[tuple[Any, ...]]) -> None:
+    """``token_sketches/actor_update.parquet`` of rows (rank, micro step, sample, token, sketch).
+
+    A sixth number of a row is its call's, which is its micro-batch's otherwise.
+    """
+    calls = [p[5] if len(p) > 5 else p[1] for p in places]
     table = pl.DataFrame(
         {
             "step": [0] * len(places),
             "rank": [p[0] for p in places],
-            "order": [4 + p[1] for p in places],
-            "name": [f"Module.model.layers.0.Layer.forward.{p[1]}.output.0" for p in places],
+            "order": [4 + call for call in calls],
+            "name": [f"Module.model.layers.0.Layer.forward.{call}.output.0" for call in calls],
             "micro_step": [p[1] for p in places],
             "sample": [p[2] for p in places],
             "token": [p[3] for p in places],
@@ -232,6 +235,72 @@ def test_token_sketches_meet_across_padding_packing_and_batches(tmp_path: Path) 
     differing = table.filter(pl.col("error") > 1e-6)
     assert differing.select("sample", "token").rows() == [(DIGESTS[0], 4)]
     assert differing["error"][0] == pytest.approx(1e-3, rel=1e-3)
+
+
+def passes(samples: Sequence[int], wrong: tuple[int, int, int] | None = None) -> list[Any]:
+    """An engine that is led through responses: each sample whole, its prompt, then token by token.
+
+    Args:
+        samples: a micro-batch each.
+        wrong: sample, pass of it, and token of the pass of which one side makes something else.
+    """
+    rows, call = [], 0
+    for micro, sample in enumerate(samples):
+        prompt, response = (len(part) for part in SAMPLES[sample])
+        spans = [range(prompt + response), range(prompt)]
+        spans += [range(prompt + i, prompt + i + 1) for i in range(response - 1)]
+        for turn, span in enumerate(spans):
+            for token, place in enumerate(span):
+                value = np.random.default_rng([sample, place]).standard_normal(17)
+                # computed with a cache a token is not the same, on both sides
+                value = value * (1 + 0.1 * turn + (0.01 if (sample, turn, token) == wrong else 0))
+                rows.append((0, micro, 0, token, value, call))
+            call += 1
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place"),
+    [
+        (None, 0),
+        ((3, 0, 5), 5),
+        ((3, 1, 1), 1),
+        ((3, 3, 0), 5),  # the second token that is decoded, of four
+        ((1, 1, 0), 0),  # a prompt of one token
+        ((1, 2, 0), 1),
+    ],
+)
+def test_passes_of_one_sample_meet_in_their_order(
+    tmp_path: Path, wrong: tuple[int, int, int] | None, place: int
+) -> None:
+    every = range(len(SAMPLES))
+    for side, fault in (("b", None), ("t", wrong)):
+        for micro in every:
+            ragged(tmp_path / side / "data", (0, micro), [micro])
+        token_sketches(tmp_path / side, passes(every, fault))
+    found = both(tmp_path, stages.ACTOR_UPDATE)
+    assert found.summary["notes"] == []
+    table = found.tables[TOKEN_SKETCHES]
+    assert table.height == len(passes(every))
+    apart = table.filter(pl.col("error") > 1e-6).select("sample", "token").rows()
+    assert apart == ([(DIGESTS[wrong[0]], place)] if wrong else [])
+
+
+def test_a_block_that_runs_twice_on_a_batch_is_compared_with_itself(tmp_path: Path) -> None:
+    """Of four micro-batches and of two: the second run of a sample is the other side's second."""
+    lengths = [len(p) + len(r) for p, r in SAMPLES]
+    for side, batches in (("b", [[0], [1], [2], [3]]), ("t", [[0, 1], [2, 3]])):
+        rows = []
+        for micro, some in enumerate(batches):
+            ragged(tmp_path / side / "data", (0, micro), some)
+            places = [(s, t) for s in some for t in range(lengths[s])]
+            for turn in range(2):
+                for at, (s, t) in enumerate(places):
+                    value = np.random.default_rng([s, t, turn]).standard_normal(17)
+                    rows.append((0, micro, 0, at, value, 2 * micro + turn))
+        token_sketches(tmp_path / side, rows)
+    table = both(tmp_path, stages.ACTOR_UPDATE).tables[TOKEN_SKETCHES]
+    assert table.height == 2 * sum(lengths) and table["error"].max() == 0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,10 @@
 and position. Which sample a row is, and which of its positions are tokens, follows from the key
 data of the same micro-batch; so do the samples of packed batches, which are one row. Micro-batches
 whose sketches do not fit their key data are left out, and counted.
+
+A model may pass a micro-batch more than once: an engine that is led through a response has it
+whole, then the prompt, then a token at a time. Passes meet in their order, and those of one token
+go on where the one before ended.
 """
 
 from __future__ import annotations
@@ -52,6 +56,8 @@ POSITIONS: dict[str, Any] = {
     "appearance": pl.Int32,
 }
 
+#: The number of a call in a record's name.
+_CALL = r"\.(forward|backward)\.(\d+)\."
 MASKED, RAGGED, PACKED = "masked", "ragged", "packed"
 
 Batches = Mapping[int, Mapping[BatchKey, MicroBatch]]
@@ -61,7 +67,7 @@ Batches = Mapping[int, Mapping[BatchKey, MicroBatch]]
 class Tokens:
     """One side's token sketches with their samples."""
 
-    #: The sketches' columns and digest, place, response_at, record and occurrence.
+    #: The sketches' columns and digest, place, response_at, record, turn and occurrence.
     table: pl.DataFrame
     #: Micro-batches of which nothing tells, or not reliably, what their rows are.
     left_out: int
@@ -106,7 +112,8 @@ def _positions(batches: Batches) -> Iterator[tuple[Any, ...]]:
 def placed(sketches: pl.DataFrame, batches: Batches) -> Tokens:
     """Tokens with their sample, its occurrence, and the record's name without its call number.
 
-    The call number counts micro-batches, of which the two sides may have different ones.
+    The call number counts micro-batches, of which the two sides may have different ones; the turn
+    is the call's in its own micro-batch, from 0.
 
     Args:
         sketches: ``token_sketches/{stage}.parquet``.
@@ -128,14 +135,48 @@ def placed(sketches: pl.DataFrame, batches: Batches) -> Tokens:
     # one sequence alone lies the same in several layouts
     fitting = found.join(expected, on=[*key, "rows", "width"]).unique(key, keep="first")
     table = (
-        sketches.join(fitting.select(*key, "layout"), on=key)
-        .join(positions(batches), on=[*key, "layout", "sample", "token"])
-        .with_columns(
-            record=pl.col("name").str.replace(r"\.(forward|backward)\.\d+\.", ".${1}."),
-            occurrence=pl.col("appearance").rank("dense").over("step", "digest") - 1,
+        _turns(sketches)
+        .join(fitting.select(*key, "layout"), on=key)
+        .join(
+            positions(batches),
+            left_on=[*key, "layout", "sample", pl.col("token") + pl.col("begins")],
+            right_on=[*key, "layout", "sample", "token"],
         )
+        .with_columns(occurrence=pl.col("appearance").rank("dense").over("step", "digest") - 1)
     )
     return Tokens(table, found.height - fitting.height)
+
+
+def _turns(sketches: pl.DataFrame) -> pl.DataFrame:
+    """The sketches with their record, and each call's turn and first position in its batch."""
+    table = sketches.with_columns(
+        record=pl.col("name").str.replace(_CALL, ".${1}."),
+        call=pl.col("name").str.extract(_CALL, 2).cast(pl.Int64),
+    )
+    calls = ["step", "rank", "micro_step", "record"]
+    passes = (
+        table.group_by(*calls, "call", maintain_order=True)
+        .agg(width=pl.col("token").max().cast(pl.Int32) + 1)
+        .sort(*calls, "call", maintain_order=True)
+        .with_columns(turn=pl.int_range(pl.len(), dtype=pl.Int32).over(calls))
+    )
+    # a pass of several tokens begins anew, and one after the whole; one of a single token goes on
+    whole = pl.col("width") == pl.col("width").max().over("step", "rank", "micro_step")
+    anew = (pl.col("width") > 1) | (pl.col("turn") == 0) | whole.shift(1).over(calls)
+    passes = passes.with_columns(since=anew.cast(pl.Int32).cum_sum().over(calls)).with_columns(
+        begins=pl.when(anew)
+        .then(0)
+        .otherwise(
+            pl.col("width").first().over(*calls, "since")
+            + pl.int_range(pl.len(), dtype=pl.Int32).over(*calls, "since")
+            - 1
+        )
+        .cast(pl.Int32)
+    )
+    known = [*calls, "call"]
+    return table.join(
+        passes.select(*known, "turn", "begins"), on=known, nulls_equal=True, maintain_order="left"
+    )
 
 
 def shapes(sketches: pl.DataFrame) -> pl.DataFrame:
@@ -186,7 +227,7 @@ def _shapes(batch: MicroBatch) -> Iterator[tuple[str, int, int]]:
 
 def compare(benchmark: pl.DataFrame, target: pl.DataFrame) -> pl.DataFrame:
     """Join the tokens of both sides (tables of :func:`placed`); columns :data:`SCHEMA`."""
-    key = ["step", "record", "digest", "occurrence", "place"]
+    key = ["step", "record", "digest", "occurrence", "turn", "place"]
     both = benchmark.join(target, on=key, suffix="_target").filter(
         pl.col("sketch").list.len() == pl.col("sketch_target").list.len()
     )

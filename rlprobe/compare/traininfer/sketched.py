@@ -154,7 +154,9 @@ def _prefill(
     turn = turn.with_columns(
         occurrence=pl.int_range(pl.len(), dtype=pl.UInt32).over("step", "digest")
     )
-    found = placed.join(turn, on=[*_REQUEST, "digest"]).with_columns(place="token")
+    found = placed.join(turn, on=[*_REQUEST, "digest"]).with_columns(
+        place="token", turn=pl.lit(0, dtype=pl.Int32)
+    )
     every = inference.select(_REQUEST).unique().height
     return found, every - turn.height
 
