@@ -8,6 +8,7 @@ for that a sentence is made by :func:`say` from a template, which is its key in 
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -19,6 +20,15 @@ import msgspec
 Message = Any
 
 _FORMATTER = string.Formatter()
+
+#: What is counted and stands behind its number; its only one is told without the last letters.
+_COUNTED = re.compile(
+    r" (?P<before>recorded |other )?"
+    r"(?P<one>record|row|sample|value|token|parameter|stage|rank|step|call|module|embedding|key|layer|"
+    r"element|tensor|number|micro-batch(?=es)|process(?=es))(?:es|s)\b"
+    r"(?P<verb> (?:have|are|were|differ|agree|lie)\b)?"
+)
+_OF_ONE = {" have": " has", " are": " is", " were": " was", "": ""}
 
 
 class Said(str):
@@ -46,21 +56,27 @@ def say(template: str, /, **given: Any) -> Said:
 
     Args:
         template: in the language of :meth:`str.format`, fields by name only. It is the sentence's
-            key in the catalogue, so it stands in the code as a literal.
+            key in the catalogue, so it stands in the code as a literal. What is counted stands in
+            it as many, and is said as one behind a 1.
         given: what its fields stand for; sentences among them are said in their language too.
     """
     filled: dict[str, Message] = {}
-    for _, name, spec, conversion in _FORMATTER.parse(template):
+    made: list[str] = []
+    before = ""
+    for text, name, spec, conversion in _FORMATTER.parse(template):
+        made.append(_of_one(text) if before == "1" else text)
+        before = ""
         if name is None:
             continue
         value = given[name]
         if isinstance(value, Said) and not spec:
-            filled[name] = value.message
+            filled[name], before = value.message, str(value)
         else:
             converted = _FORMATTER.convert_field(value, conversion)
-            filled[name] = format(converted, spec or "")
+            filled[name] = before = format(converted, spec or "")
+        made.append(before)
     message: Message = {"key": template, "given": filled} if filled else {"key": template}
-    return Said(template.format(**given), message)
+    return Said("".join(made), message)
 
 
 def term(name: str) -> Said:
@@ -157,11 +173,26 @@ def render(message: Message, template: Callable[[str], str], depth: int = 0) -> 
         for name, value in (given.items() if isinstance(given, Mapping) else ())
     }
     made = []
+    before = ""
     for text, name, _, _ in _parsed(template(str(message.get("key")))):
-        made.append(text)
+        made.append(_of_one(text) if before == "1" else text)
+        before = ""
         if name is not None:
-            made.append(filled.get(name, ""))
+            before = filled.get(name, "")
+            made.append(before)
     return "".join(made)[:_LONGEST]
+
+
+def _of_one(text: str) -> str:
+    """What follows a number that is 1: `` records differ`` as `` record differs``."""
+
+    def singular(found: re.Match[str]) -> str:
+        verb = found["verb"] or ""
+        verb = _OF_ONE.get(verb) or (f"{verb}s" if verb else "")
+        return f" {found['before'] or ''}{found['one']}{verb}"
+
+    match = _COUNTED.match(text)
+    return text if match is None else singular(match) + text[match.end() :]
 
 
 def _parsed(template: str) -> Iterable[tuple[str, str | None, str | None, str | None]]:

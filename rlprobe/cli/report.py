@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ def add_parser(subparsers: Any) -> None:
         "--output",
         type=given_path,
         metavar="FILE",
-        help="where --index writes its page (default: overview.html here)",
+        help="where --index writes its page (default: overview.html in the directory that holds "
+        "all RESULTS_DIR)",
     )
     parser.set_defaults(run=run)
 
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         from rlprobe.report import overview
 
         _some_have_pages(args.results)
-        path = args.output or Path(overview.NAME)
+        path = args.output or _above(args.results) / overview.NAME
         wrong = overview.write(args.results, path)
     elif len(args.results) != 1:
         raise UsageError(
@@ -75,6 +77,19 @@ def run(args: argparse.Namespace) -> int:
     for sentence in wrong:
         _log.error("%s", sentence)
     return 1 if wrong else 0
+
+
+def _above(directories: list[Path]) -> Path:
+    """The directory that holds all of these.
+
+    Raises:
+        UsageError: only the root of the file system does.
+    """
+    parents = [directory.resolve().parent for directory in directories]
+    found = Path(os.path.commonpath(parents))
+    if found == Path(found.root):
+        raise UsageError("these results have no directory in common; say where with -o FILE")
+    return found
 
 
 def _some_have_pages(directories: list[Path]) -> None:

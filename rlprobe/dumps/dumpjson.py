@@ -44,6 +44,7 @@ from rlprobe.dumps.leafcolumns import (
 )
 from rlprobe.dumps.schema import UNREADABLE_DTYPE
 from rlprobe.errors import DumpError
+from rlprobe.terminal import counted
 
 #: Refused above this: the largest dump.json seen in practice is some hundred MB.
 MAX_BYTES = 8 << 30
@@ -120,10 +121,10 @@ def read(path: Path) -> pl.DataFrame:
         raise DumpError(f"{path}: {odd.first}")
     for slot, count in unknown.slots.most_common():
         _log.warning(
-            "%s: msprobe knows no slot %r (in %d entries); its values are compared like any other",
+            "%s: msprobe knows no slot %r (in %s); its values are compared like any other",
             path,
             slot[:MAX_NAME],
-            count,
+            counted(count, "entry", "entries"),
         )
     for key, count in unknown.keys.most_common():
         _log.warning(

@@ -22,6 +22,7 @@ from rlprobe.errors import DumpError, StoreError
 from rlprobe.said import Said
 from rlprobe.sketch import CHOSEN
 from rlprobe.store import listing
+from rlprobe.terminal import counted
 
 #: Largest proof that is read: a line per process, step and stage, 70 bytes a sample.
 _MAX_PROOF = 512 << 20
@@ -167,8 +168,9 @@ class Samples:
             placed = sketches.placed(sketched, batches)
             if placed.left_out > 0 and not lacking:
                 notes.append(
-                    f"token sketches of the {name}: {placed.left_out} micro-batches of another "
-                    "size than their key data; they are not joined"
+                    f"token sketches of the {name}: not joined are "
+                    f"{counted(placed.left_out, 'micro-batch', 'micro-batches')} of another size "
+                    "than their key data"
                 )
             # named by the benchmark's step
             found.append(

@@ -144,7 +144,7 @@ def test_more_samples_on_one_side_are_said_and_shut_nothing(tmp_path: Path) -> N
     assert compare(tmp_path, "-q") == 0
     found = diagnose(tmp_path)
     item = next(i for i in found["gate"] if i["item"] == "recorded alike")
-    assert "old_log_probs: 1 rows on the benchmark only" in item["evidence"]
+    assert "old_log_probs: 1 row on the benchmark only" in item["evidence"]
     assert found["verdict"] == "aligned"
 
 

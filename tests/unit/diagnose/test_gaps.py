@@ -43,7 +43,7 @@ def said(rows: list[dict[str, Any]], stage: str = stages.ACTOR_UPDATE, more: Any
 @pytest.mark.parametrize("why", [NO_PARTNER, OTHER_SHAPE])
 def test_one_call_of_several_is_a_gap(why: str) -> None:
     found = said([record("model.norm", call, why=why if call == 2 else None) for call in range(4)])
-    assert "1 records" in found and "model.norm.forward.2.output.0" in found
+    assert "1 record " in found and "model.norm.forward.2.output.0" in found
 
 
 @pytest.mark.parametrize("why", [NO_PARTNER, OTHER_SHAPE])

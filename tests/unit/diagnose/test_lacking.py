@@ -129,7 +129,7 @@ def test_a_micro_batch_that_neither_side_has_is_said(
     whole = micro_batches == (0, 1)
     assert (item is None) == whole
     if item is not None:
-        assert "old_log_probs of 1 samples of actor_compute_log_prob" in item.evidence
+        assert "old_log_probs of 1 sample of actor_compute_log_prob" in item.evidence
 
 
 @pytest.mark.parametrize(

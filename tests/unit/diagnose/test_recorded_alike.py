@@ -246,7 +246,7 @@ def test_a_norm_that_is_clipped_by_is_that_of_the_gradients(
 
 def test_key_data_without_partners_are_said() -> None:
     difference = keydata.Difference("old_log_probs", 0, 0.0, 0.0, 0.0, 7, 1, 0)
-    assert "1 rows on the benchmark only" in found(key_data={"values": difference})
+    assert "1 row on the benchmark only" in found(key_data={"values": difference})
 
 
 def test_a_proof_or_a_weight_of_one_side_alone_is_said() -> None:
@@ -275,7 +275,7 @@ def test_records_of_another_shape_and_without_numbers_are_said() -> None:
     stage = SimpleNamespace(rows=other, laid_out=None, misplaced=None)
     step: Any = SimpleNamespace(findings={"actor_update": SimpleNamespace(stage=stage)})
     item = shapes.check(step)
-    assert item is not None and "1 records have another shape" in item.evidence
+    assert item is not None and "1 record has another shape" in item.evidence
     stage.rows = rows()
     assert shapes.check(step) is None
     stage.rows, stage.misplaced = other, "micro-batches hold other samples"
@@ -337,7 +337,7 @@ def test_one_sample_of_one_number_is_said_and_a_short_one_is_not() -> None:
 
     plain = [-1.0, -2.0, -3.0]
     assert said(plain, [-2.0, -2.0]) == ""
-    assert "old_log_probs of 1 samples are one number throughout" in said(plain, [0.0] * 4)
+    assert "old_log_probs of 1 sample is one number throughout" in said(plain, [0.0] * 4)
     assert "first in sample s1" in said(plain, [0.0] * 4)
 
 

@@ -74,6 +74,30 @@ def test_a_page_of_other_runs_is_kept_and_listed(results: Path, tmp_path: Path) 
     assert main(["report", "--index", str(tmp_path / "nowhere"), "-o", str(out)]) == 2
 
 
+@pytest.mark.parametrize("given", [["results"], ["results", "more/other"], ["results", "."]])
+def test_an_overview_lies_beside_what_it_is_about(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str]
+) -> None:
+    """Not where the command happened to be called."""
+    place, here = tmp_path / "place", tmp_path / "here"
+    for name in given:
+        (place / name).mkdir(parents=True, exist_ok=True)
+    shutil.copytree(results, place / "results", dirs_exist_ok=True)
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert main(["report", "--index", *(str(place / name) for name in given)]) == 0
+    assert not list(here.iterdir())
+    found = list(tmp_path.rglob("overview.html"))
+    assert found == [(tmp_path if "." in given else place) / "overview.html"]
+
+
+def test_an_overview_of_what_has_only_the_root_in_common_asks_where(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "--index", str(results), "/usr"]) == 2
+    assert "-o FILE" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1"])
 def test_no_name_of_a_dump_is_a_formula(name: str, tmp_path: Path) -> None:
     row = dict.fromkeys(tables.SCHEMA) | {"name": name, "error": -1.5e-7}
