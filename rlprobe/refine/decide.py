@@ -51,15 +51,23 @@ def is_open(directory: Path, plan: Plan, refined: Refined) -> bool:
     """
     keys = (plan.benchmark, plan.target)
     cause = sharpen(current(directory), refined, keys).cause
-    return cause is not None and cause.known == UNKNOWN
+    after = substitution.read(directory)
+    told = None if after is None else after.told
+    return cause is not None and cause.known == UNKNOWN and told is None
 
 
 def _and_after(diagnosis: Diagnosis, after: Substituted) -> Diagnosis:
     """The diagnosis with what is left when the suspect's outputs are the benchmark's."""
     cause = diagnosis.cause
     assert cause is not None
-    fuller = msgspec.structs.replace(cause, evidence=[*cause.evidence, *after.sentences])
-    text = _said(diagnosis.sentence, diagnosis)
+    fuller = msgspec.structs.replace(
+        _told(cause, after), evidence=[*cause.evidence, *after.sentences]
+    )
+    text = replaced(
+        _said(diagnosis.sentence, diagnosis),
+        sentence.why(cause, diagnosis.messages),
+        sentence.why(fuller, diagnosis.messages),
+    )
     if after.agrees is False:
         text += say(
             " There is a second difference in {stage}, at {where}.",
@@ -67,6 +75,14 @@ def _and_after(diagnosis: Diagnosis, after: Substituted) -> Diagnosis:
             where=after.next_module or after.next_record,
         )
     return msgspec.structs.replace(diagnosis, cause=fuller, sentence=text)
+
+
+def _told(cause: Cause, after: Substituted) -> Cause:
+    """What the suspect was told, where that makes the difference and no operator was seen to."""
+    seen = cause.known == OBSERVED and cause.class_ != IMPLEMENTATION
+    if after.told is None or seen or cause.class_ == "nondeterministic":
+        return cause
+    return Cause("hyperparameter", REPRODUCED, after.told, [])
 
 
 def _and_where(diagnosis: Diagnosis, where: Region) -> Diagnosis:

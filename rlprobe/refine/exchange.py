@@ -1,21 +1,39 @@
 """What the target's suspect made of what the benchmark's was given.
 
 Inputs alike, what differs is made here; where it makes the benchmark's numbers, it was given
-others (:mod:`rlprobe.capture.trace.exchange`).
+others (:mod:`rlprobe.capture.trace.exchange`). Where it makes them once it is told what the
+benchmark's was told, that is why.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.errors import DumpError
-from rlprobe.said import NOTHING_SAID, Said, say
+from rlprobe.refine.difference import number
+from rlprobe.said import NOTHING_SAID, Said, exactly, listed, say
 from rlprobe.spec import Suspects
 from rlprobe.store.read import Run
 
 #: One line, of some kilobytes.
 _MAX_BYTES = 1 << 20
+#: Numbers that are named.
+_NAMED = 6
+
+
+class Told(msgspec.Struct):
+    """Numbers that the modules were told otherwise, and what it makes with the benchmark's."""
+
+    names: list[str]
+    there: list[Any]
+    here: list[Any]
+    #: Whole numbers are not: they may be sizes of what a kernel reads and writes.
+    tried: bool = True
+    outputs: dict[str, float | str] = {}
+    failed: str | None = None
 
 
 class Entry(msgspec.Struct):
@@ -24,31 +42,33 @@ class Entry(msgspec.Struct):
     outputs: dict[str, float | str] = {}
     gradients: dict[str, float | str] = {}
     failed: str | None = None
+    told: list[Told] = []
 
 
-def said(target: Run, suspects: Suspects, floor: float) -> Said | None:
-    """What was seen, in words; None where nothing was tried.
-
-    Args:
-        target: the run in which it was.
-        suspects: what was looked at.
-        floor: relative difference of results that agree.
+def read(target: Run, suspects: Suspects) -> Entry | None:
+    """What a run reports of it; None where nothing was tried.
 
     Raises:
-        DumpError: what it reports is damaged.
+        DumpError: it is damaged.
     """
     written = target.written(suspects.stage, suspects.step, suspects.rank)
     path = written / "exchange" / "exchanged.jsonl"
     if not path.is_file():
         return None
     try:
-        entry = msgspec.json.decode(read_bytes(path, _MAX_BYTES), type=Entry)
+        return msgspec.json.decode(read_bytes(path, _MAX_BYTES), type=Entry)
     except (DocumentError, msgspec.MsgspecError, RecursionError) as error:
         raise DumpError(f"{path} is not readable: {error}; refine again") from error
-    return _of(entry, suspects.trace_module or "", floor)
 
 
-def _of(entry: Entry, module: str, floor: float) -> Said | None:
+def said(entry: Entry, module: str, floor: float) -> Said | None:
+    """What was seen, in words; None where that says nothing.
+
+    Args:
+        entry: what the target's run reports.
+        module: the suspect.
+        floor: relative difference of results that agree.
+    """
     if entry.failed is not None:
         return say(
             "the target's {module} could not be run on what the benchmark's was given: {why}",
@@ -70,7 +90,50 @@ def _of(entry: Entry, module: str, floor: float) -> Said | None:
             size=gradients[1],
             name=gradients[0],
         )
-    return text + _conclusion(max(outputs[1], gradients[1] if gradients else 0.0), floor)
+    text += _conclusion(max(outputs[1], gradients[1] if gradients else 0.0), floor)
+    untried = [one for one in entry.told if not one.tried]
+    if untried:
+        text += say("; it was told {numbers}, which was not tried", numbers=_numbers(untried[0]))
+    return text
+
+
+def setting(entry: Entry, module: str, floor: float) -> Said | None:
+    """The numbers that the target was told otherwise and that make the difference; None: none do.
+
+    With its own it parts from the benchmark's outputs, with the benchmark's it makes them. Of
+    several that differ the first that does so by itself, else all of them together.
+
+    Args:
+        entry, module, floor: as of :func:`said`.
+    """
+    own = _largest(entry.outputs)
+    if own is None or not floor or own[1] <= floor:
+        return None
+    for one in entry.told:
+        made = _largest(one.outputs) if one.tried and one.failed is None else None
+        if made is not None and made[1] <= floor:
+            return say(
+                "{numbers} in {module}: told the benchmark's, the target makes the benchmark's "
+                "outputs of its inputs ({size:.2g} apart, and {own:.2g} with its own)",
+                numbers=_numbers(one),
+                module=module,
+                size=made[1],
+                own=own[1],
+            )
+    return None
+
+
+def _numbers(told: Told) -> Said:
+    return listed([*map(_one, told.names, told.there, told.here)], _NAMED)
+
+
+def _one(name: str, there: Any, here: Any) -> Said:
+    return say(
+        "{name} {target} on the target instead of {benchmark}",
+        name=exactly(name),
+        target=number(here),
+        benchmark=number(there),
+    )
 
 
 def _conclusion(size: float, floor: float) -> Said:

@@ -22,6 +22,7 @@ from rlprobe.refine import (
     settings,
     stepped,
     summed,
+    unwritten,
     vocabulary,
     wiring,
     written,
@@ -75,6 +76,8 @@ def observe(
     """
     floor = noise if floor is None else floor
     benchmark, target = summed.known(benchmark), summed.known(target)
+    outside = written.Written((benchmark, target))
+    benchmark, target = unwritten.known(benchmark), unwritten.known(target)
     sides = _with_modules(benchmark), _with_modules(target)
     live = [{op.n for op in trace.live()} for trace in (benchmark, target)]
     found = Observed(operators=(len(live[0]), len(live[1])))
@@ -89,7 +92,6 @@ def observe(
     unused = idle.unused(benchmark, target), idle.unused(target, benchmark)
     ran = idle.Idle(benchmark), idle.Idle(target)
     wires = wiring.Wires(steps, floor)
-    outside = written.Written((benchmark, target))
     numbers = [_numbers_taken(trace) for trace in (benchmark, target)]
     collective: Operator | None = None
     bounds = Bounds()

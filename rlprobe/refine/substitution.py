@@ -52,6 +52,8 @@ class Substituted(msgspec.Struct, frozen=True):
     excess: float | None = None
     #: What the suspect makes of what the benchmark's was given; empty where that was not tried.
     exchanged: str = ""
+    #: Numbers that the suspect was told otherwise, where these make the difference.
+    setting: str = ""
     #: How its sentences were made (:mod:`rlprobe.said`).
     messages: dict[str, Message] = {}
     format: int = FORMAT
@@ -60,6 +62,11 @@ class Substituted(msgspec.Struct, frozen=True):
     def sentence(self) -> Said:
         """What was found, in either language."""
         return restored(self.said, self.messages)
+
+    @property
+    def told(self) -> Said | None:
+        """The numbers that the suspect was told otherwise, where these make the difference."""
+        return restored(self.setting, self.messages) if self.setting else None
 
     @property
     def sentences(self) -> list[Said]:
@@ -82,8 +89,12 @@ def look(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Substi
         OSError: the comparison cannot be written.
     """
     found = _judged(directory, plan, suspects, target)
-    said = exchange.said(target, suspects, plan.floor)
-    return msgspec.structs.replace(found, exchanged=said or "")
+    entry = exchange.read(target, suspects)
+    if entry is None:
+        return found
+    asked = entry, suspects.trace_module or "", plan.floor
+    said, setting = exchange.said(*asked), exchange.setting(*asked)
+    return msgspec.structs.replace(found, exchanged=said or "", setting=setting or "")
 
 
 def _judged(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Substituted:

@@ -193,6 +193,33 @@ def epsilon(module: ModuleType) -> None:
     module.Qwen2DecoderLayer.__init__ = __init__
 
 
+def _attention(change: Callable[[Any], None]) -> Callable[[ModuleType], None]:
+    """Changes what one layer's attention was built with."""
+
+    def plant(module: ModuleType) -> None:
+        original = module.Qwen2Attention.__init__
+
+        @functools.wraps(original)
+        def __init__(self: Any, *args: Any, prefix: str = "", **kwargs: Any) -> None:
+            original(self, *args, prefix=prefix, **kwargs)
+            if _LAYER in f"{prefix}.":
+                change(self.attn.impl)
+
+        module.Qwen2Attention.__init__ = __init__
+
+    return plant
+
+
+def scale(attention: Any) -> None:
+    """Scores are a tenth larger."""
+    attention.scale *= 1.1
+
+
+def cap(attention: Any) -> None:
+    """Scores are capped, which the model is not."""
+    attention.logits_soft_cap = 0.5
+
+
 def padding(module: ModuleType) -> None:
     """No fault: the vocabulary is padded to a multiple of another number."""
     original = module.pad_vocab_size
@@ -215,6 +242,7 @@ _PLANTED = {
     "opening": (("vllm.v1.engine.async_llm",), opening),
     "prefix": (("vllm.v1.attention.backends.cpu_attn",), prefix),
     "epsilon": (("vllm.model_executor.models.qwen2",), epsilon),
+    **{change.__name__: (_MODELS[:1], _attention(change)) for change in (scale, cap)},
     "padding": (("vllm.model_executor.layers.vocab_parallel_embedding",), padding),
     **{
         change.__name__: (_MODELS, _arriving(change))

@@ -6,6 +6,7 @@ where there is none?
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,17 +19,22 @@ from rlprobe import frameworks, stages
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
 from rlprobe.config import load
+from rlprobe.diagnose import diagnosis
 from rlprobe.diagnose.diagnosis import Diagnosis
 from rlprobe.diagnose.run import diagnose
 from rlprobe.errors import RunError
+from rlprobe.files import replace_text
 from rlprobe.frameworks import RunDirectories
 from rlprobe.judge import forced, inputs
 from rlprobe.judge.inputs import PlannedPair, PlannedRun
+from rlprobe.refine import decide, refined, substitution, suspects
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.runs.jobs import Jobs
 from rlprobe.runs.launch import launch
 from rlprobe.runs.plan import pairs, plan
+from rlprobe.runs.suspects import refining, substituted
 from rlprobe.selftest.forkservers import ForkServers
+from rlprobe.store.read import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES, TOKENS = 4, 5
@@ -43,7 +49,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory, python: str) -> Iterator[Jud
     # every run has an environment of its own, and a server of that
     servers = ForkServers(work / "logs", python)
 
-    def one(fault: str) -> Diagnosis:
+    def one(fault: str, *, again: bool = False) -> Diagnosis:
         jobs = _jobs(work, fault)
         for role in (BENCHMARK, TARGET):
             launch(jobs.runs[role], work / "store", start=servers)
@@ -63,7 +69,8 @@ def judge(tmp_path_factory: pytest.TempPathFactory, python: str) -> Iterator[Jud
             pairs={TARGET: PlannedPair(BENCHMARK, TARGET, list(jobs.stages(TARGET)))},
             framework="verl", framework_version="0.9.1",
         )  # fmt: skip
-        return diagnose(results)
+        found = diagnose(results)
+        return _refined(found, jobs, work / "store", servers) if again else found
 
     yield one
     servers.close()
@@ -96,6 +103,24 @@ def _jobs(work: Path, fault: str) -> Jobs:
     alignment = load(path)
     runs = plan(alignment, {})
     return Jobs(alignment, runs, pairs(runs))
+
+
+def _refined(found: Diagnosis, jobs: Jobs, store: Path, servers: ForkServers) -> Diagnosis:
+    """The diagnosis after both engines' suspects were looked at again, as `rlprobe refine` does."""
+    results = Path(jobs.results)
+    replace_text(results / diagnosis.NAME, json.dumps(found.as_dict()))
+    asked = suspects.find(results, 64)
+    assert asked.suspects is not None, asked.reason
+    sides = [
+        Run.open(store, launch(spec, store, start=servers).parent.name)
+        for spec in refining(jobs.alignment, asked.suspects).values()
+    ]
+    refined.write(results, refined.refine(asked, asked.suspects, *sides))
+    third = substituted(jobs.alignment, asked.suspects, sides[0].key)
+    assert third is not None
+    run = Run.open(store, launch(third, store, start=servers).parent.name)
+    substitution.write_found(results, substitution.look(results, asked, asked.suspects, run))
+    return decide.sharpened(results, found)
 
 
 @pytest.fixture(scope="module")
@@ -190,12 +215,36 @@ def test_keys_of_other_tokens_in_a_prompts_beginning_part_in_the_prefill(judge: 
 
 @pytest.mark.long
 def test_another_epsilon_of_one_layer_parts_at_its_norm(judge: Judge) -> None:
-    found = judge("epsilon")
-    assert found.first is not None, found.sentence
+    found = judge("epsilon", again=True)
+    assert found.first is not None and found.cause is not None, found.sentence
     first = found.first
     assert (first.stage, first.phase) == (stages.FORCED, "prefill")
     assert first.module == "model.layers.1.post_attention_layernorm"
+    assert (found.cause.class_, found.cause.known) == ("hyperparameter", diagnosis.OBSERVED)
+    assert "epsilon 0.01 on the target instead of 1e-06" in found.cause.statement
     assert _others_agree(found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("scale", "attn.impl.scale 0.194454 on the target instead of 0.176777"),
+        ("cap", "attn.impl.logits_soft_cap 0.5 on the target instead of 0"),
+    ],
+)
+def test_what_an_opaque_attention_was_told_otherwise_is_named(
+    judge: Judge, fault: str, said: str
+) -> None:
+    """Its operator shows no number of it: the target's makes the benchmark's outputs with the
+    benchmark's number."""
+    found = judge(fault, again=True)
+    assert found.first is not None and found.cause is not None, found.sentence
+    assert found.first.module == "model.layers.1.self_attn.attn"
+    assert (found.cause.class_, found.cause.known) == ("hyperparameter", diagnosis.REPRODUCED)
+    assert said.removeprefix("attn.") in found.cause.statement
+    assert found.cause.statement in found.sentence
+    assert "nothing else is wrong in this stage" in " ".join(found.cause.evidence)
 
 
 @pytest.mark.long

@@ -90,6 +90,6 @@ def test_beyond_the_budget_nothing_is_tried(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_it_is_said_in_words(entry: exchange.Entry, floor: float, said: str) -> None:
-    found = exchange._of(entry, "model.norm", floor)
+    found = exchange.said(entry, "model.norm", floor)
     assert found is not None and said in found
-    assert exchange._of(exchange.Entry(), "model.norm", floor) is None
+    assert exchange.said(exchange.Entry(), "model.norm", floor) is None

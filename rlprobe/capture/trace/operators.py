@@ -157,6 +157,8 @@ class Operators(TorchDispatchMode):
         """
         if name_of(func).startswith(COLLECTIVES):
             return self.values.pending(tensor)
+        if name_of(func).startswith(_RESERVES):
+            self.values.reserved(tensor)
         found = self._value(tensor, made=True)
         if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()):
             found = {**found, "data": self.values.save(tensor, f"drawn{number}.{index}")}
@@ -166,6 +168,8 @@ class Operators(TorchDispatchMode):
         return self.values.made(tensor) if made else self.values.given(tensor)
 
 
+#: Operators that reserve memory, by how their names begin.
+_RESERVES = ("aten::empty", "aten::new_empty")
 #: Larger inputs are not copied to run an operator twice.
 _TWICE = 1 << 26
 

@@ -58,6 +58,8 @@ class Values:
         #: Names of whole storages, which go to every view of them.
         self._owners: dict[Any, str] = {}
         self._entering: set[_Key] = set()
+        #: Storages that were reserved: a kernel that no dispatcher sees may write to them.
+        self._reserved: set[Any] = set()
         self.left_out = 0
 
     def call(self, tensor: Tensor, name: str) -> None:
@@ -75,6 +77,10 @@ class Values:
         self._names[_key(local)] = name
         self._entering.add(_key(local))
         self._held.append(local)
+
+    def reserved(self, tensor: Tensor) -> None:
+        """Memory that an operator reserved: what it holds is looked at each time it is given."""
+        self._reserved.add(_key(unpacked(tensor))[0])
 
     def owner(self, tensor: Tensor, name: str) -> None:
         """Name a value and every view of its memory: a batch, of which operators take rows."""
@@ -119,7 +125,7 @@ class Values:
                 found["data"] = data
         version = -1 if local.is_inference() else local._version
         known = self._described.get((number, version))
-        if known is None or version < 0 or made:
+        if known is None or version < 0 or made or key[0] in self._reserved:
             known = content(local)
             self._described[number, version] = known
         return {**found, **known}
@@ -159,6 +165,7 @@ class Values:
         self._names.clear()
         self._owners.clear()
         self._entering.clear()
+        self._reserved.clear()
 
 
 def _key(tensor: Tensor) -> _Key:

@@ -33,6 +33,7 @@ from rlprobe.capture.trace.backward import Backward
 from rlprobe.capture.trace.exchange import Keeper
 from rlprobe.capture.trace.file import TraceFile
 from rlprobe.capture.trace.operators import Operators, scalar, tensors
+from rlprobe.capture.trace.told import Told, told
 from rlprobe.capture.trace.values import Values
 
 _log = logging.getLogger("rlprobe")
@@ -75,6 +76,7 @@ class Tracing:
         self._again_backward = False
         keeps = options.keep_outputs and self.kind == MODULE
         self._exchange = Keeper(context.directory, options.tensor_budget) if keeps else None
+        self._told: dict[str, Told] = {}
         self._ranges: list[int] = []
         self._began = 0
 
@@ -265,6 +267,8 @@ class Tracing:
         if self._entered or once or in_backward() or not self._counts():
             return
         self._before = Before(args, kwargs, self._device)
+        if self._exchange is not None:
+            self._told = told(module)
         self._file.add({"record": "call", "module": self._path, "micro_step": self._micro_step,
                         "grad": torch.is_grad_enabled()})  # fmt: skip
         for name, part in [*module.named_parameters(), *module.named_buffers()]:
@@ -300,6 +304,7 @@ class Tracing:
         self._file.add(again)
         exchange, self._exchange = self._exchange, None  # of the first call
         if exchange is not None:
+            exchange.told(module, self._told)
             exchange.forward(before, found)
         self._await_gradients(module, before, found, exchange)
 
