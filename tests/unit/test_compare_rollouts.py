@@ -480,6 +480,39 @@ def test_verl_writes_what_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("case", "name", "place"),
+    [
+        ("verl_0.9.1.dp", "gen_batch.dp", "{step}"),
+        ("verl_0.9.1_tq.pt", "tq_batch.pt", "{step}/0"),
+    ],
+)
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_step_that_verl_was_ended_at_costs_itself(
+    tmp_path: Path, case: str, name: str, place: str, cut: bool
+) -> None:
+    """verl writes meta.json last, and does not load a step without it; older ones write none."""
+    for side in "bt":
+        for step in (1, 2):
+            where = tmp_path / side / "e_p" / place.format(step=step)
+            where.mkdir(parents=True)
+            shutil.copy(CASES / case, where / name)
+            (where / "meta.json").write_text("{}")
+    last = tmp_path / "t/e_p" / place.format(step=2)
+    (last / "meta.json").unlink()
+    if cut:
+        (last / name).write_bytes((last / name).read_bytes()[:-40])
+    result = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out", coverage=0.4)
+    assert result.summary["counts"]["matched"] == result.summary["counts"]["benchmark_only"] > 0
+    assert f"{name} of step 2 has no meta.json beside it" in " ".join(result.summary["notes"])
+    for meta in tmp_path.rglob("meta.json"):
+        meta.unlink()
+    if not cut:
+        result = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out")
+        assert result.summary["counts"]["benchmark_only"] == 0
+        assert "meta.json" not in " ".join(result.summary["notes"])
+
+
+@pytest.mark.parametrize(
     ("benchmark", "target", "advice"),
     [
         ([line(0, score=1)], [line(0, score=1.0)], "the same type of value"),

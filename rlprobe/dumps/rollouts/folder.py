@@ -17,6 +17,8 @@ from rlprobe.said import Said, say
 _DEPTH = 4
 _NUMBER = re.compile(r"(\d{1,9})$")
 _EVALUATION = "eval_"
+#: What verl writes last of a step's batch; versions before 0.9 write none.
+_WRITTEN = "meta.json"
 #: How far into a file its keys are looked for.
 _HEAD = 1 << 16
 
@@ -74,6 +76,9 @@ def find(path: Path) -> Folder | None:
         met.setdefault(kind, {}).setdefault(step, []).append(file)
     if not met:
         return None
+    if path.is_dir():
+        for kind in (SKIP, SKIP_TQ):
+            notes += _without_unfinished(met.get(kind, {}))
     if len(met) > 1:
         raise DumpError(
             f"{path} holds rollouts of {' and of '.join(kind.name for kind in met)}; compare one "
@@ -89,6 +94,29 @@ def find(path: Path) -> Folder | None:
             )
     ordered = {step: tuple(sorted(steps[step], key=_place)) for step in sorted(steps)}
     return Folder(kind, ordered, tuple(notes))
+
+
+def _without_unfinished(steps: dict[int, list[Path]]) -> list[Said]:
+    """Take out what verl was ended at while it wrote it, and would not load; notes of it."""
+    written = {file: (file.parent / _WRITTEN).is_file() for own in steps.values() for file in own}
+    if not any(written.values()):
+        return []
+    notes = []
+    for step, own in list(steps.items()):
+        for file in own:
+            if not written[file]:
+                notes.append(
+                    say(
+                        "{name} of step {step} has no meta.json beside it, which verl writes last: "
+                        "it is unfinished, and was left aside",
+                        name=file.name,
+                        step=step,
+                    )
+                )
+        steps[step] = [file for file in own if written[file]]
+        if not steps[step]:
+            del steps[step]
+    return notes
 
 
 def _place(file: Path) -> tuple[int, str]:
