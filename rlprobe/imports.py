@@ -1,4 +1,4 @@
-"""Imports of large packages, made as quick as they can be."""
+"""Imports: of large packages as quick as they can be, of lacking ones named."""
 
 from __future__ import annotations
 
@@ -9,6 +9,35 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
+
+#: Module -> the distribution that it is of, and the extra of this package's that brings it.
+_BROUGHT = {
+    "h5py": ("h5py", ""),
+    "msgspec": ("msgspec", ""),
+    "numpy": ("numpy", ""),
+    "polars": ("polars", ""),
+    "pydantic": ("pydantic", ""),
+    "yaml": ("PyYAML", ""),
+    "numba": ("numba", "compare"),
+    "jinja2": ("Jinja2", "report"),
+    "openpyxl": ("openpyxl", "report"),
+    "snakemake": ("snakemake", "workflow"),
+    "msprobe": ("mindstudio-probe", "msprobe"),
+}
+
+
+def lacking(error: ModuleNotFoundError) -> str | None:
+    """What to do about a package of ours that this environment lacks; None: it is none of ours."""
+    found = _BROUGHT.get((error.name or "").partition(".")[0])
+    if found is None:
+        return None
+    distribution, extra = found
+    wanted = f"'.[{extra}]'" if extra else "."
+    return (
+        f"this needs {distribution}, which {sys.executable} does not have: install it there, or "
+        f"all that is needed with `pip install {wanted}` in rlprobe's directory (in a vendor's "
+        "image with `-c` and a list of what it has: docs/npu-box.md)"
+    )
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 #: The name by which an OSError tells that stdout could not be written.
@@ -133,9 +134,13 @@ class _SafeStream:
         encoding = self._stream.encoding or "utf-8"
         if not shown.isascii() and encoding.lower().replace("-", "") != "utf8":
             shown = shown.encode(encoding, "backslashreplace").decode(encoding)
-        with self._named():
-            self._stream.write(shown)
+        self.as_it_is(shown)
         return len(text)
+
+    def as_it_is(self, text: str) -> None:
+        """Write what is safe already."""
+        with self._named():
+            self._stream.write(text)
 
     def flush(self) -> None:
         with self._named():
@@ -146,7 +151,10 @@ class _SafeStream:
         try:
             yield
         except BrokenPipeError:
-            raise
+            # Whoever read has seen enough. What the command found, and its exit code, stay; nothing
+            # that is written from here on, the interpreter's own flush either, goes anywhere.
+            with Path(os.devnull).open("w") as nowhere:
+                os.dup2(nowhere.fileno(), self._stream.fileno())
         except OSError as error:
             raise OSError(error.errno, error.strerror, STDOUT) from error
 
@@ -160,8 +168,10 @@ class _SafeStream:
 
 def painted(text: str, stream: TextIO) -> None:
     """Write text in :class:`Paint`'s colours, of which all else was made :func:`safe` before."""
-    inner = stream._stream if isinstance(stream, _SafeStream) else stream
-    inner.write(text)
+    if isinstance(stream, _SafeStream):
+        stream.as_it_is(text)
+    else:
+        stream.write(text)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rlprobe import disk, terminal
+from rlprobe import disk, imports, terminal
 from rlprobe.cli.common import CommandParser, called, defaults
 from rlprobe.errors import RlprobeError
 from rlprobe.imports import uncollected
@@ -90,19 +90,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    module, args = parse(words)
-    _log_to_stderr(args)
+    args = argparse.Namespace()
     try:
+        module, args = parse(words)
+        _log_to_stderr(args)
         code = int(module.run(args))
         sys.stdout.flush()
         return code
     except RlprobeError as error:
         logging.getLogger("rlprobe").debug("where it was raised:", exc_info=error)
         return _fail(str(error), error.exit_code)
-    except BrokenPipeError:
-        # whoever read our output has seen enough; keep the interpreter from flushing into the pipe
-        _give_up_stdout()
-        return 0
     except OSError as error:
         # a full disk or a forbidden path is the user's to mend, not a defect
         logging.getLogger("rlprobe").debug("where it was raised:", exc_info=error)
@@ -113,6 +110,11 @@ def _run(words: list[str]) -> int:
     except MemoryError as error:
         logging.getLogger("rlprobe").debug("where it was raised:", exc_info=error)
         return _fail("there was not enough memory; ask for more, or compare fewer stages", 1)
+    except ModuleNotFoundError as error:
+        lacking = imports.lacking(error)
+        if lacking is None:
+            raise
+        return _fail(lacking, 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
 

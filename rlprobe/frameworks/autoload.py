@@ -11,14 +11,17 @@ import importlib
 import os
 import sys
 
-from rlprobe.capture.session import ENV
+from rlprobe import imports
 from rlprobe.errors import RlprobeError
-from rlprobe.frameworks import switch
 
 
 def main() -> None:
     """Activate the hooks of the frameworks that the configuration is for."""
     try:
+        # what these import may be lacking in this environment
+        from rlprobe.capture.session import ENV
+        from rlprobe.frameworks import switch
+
         found = switch.read(os.environ[ENV])
         for framework in found.frameworks:
             importlib.import_module(f"rlprobe.frameworks.{framework}").activate()
@@ -26,6 +29,12 @@ def main() -> None:
         # site.py would print a traceback and carry on; a clear line and an exit is what is wanted
         sys.stderr.write(f"rlprobe: error: {error}\n")
         os._exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        lacking = imports.lacking(error)
+        if lacking is None:
+            raise
+        sys.stderr.write(f"rlprobe: error: {lacking}\n")
+        os._exit(1)
 
 
 main()
