@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from decimal import Decimal
 from fractions import Fraction
 
 import polars as pl
@@ -19,6 +21,10 @@ NUMBERS = (
     *FLOATS,
 )
 _LOWEST = {"nan", "inf", "-inf"}
+#: Digits that Python reads at once, whatever its limit is set to; it may be no lower than 640.
+_SHORT = 640
+#: Longer ones are texts: a number of these takes a hundredth of a second.
+_DIGITS = re.compile(r"-?[0-9]{1,20000}")
 
 
 def _scalar(side: str) -> pl.Expr:
@@ -151,9 +157,20 @@ def number(dtype: str, text: str) -> Fraction | float | None:
         if dtype in FLOATS:
             value = float(text)
             return Fraction(value) if math.isfinite(value) else value
-        return Fraction(int(text))
-    except (ValueError, OverflowError):
+        return Fraction(_whole(text))
+    except (ValueError, ArithmeticError):
         return None
+
+
+def _whole(text: str) -> int:
+    """A whole number; Python's own reading ends at some thousand digits.
+
+    Raises:
+        ValueError, ArithmeticError: it is none.
+    """
+    if len(text) <= _SHORT or not _DIGITS.fullmatch(text):
+        return int(text)
+    return int(Decimal(text))
 
 
 def _relative(b: Fraction, t: Fraction) -> float:

@@ -140,15 +140,20 @@ def _given(step: Step) -> Iterator[str]:
     # whatever updates weights comes after the first stage, or within it
     rows = step.findings[min(step.findings, key=stages.order)].stage.rows
     for what, own, remedy in (
-        ("ids of tokens", equipped.ids(rows), "the same samples"),
-        ("parameters", equipped.parameters(rows), "the same checkpoint"),
+        (("record of token ids", "records of token ids"), equipped.ids(rows), "the same samples"),
+        (
+            ("recorded parameter", "recorded parameters"),
+            equipped.parameters(rows),
+            "the same checkpoint",
+        ),
     ):
         different = equipped.differing(own)
         if different.height:
             yield (
-                f"  they were not given the same: {different.height:,} of {own.height:,} recorded "
-                f"{what} differ, first {lacking.short(different.item(0, 'name'))}; give both "
-                f"{remedy}, then dump again"
+                f"  they were not given the same: {different.height:,} of "
+                f"{counted(own.height, *what)} "
+                f"{'differs' if different.height == 1 else 'differ'}, first "
+                f"{lacking.short(different.item(0, 'name'))}; give both {remedy}, then dump again"
             )
 
 

@@ -87,9 +87,9 @@ def embedded(ids: float = 9.0, weight: float = 1.0, made: float = 2.0) -> dict[s
 @pytest.mark.parametrize("parts", [True, False])
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({"ids": 8.0}, "1 of 1 recorded ids of tokens differ, first Module.model.embed.Embedding."
+    [({"ids": 8.0}, "1 of 1 record of token ids differs, first Module.model.embed.Embedding."
       "forward.0.input.0; give both the same samples"),
-     ({"weight": 1.001}, "1 of 1 recorded parameters differ, first Module.model.embed.Embedding."
+     ({"weight": 1.001}, "1 of 1 recorded parameter differs, first Module.model.embed.Embedding."
       "forward.0.parameters.weight; give both the same checkpoint"),
      ({}, None)],
 )  # fmt: skip

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlprobe.compare import sides
+from tests.msprobe import dumps
+from tests.msprobe.dumps import call, scalar, tensor
 from tests.unit.sides_helpers import paired, put
 
 
@@ -23,6 +25,20 @@ def test_processes_without_ranks_are_paired_by_what_they_were_given(tmp_path: Pa
     ]
     (note,) = notes
     assert "paired by what they were given (proc101 with proc202" in note
+
+
+@pytest.mark.parametrize("given", [(1, 2), ("first", "second"), (0.5, 0.25), (10**20, 10**20 + 1)])
+def test_arguments_that_are_no_tensors_tell_processes_apart(
+    tmp_path: Path, given: tuple[object, object]
+) -> None:
+    """They were called a guess that "nothing they were given tells apart"."""
+    for side, order in (("b", given), ("t", given[::-1])):
+        for pid, value in enumerate(order):
+            data = {"Torch.f.0.forward": call([scalar(value)], [tensor()])}
+            dumps.write(tmp_path / side / f"step0/proc{pid}", data)
+    found, notes = paired(tmp_path)
+    assert found == [("step0/proc0", "step0/proc1"), ("step0/proc1", "step0/proc0")]
+    assert "guess" not in "".join(notes)
 
 
 def test_processes_that_nothing_tells_apart_are_a_guess_and_said_to_be(tmp_path: Path) -> None:

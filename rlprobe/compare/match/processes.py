@@ -65,7 +65,10 @@ def _distinct(apart: Floats, row: int, column: int) -> bool:
 
 def _given(table: Table) -> pl.DataFrame:
     """The first inputs and saved values of a process, a row each."""
-    columns = ("name", "op", "slot", "direction", "dtype", "max", "min", "mean", "norm", "digest")
+    columns = (
+        *("name", "op", "slot", "direction", "dtype", "value"),
+        *("max", "min", "mean", "norm", "digest"),
+    )
     saved = pl.col("op").str.starts_with("save.")
     rows = table.rows(columns).filter(
         ((pl.col("slot") == "input") & (pl.col("direction") == "forward")) | saved
@@ -73,8 +76,9 @@ def _given(table: Table) -> pl.DataFrame:
     whole = pl.col("dtype").str.contains(r"u?int\d").fill_null(False) | saved
     number = pl.int_range(pl.len())
     chosen = rows.filter((number < _FIRST) | (number.over(whole) < _FIRST) & whole)
-    # equal or not is all that a digest says
-    said = pl.when(pl.col("digest").is_not_null()).then(pl.col("digest").hash() / 2**32)
+    # equal or not is all that a digest says, or an argument that is no tensor
+    text = pl.coalesce("digest", "value")
+    said = pl.when(text.is_not_null()).then(text.hash() / 2**32)
     return chosen.select("name", "max", "min", "mean", "norm", said=said)
 
 

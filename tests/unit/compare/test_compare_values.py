@@ -112,6 +112,20 @@ def test_relatives_of_scalars(
     assert not row["identical"]
 
 
+@pytest.mark.parametrize("digits", [641, 4301, 20_000])
+@pytest.mark.parametrize(("last", "difference"), [("1", 1.0), ("0", 0.0)])
+def test_whole_numbers_longer_than_python_reads(
+    tmp_path: Path, digits: int, last: str, difference: float
+) -> None:
+    """They were texts, whose error is 1: above the truth."""
+    for side, end in (("b", "0"), ("t", last)):
+        path = dumps.write(tmp_path / side, {"Torch.f.0.forward": call([scalar(12345)], [])})
+        path.write_text(path.read_text().replace("12345", "-1" + "0" * (digits - 2) + end))
+    row = compared(tmp_path / "b", tmp_path / "t", tmp_path / "o").row("Torch.f.0.forward.input.0")
+    assert row["max_diff"] == -difference and row["identical"] is (difference == 0)
+    assert (row["error"] == 0) is (difference == 0) and row["error"] < 1e-300
+
+
 @pytest.fixture(scope="module")
 def statistics(tmp_path_factory: pytest.TempPathFactory) -> Result:
     return case("elements_statistics", tmp_path_factory.mktemp("statistics"))
