@@ -61,6 +61,14 @@ def spelled(steps: Sequence[int]) -> str:
     return f"step {text}" if len(steps) == 1 else f"steps {text}"
 
 
+def short(name: str, room: int) -> str:
+    """A name that fits ``room`` characters: its beginning and its end."""
+    if len(name) <= room:
+        return name
+    tail = room // 2
+    return f"{name[: room - tail - 1]}…{name[-tail:]}"
+
+
 def counted(count: int, noun: str, plural: str = "") -> str:
     """``1 record``, ``2,000 records``: a number of something, as a reader expects it."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

@@ -182,11 +182,12 @@ def _tell(summary: Summary, level: int) -> None:
     for key, found in summary.samples["keys"].items():
         _log.log(
             level,
-            "%s: %s: %s joined, %d identical, largest relative difference %s",
+            "%s: %s: %s joined, %d identical%s, largest relative difference %s",
             summary.stage,
             key,
             counted(found["matched"], "sample"),
             found["identical"],
+            "".join(f", {found[what]:,} {words}" for what, words in _APART if found[what]),
             "-" if found["max_error"] is None else f"{found['max_error']:.3g}",
         )
     tokens = summary.samples["token_sketches"]
@@ -195,6 +196,15 @@ def _tell(summary: Summary, level: int) -> None:
         _log.log(level, "%s: %s joined by sample", summary.stage, joined)
     for note in summary.samples["notes"]:
         _log.warning("%s: %s", summary.stage, note)
+
+
+#: Rows of key data that no difference is told of, and why.
+_APART = (
+    ("nonfinite", "not finite"),
+    ("shape", "of another length"),
+    ("benchmark_only", "on the benchmark only"),
+    ("target_only", "on the target only"),
+)
 
 
 def _checksums(summary: Summary) -> str:
@@ -276,7 +286,10 @@ _ADVICE = {
         "floating-point one, a truth value or a text"
     ),
     lacking.DTYPES: "run both sides in the same precision, or call the pair --pair high_precision",
-    lacking.UNREADABLE: "copy the dumps again with dump_tensor_data, or collect them again",
+    lacking.UNREADABLE: (
+        "collect these records again; where a tensor's file is meant, copy the dumps again with "
+        "dump_tensor_data"
+    ),
     measures.CHECKSUMS_DIFFER: _CHECKSUMS_ONLY,
     measures.XOR_EQUAL: _CHECKSUMS_ONLY,
     **dict.fromkeys(

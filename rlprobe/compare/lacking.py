@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import polars as pl
 
+from rlprobe import terminal
 from rlprobe.compare import measures
 from rlprobe.terminal import counted, spelled
 
@@ -93,10 +94,7 @@ def named(rows: pl.DataFrame) -> pl.DataFrame:
 
 def short(name: str, room: int = NAME) -> str:
     """A name that fits a line: its beginning and its end."""
-    if len(name) <= room:
-        return name
-    tail = room // 2
-    return f"{name[: room - tail - 1]}…{name[-tail:]}"
+    return terminal.short(name, room)
 
 
 def said(found: Iterable[tuple[str, Lacking]]) -> list[str]:

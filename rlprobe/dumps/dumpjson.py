@@ -44,7 +44,7 @@ from rlprobe.dumps.leafcolumns import (
 )
 from rlprobe.dumps.schema import UNREADABLE_DTYPE
 from rlprobe.errors import DumpError
-from rlprobe.terminal import counted
+from rlprobe.terminal import counted, short
 
 #: Refused above this: the largest dump.json seen in practice is some hundred MB.
 MAX_BYTES = 8 << 30
@@ -153,6 +153,10 @@ _DTYPES = {
 }
 
 
+#: Characters of a name that a message shows.
+_SHOWN = 120
+
+
 class _Odd:
     """What of a file cannot be read."""
 
@@ -168,7 +172,7 @@ class _Odd:
             DumpError: it is one too many.
         """
         self.count += 1
-        self.first = self.first or f"{encodable(name[:MAX_NAME])}: {error}"
+        self.first = self.first or f"{short(encodable(name[:MAX_NAME]), _SHOWN)}: {error}"
         if self.count > MAX_ODD:
             raise DumpError(
                 f"{self._path}: more than {MAX_ODD} records cannot be read; the first: {self.first}"

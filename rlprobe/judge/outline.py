@@ -73,7 +73,7 @@ def lines(
     yield from _worst(step, stacks)
     yield from _counts(summaries)
     yield from _not_compared(step, summaries)
-    yield from _next(diverged, summaries, out, bool(stacks))
+    yield from _next(diverged, summaries, out, bool(stacks), _by_statistics(step))
 
 
 def unjudged(summaries: Sequence[Summary], out: str) -> Iterator[str]:
@@ -274,7 +274,7 @@ def _size(row: Row) -> str:
     if values is not None and not _is_number(row):
         return values
     if measure.error is None:
-        return values or "it differs, and statistics do not say by how much"
+        return values or _of_unknown_size(row)
     least = "at least " if row.get("error_kind") == _BOUND and values is None else ""
     of = _WORDS.get(measure.name, "")
     text = f"error{of} {least}{measure.error:.3g}"
@@ -285,6 +285,18 @@ def _size(row: Row) -> str:
     if math.isinf(excess):
         return f"{text}; there is no round-off in it"
     return f"{text}, {_times(excess)} what round-off allows ({measure.floor or 0.0:.2g})"
+
+
+def _of_unknown_size(row: Row) -> str:
+    """What is known of a difference that no number is given for."""
+    if row.get("status") != measures.NONFINITE:
+        return "it differs, and statistics do not say by how much"
+    side = row.get("reason")
+    return (
+        "not finite on both sides, and not the same"
+        if side not in ("benchmark", "target")
+        else f"not finite on the {side} only"
+    )
 
 
 def _values(row: Row) -> str | None:
@@ -390,11 +402,11 @@ def _not_compared(step: Step, summaries: Iterable[Summary]) -> Iterator[str]:
         ):
             # what was not compared is told above, in the comparison's words
             compared = pl.col("error_kind").is_not_null()
-            own = (
-                columns_where(finding.stage.rows, compared, column).get_column(column).drop_nulls()
-            )
-            for reason, count in own.value_counts(sort=True).iter_rows():
-                found.append(f"{stage}: {count:,} {said}: {words.get(reason, reason)}")
+            own = columns_where(finding.stage.rows, compared, column, "name", "reason", "error")
+            counts = own.get_column(column).drop_nulls().value_counts(sort=True)
+            for reason, count in counts.iter_rows():
+                first = _unmeasured(own.filter(pl.col(column) == reason))
+                found.append(f"{stage}: {count:,} {said}: {words.get(reason, reason)}{first}")
     if _later(step, summaries) and step.findings:
         largest = max((s.max_error for s in summaries if s.max_error is not None), default=0.0)
         found.append(f"steps after {step.number} were compared and not judged: they inherit what "
@@ -410,6 +422,15 @@ def _not_compared(step: Step, summaries: Iterable[Summary]) -> Iterator[str]:
         yield ""
         yield "Notes:"
         yield from (f"  {note}" for note in notes)
+
+
+def _unmeasured(rows: pl.DataFrame) -> str:
+    """The first record that nothing was measured of, with what comparing said of it."""
+    first = rows.filter(pl.col("error").is_null() & pl.col("reason").is_not_null()).head(1)
+    return "".join(
+        f"; first: {lacking.short(name)} ({reason})"
+        for name, reason in first.select("name", "reason").iter_rows()
+    )
 
 
 def _not_finite(rows: pl.DataFrame) -> list[str]:
@@ -434,8 +455,18 @@ def _ambiguous(summary: Summary) -> list[str]:
     ]
 
 
+def _by_statistics(step: Step) -> bool:
+    """Whether anything agrees as far as statistics, or a sketch, can see."""
+    seen = (pl.col("error") == 0) & pl.col("shape_benchmark").is_not_null()
+    kind = pl.col("error_kind").is_in([measures.STATISTIC, measures.SKETCH])
+    return any(
+        not columns_where(finding.stage.rows, seen & kind, "name").is_empty()
+        for finding in step.findings.values()
+    )
+
+
 def _next(
-    diverged: Finding | None, summaries: Sequence[Summary], out: str, stacks: bool
+    diverged: Finding | None, summaries: Sequence[Summary], out: str, stacks: bool, blind: bool
 ) -> Iterator[str]:
     yield ""
     yield "Next:"
@@ -450,7 +481,7 @@ def _next(
             )
         if not stacks:
             yield "  see who calls it on either side: the same command with --stacks"
-    elif any(s.unseen for s in summaries):
+    elif blind:
         yield (
             "  statistics cannot see a permutation or single elements: dump with task tensor to be "
             "sure"

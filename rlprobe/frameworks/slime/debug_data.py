@@ -29,6 +29,7 @@ from rlprobe.files import written
 from rlprobe.frameworks.slime import debug_load
 from rlprobe.frameworks.slime.debug_load import Foreign
 from rlprobe.rollouts import Ragged, Rollouts, Sample, prompt_identity, sample_ids
+from rlprobe.terminal import counted
 
 #: Per-token columns and the element type they are kept in. Floats come as Python floats.
 TOKEN_COLUMNS: dict[str, str] = {
@@ -169,7 +170,7 @@ def to_rollouts(
         recorded.meta["missing_log_probs"] = missing
         _log.warning(
             "the engine gave no log-prob for %s; they are NaN",
-            ", ".join(f"{count} tokens of {name}" for name, count in missing.items()),
+            ", ".join(f"{counted(count, 'token')} of {name}" for name, count in missing.items()),
         )
     if as_text:
         _log.warning(
