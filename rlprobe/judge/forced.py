@@ -26,6 +26,8 @@ from rlprobe.store.read import Run
 
 #: Of a forward: the whole sample at once, the prompt before decoding, a decoded token.
 PREFILL, PROMPT, DECODE = "prefill", "prompt", "decode"
+#: Forwards of a sample that has been seen whole before.
+AFTER_PREFILL = (PROMPT, DECODE)
 #: What an engine answers of a sample.
 PHASES = (PREFILL, DECODE)
 #: Two log-probs move against each other, and one token by more than the root mean square.

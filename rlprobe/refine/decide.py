@@ -13,6 +13,7 @@ import msgspec
 
 from rlprobe.diagnose import sentence
 from rlprobe.diagnose.diagnosis import OBSERVED, REPRODUCED, UNKNOWN, Cause, Diagnosis, current
+from rlprobe.judge.forced import AFTER_PREFILL
 from rlprobe.judge.inputs import Results
 from rlprobe.refine import region, substitution
 from rlprobe.refine.difference import IMPLEMENTATION
@@ -110,6 +111,13 @@ def sharpen(diagnosis: Diagnosis, refined: Refined, keys: tuple[str, str]) -> Di
     if first.stage != refined.stage:
         return diagnosis
     evidence = list(cause.evidence)
+    if refined.observed is not None and first.phase in AFTER_PREFILL:
+        evidence.append(
+            say(
+                "operators are traced, and run again, in the prefill of prompt and response; what "
+                "parts first is a later forward of that sample, which is not run again by itself"
+            )
+        )
     for seen in (refined.observed, refined.tried):
         evidence += [] if seen is None else map(refined.said, seen.evidence)
     evidence += [

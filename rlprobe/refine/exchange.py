@@ -61,13 +61,14 @@ def read(target: Run, suspects: Suspects) -> Entry | None:
         raise DumpError(f"{path} is not readable: {error}; refine again") from error
 
 
-def said(entry: Entry, module: str, floor: float) -> Said | None:
+def said(entry: Entry, module: str, floor: float, *, later: bool = False) -> Said | None:
     """What was seen, in words; None where that says nothing.
 
     Args:
         entry: what the target's run reports.
         module: the suspect.
         floor: relative difference of results that agree.
+        later: whether what parts is a later call of it on the same sample than the one it was.
     """
     if entry.failed is not None:
         return say(
@@ -90,7 +91,7 @@ def said(entry: Entry, module: str, floor: float) -> Said | None:
             size=gradients[1],
             name=gradients[0],
         )
-    text += _conclusion(max(outputs[1], gradients[1] if gradients else 0.0), floor)
+    text += _conclusion(max(outputs[1], gradients[1] if gradients else 0.0), floor, later)
     untried = [one for one in entry.told if not one.tried]
     if untried:
         text += say("; it was told {numbers}, which was not tried", numbers=_numbers(untried[0]))
@@ -136,11 +137,13 @@ def _one(name: str, there: Any, here: Any) -> Said:
     )
 
 
-def _conclusion(size: float, floor: float) -> Said:
+def _conclusion(size: float, floor: float, later: bool) -> Said:
     if not floor:
         return NOTHING_SAID
     if size > floor:
         return say(": the difference is made here, whatever it was given")
+    if later:
+        return say(": no more than noise, in a call before the one that parts")
     return say(": no more than noise, so that it was given other numbers")
 
 

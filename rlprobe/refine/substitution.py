@@ -14,9 +14,11 @@ import polars as pl
 
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
+from rlprobe.diagnose.diagnosis import current
 from rlprobe.documents.limits import DocumentError, read_bytes
 from rlprobe.errors import DumpError
 from rlprobe.judge import execution
+from rlprobe.judge.forced import AFTER_PREFILL
 from rlprobe.judge.inputs import NAME as PLAN
 from rlprobe.judge.inputs import PlannedPair, PlannedRun, Results, write
 from rlprobe.judge.judge import besides, judge
@@ -93,7 +95,9 @@ def look(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Substi
     if entry is None:
         return found
     asked = entry, suspects.trace_module or "", plan.floor
-    said, setting = exchange.said(*asked), exchange.setting(*asked)
+    first = current(directory).first
+    later = first is not None and first.phase in AFTER_PREFILL
+    said, setting = exchange.said(*asked, later=later), exchange.setting(*asked)
     return msgspec.structs.replace(found, exchanged=said or "", setting=setting or "")
 
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlprobe.diagnose.diagnosis import Cause
+from rlprobe import stages
+from rlprobe.diagnose.diagnosis import Cause, Diagnosis, First
 from rlprobe.refine import decide
 from rlprobe.refine.refined import Refined
 from rlprobe.refine.seen import Seen
@@ -51,6 +52,22 @@ def test_what_was_given_and_seen_to_differ_comes_before_a_law() -> None:
     before = Cause("data", "consistent", "what it was given differs", [])
     found = decide._decided(before, refined(observed=seen, floor=1.0), DIAGNOSIS)
     assert (found.class_, found.known) == ("data", "observed")
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"), [("prefill", False), ("prompt", True), ("decode", True), (None, False)]
+)
+def test_of_a_forward_after_the_prefill_it_is_said_that_it_is_not_run_again(
+    phase: Any, said: bool
+) -> None:
+    stage = stages.FORCED
+    first = First(stage, 0, 0, "attn", 2, "attn (Attention)", None, None, {}, {}, phase)
+    cause = Cause("unknown", "unknown", "no law", [])
+    before = Diagnosis("diverged", "it parts.", [], first, cause, {}, {}, [])
+    traced = refined(stage=stage, cause=None, observed=Seen("unknown", "", ["8 operators"]))
+    after = decide.sharpen(before, traced, ("b", "t")).cause
+    assert after is not None and "8 operators" in after.evidence
+    assert any("not run again by itself" in line for line in after.evidence) is said
 
 
 DIAGNOSIS: Any = type("D", (), {"noise": {"first": {"floor": 1.0}}, "messages": {}})()

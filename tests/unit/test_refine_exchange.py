@@ -93,3 +93,13 @@ def test_it_is_said_in_words(entry: exchange.Entry, floor: float, said: str) -> 
     found = exchange.said(entry, "model.norm", floor)
     assert found is not None and said in found
     assert exchange.said(exchange.Entry(), "model.norm", floor) is None
+
+
+def test_of_a_call_before_the_one_that_parts_nothing_follows() -> None:
+    alike, apart = exchange.Entry({"0": 1e-6}), exchange.Entry({"0": 0.5})
+    found = exchange.said(alike, "attn", 1e-3, later=True)
+    assert found is not None and found.endswith(
+        "no more than noise, in a call before the one that parts"
+    )
+    found = exchange.said(apart, "attn", 1e-3, later=True)
+    assert found is not None and "the difference is made here" in found
