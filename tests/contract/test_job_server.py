@@ -29,10 +29,10 @@ ray.init()
 @ray.remote(num_cpus=0.1)
 def seen():
     import sys
-    return dict(os.environ), "rlprobe.frameworks.autoload" in sys.modules
+    return dict(os.environ), "rlprobe.autoload" in sys.modules
 
 worker, hooked = ray.get(seen.remote())
-own = "rlprobe.frameworks.autoload" in sys.modules
+own = "rlprobe.autoload" in sys.modules
 with open(sys.argv[sys.argv.index("--hf-checkpoint") + 1], "w") as file:
     json.dump({"own": dict(os.environ), "worker": worker, "hooked": [own, hooked]}, file)
 """

@@ -189,7 +189,7 @@ def test_rays_own_client_submits_them(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     path = plain.write(tmp_path / "dump")
     code = """
-import rlprobe.frameworks.autoload
+import rlprobe.autoload
 from ray.job_submission import JobSubmissionClient as Client
 import json
 client = Client.__new__(Client)

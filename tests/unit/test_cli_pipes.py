@@ -81,7 +81,7 @@ def test_a_training_that_cannot_be_recorded_does_not_start(tmp_path: Path) -> No
     code = (
         f"import os, sys; os.environ['RLPROBE_CONFIG'] = {str(file)!r};"
         "sys.modules['msgspec'] = None;"
-        "import rlprobe.frameworks.autoload; print('trains')"
+        "import rlprobe.autoload; print('trains')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=False,

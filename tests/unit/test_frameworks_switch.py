@@ -73,7 +73,7 @@ def test_a_session_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_process_with_a_broken_switch_ends_with_one_line(tmp_path: Path) -> None:
-    code = "import rlprobe.frameworks.autoload; print('went on')"
+    code = "import rlprobe.autoload; print('went on')"
     done = subprocess.run(
         [sys.executable, "-S", "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"],
         env={**os.environ, "RLPROBE_CONFIG": str(tmp_path / "missing.json")},

@@ -77,7 +77,7 @@ _FLOORS = (
     {"diagnose"},
     {"refine", "report"},
     {"doctor", "selftest"},
-    {"cli"},
+    {"cli", "autoload"},
 )
 
 

@@ -109,7 +109,7 @@ def test_a_process_is_hooked_only_when_the_dump_is_on(
 ) -> None:
     """At interpreter start, as Ray's workers begin: nothing of torch or slime is imported."""
     code = (
-        "import sys, rlprobe.frameworks.autoload;"
+        "import sys, rlprobe.autoload;"
         "hooked = any(type(f).__name__ == '_PostImportFinder' or "
         "getattr(f, '__name__', '') == '_PostImportFinder' for f in sys.meta_path);"
         "print(hooked, 'torch' in sys.modules)"
