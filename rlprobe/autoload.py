@@ -1,8 +1,9 @@
 """Imported at interpreter start when ``RLPROBE_CONFIG`` is set (see the project's ``.pth`` file).
 
 It must stay cheap and must not import a framework: it only registers what to do once one is
-imported. It lies outside of every room, whose packages import what this environment may lack. A configuration that cannot be read ends the process, because a run that trains without
-the capture it was asked for is worse than one that does not start.
+imported. It lies outside of every room, whose packages import what this environment may lack. A
+configuration that cannot be read ends the process, because a run that trains without the capture
+it was asked for is worse than one that does not start.
 """
 
 from __future__ import annotations
