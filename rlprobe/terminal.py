@@ -62,7 +62,11 @@ def spelled(steps: Sequence[int]) -> str:
 
 
 def short(name: str, room: int) -> str:
-    """A name that fits ``room`` characters: its beginning and its end."""
+    r"""A name that fits ``room`` characters of one line: its beginning and its end.
+
+    A line's end within it is written out, as ``\n``: what follows would look like a line of ours.
+    """
+    name = name.replace("\n", "\\n")
     if len(name) <= room:
         return name
     tail = room // 2

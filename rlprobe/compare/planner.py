@@ -304,11 +304,10 @@ def pair_steps(
         if own not in benchmark or other not in target:
             notes.append(
                 say(
-                    "--map-step {own}:{other}: the benchmark has steps {benchmark}, the target "
-                    "{target}",
+                    "--map-step {own}:{other}: the benchmark has {benchmark}, the target {target}",
                     own=own,
                     other=other,
-                    benchmark=_numbers(benchmark),
+                    benchmark=_steps(benchmark),
                     target=_numbers(target),
                 )
             )
@@ -317,10 +316,10 @@ def pair_steps(
         if benchmark and target and all(None in pair for pair in pairs):
             notes.append(
                 say(
-                    "no step in common: the benchmark has steps {benchmark}, the target {target}; "
+                    "no step in common: the benchmark has {benchmark}, the target {target}; "
                     "where a run was resumed, --map-step {one}:{other} compares step {one} with "
                     "step {other}, and the others at the same distance",
-                    benchmark=_numbers(benchmark),
+                    benchmark=_steps(benchmark),
                     target=_numbers(target),
                     one=benchmark[0],
                     other=target[0],
@@ -349,6 +348,13 @@ def pair_steps(
         found.append((step, partner if partner in target else None))
     met = {other for _, other in found}
     return [*found, *((None, step) for step in target if step not in met)]
+
+
+def _steps(steps: Sequence[int]) -> Said:
+    numbers = _numbers(steps)
+    return (
+        say("step {step}", step=numbers) if len(steps) == 1 else say("steps {steps}", steps=numbers)
+    )
 
 
 def _numbers(steps: Sequence[int]) -> Said:

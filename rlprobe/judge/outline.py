@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -26,6 +27,8 @@ from rlprobe.terminal import counted
 WORST = 10
 #: More records than these are compared in less time than it takes to judge them.
 MOST = 100_000
+#: The greediest beginning that names a call: arguments are not called so.
+_OF_CALL = re.compile(r"(.*\.(?:forward|backward)(?:\.\d+)?)\.(?:input|output|parameters)\b")
 #: Of a statistic, an error is at least this; of elements, it is this.
 _BOUND = "statistics"
 _WORDS = {decisive.NORM: " of the norm", decisive.DENSE: " of what all elements share"}
@@ -455,6 +458,12 @@ def _ambiguous(summary: Summary) -> list[str]:
     ]
 
 
+def _call(name: str) -> str:
+    """The call that a record is of, however deep within its arguments or results."""
+    found = _OF_CALL.match(name)
+    return name.rsplit(".", 2)[0] if found is None else found[1]
+
+
 def _by_statistics(step: Step) -> bool:
     """Whether anything agrees as far as statistics, or a sketch, can see."""
     seen = (pl.col("error") == 0) & pl.col("shape_benchmark").is_not_null()
@@ -473,7 +482,7 @@ def _next(
     kinds = {kind for s in summaries for kind in s.tables}
     if diverged is not None and diverged.origin is not None:
         row = diverged.origin.row
-        call = str(row.get("name_benchmark") or row.get("name")).rsplit(".", 2)[0]
+        call = _call(str(row.get("name_benchmark") or row.get("name")))
         if row.get("error_kind") == _BOUND and _values(row) is None:
             yield (
                 "  see which elements differ: dump both sides again with task tensor and list "

@@ -141,3 +141,57 @@ def test_a_name_beyond_all_bounds_is_shortened(
     said = capsys.readouterr().err
     assert f"its name has {len(name)} characters" in said
     assert "Functional.xxx" in said and "…" in said and "x" * 200 not in said
+
+
+@pytest.mark.parametrize(
+    ("name", "made", "said"),
+    [
+        (NAME, [[tensor(), [tensor((1.5, -1.0, 0.25, 2.0))]]], NAME),
+        (NAME, [tensor((1.5, -1.0, 0.25, 2.0))], NAME),
+        ("Module.a.Linear.forward.0", [{"key": tensor((1.5, -1.0, 0.25, 2.0))}],
+         "Module.a.Linear.forward.0"),
+        ("Module.output.Linear.forward.3", [tensor((1.5, -1.0, 0.25, 2.0))],
+         "Module.output.Linear.forward.3"),
+    ],
+)  # fmt: skip
+def test_the_list_that_is_advised_names_the_call(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, made: list[Any], said: str
+) -> None:
+    """However deep the first difference lies within what the call returned."""
+
+    def even(leaf: Any) -> Any:
+        if isinstance(leaf, list):
+            return [even(one) for one in leaf]
+        return tensor() if "dtype" in leaf else {key: even(one) for key, one in leaf.items()}
+
+    for side, results in (("b", even(made)), ("t", made)):
+        dumps.write(tmp_path / side / "step0/rank0", {name: call([], results)})
+    assert compare(tmp_path) == 0
+    assert f'list ["{said}"]' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("within", ["a\nBy status:", "\n", "x\n\ny"])
+def test_a_name_of_several_lines_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], within: str
+) -> None:
+    name = f"Functional.{within}.0.forward"
+    for side, top in (("b", 1.0), ("t", 2.0)):
+        made = tensor((top, -1.0, 0.25, 2.0 * top))
+        dumps.write(tmp_path / side / "step0/rank0", {name: call([], [made])})
+    assert compare(tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("By status:") for line in lines) == 1
+    assert any(name.replace("\n", "\\n") in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("own", "said"), [([0], "has step 0, the target 5"), ([0, 1], "has steps 0 to 1, the target 5")]
+)
+def test_one_step_is_no_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], own: list[int], said: str
+) -> None:
+    for side, steps in (("b", own), ("t", [5, 6])):
+        for step in steps:
+            dumps.write(tmp_path / side / f"step{step}/rank0", {NAME: call([], [tensor()])})
+    assert compare(tmp_path) == 4
+    assert said in capsys.readouterr().err
