@@ -28,7 +28,7 @@ class Parts:
         append_line(self.root / kind / f"{self._stem}.jsonl", value)
 
     def lines(self, kind: str, values: list[dict[str, Any]]) -> None:
-        """Lines of ``{kind}/{role}-rank{R}.jsonl``: weights and buffers."""
+        """Lines of ``{kind}/{role}-rank{R}.jsonl``: weights."""
         append_lines(self.root / kind / f"{self._stem}.jsonl", values)
 
     def first_step(self, number: int) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from rlprobe import stages
-from rlprobe.capture import buffers, dropout, key_data, memory, provenance, updates, weights
+from rlprobe.capture import dropout, key_data, memory, provenance, updates, weights
 from rlprobe.capture.budget import Budget
 from rlprobe.capture.dumpfile import DebugFile, mark_partial
 from rlprobe.capture.engine import Engine, StageContext, Tally, Watch
@@ -278,8 +278,6 @@ class Recorder:
             common = {"step": step, "stage": stage, "role": self.role, "rank": self.rank}
             described = weights.describe(models, options.sketch, options.coordinate_sketch)
             self._parts.lines("weights", [{**common, **record} for record in described])
-            tables = buffers.describe(models, options.sketch)
-            self._parts.lines("buffers", [{**common, **record} for record in tables])
         if stage in stages.UPDATE_STAGES:
             return updates.snapshot(models, _wanted(options), options.coordinate_sketch, optimizer)
         return {}

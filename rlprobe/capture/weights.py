@@ -59,10 +59,10 @@ def describe(
     for item, local in _apart(models, by_expert):
         readable = has_values(local)
         records.append(_record(item, local, readable))
-        norms.append(norm(local) if readable else None)
+        norms.append(_norm(local) if readable else None)
         sketches.append(item.sketch_of(local) if readable and with_sketch else None)
-    for record, size, sketch in zip(records, norms, sketches, strict=True):
-        record["norm"] = None if size is None else float(size)
+    for record, norm, sketch in zip(records, norms, sketches, strict=True):
+        record["norm"] = None if norm is None else float(norm)
         values = None if sketch is None else [float(v) for v in sketch.cpu().tolist()]
         finite = values is not None and all(math.isfinite(v) for v in values)
         record["sketch"] = values if finite else None
@@ -78,7 +78,7 @@ def _apart(models: list[nn.Module], by_expert: bool) -> Iterator[tuple[Held, Ten
     yield from engine_adapters.held(models)
 
 
-def norm(tensor: Tensor) -> Tensor:
+def _norm(tensor: Tensor) -> Tensor:
     """L2 norm in fp32 at least."""
     wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
     values = tensor if tensor.is_floating_point() else tensor.to(wide)

@@ -105,9 +105,6 @@ class _Commit:
         weights = parts.weights(self.side)
         if weights is not None:
             self._table(weights, "weights.parquet")
-        buffers = parts.buffers(self.side)
-        if buffers is not None:
-            self._table(buffers, "buffers.parquet")
         gradients = parts.gradients(self.side)
         if gradients is not None:
             self._table(gradients, "gradients.parquet")

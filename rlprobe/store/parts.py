@@ -43,12 +43,6 @@ GRADIENTS: dict[str, Any] = {
     for key in ("step", "stage", "role", "rank", "name", "shape", "local_shape", "offset",
                 "complete")
 }  # fmt: skip
-#: Columns of ``buffers.parquet``: a row per buffer, step, stage and process.
-BUFFERS: dict[str, Any] = {
-    key: WEIGHTS[key]
-    for key in ("step", "stage", "role", "rank", "name", "dtype", "shape", "digest", "norm",
-                "sketch")
-}  # fmt: skip
 #: Further ones, which runs of earlier versions lack.
 COPIES: dict[str, Any] = {
     # format of the copies that changes were read off, which lie as the gradients do; null where
@@ -84,25 +78,6 @@ class _Weight(msgspec.Struct, forbid_unknown_fields=True):
         return tuple(values[column] for column in WEIGHTS)
 
 
-class _Buffer(msgspec.Struct, forbid_unknown_fields=True):
-    """One line of ``parts/buffers``."""
-
-    step: int
-    stage: str
-    role: str
-    rank: int
-    name: str
-    dtype: str
-    shape: list[int]
-    digest: str
-    norm: float | None
-    sketch: list[float] | None
-
-    def row(self) -> tuple[Any, ...]:
-        values = msgspec.structs.asdict(self)
-        return tuple(values[column] for column in BUFFERS)
-
-
 class _Gradient(msgspec.Struct, forbid_unknown_fields=True):
     """One line of ``parts/gradients``."""
 
@@ -127,7 +102,7 @@ class _Gradient(msgspec.Struct, forbid_unknown_fields=True):
 def _table(
     side: Path,
     part: str,
-    kind: type[_Weight] | type[_Gradient] | type[_Buffer],
+    kind: type[_Weight] | type[_Gradient],
     schema: dict[str, Any],
     otherwise: str,
 ) -> pl.DataFrame | None:
@@ -165,19 +140,7 @@ def weights(side: Path) -> pl.DataFrame | None:
     Raises:
         StoreError: a line is not what capture writes.
     """
-    return _in_order(_table(side, "weights", _Weight, WEIGHTS, "not a record of a weight"))
-
-
-def buffers(side: Path) -> pl.DataFrame | None:
-    """Every process's buffers in one table; None when none was recorded.
-
-    Raises:
-        StoreError: a line is not what capture writes.
-    """
-    return _in_order(_table(side, "buffers", _Buffer, BUFFERS, "not a record of a buffer"))
-
-
-def _in_order(table: pl.DataFrame | None) -> pl.DataFrame | None:
+    table = _table(side, "weights", _Weight, WEIGHTS, "not a record of a weight")
     if table is None:
         return None
     place = pl.col("stage").replace_strict(
@@ -187,25 +150,20 @@ def _in_order(table: pl.DataFrame | None) -> pl.DataFrame | None:
 
 
 def require(table: pl.DataFrame, where: str) -> pl.DataFrame:
-    """A table of weights, gradients or buffers made elsewhere, if its rows are what capture writes.
+    """A table of weights or gradients made elsewhere, if its rows are what capture writes.
 
     Args:
-        table: columns of :data:`WEIGHTS`, :data:`GRADIENTS` or :data:`BUFFERS`.
+        table: columns of :data:`WEIGHTS` or of :data:`GRADIENTS`.
         where: its path, for the error.
 
     Raises:
         StoreError: a row is none.
     """
-    there = [
-        name
-        for name in ("step", "rank", "complete", "stage", "role", "name", "dtype")
-        if name in table.columns
-    ]
-    shapes = [name for name in _SHAPES if name in table.columns]
+    texts = [name for name in ("stage", "role", "name", "dtype") if name in table.columns]
     good = [
-        pl.col(there).is_not_null(),
+        pl.col("step", "rank", "complete", *texts).is_not_null(),
         pl.min_horizontal("step", "rank") >= 0,
-        *(whole(name) & (pl.col(name).list.min().fill_null(0) >= 0) for name in shapes),
+        *(whole(name) & (pl.col(name).list.min().fill_null(0) >= 0) for name in _SHAPES),
     ]
     if "sketch" in table.columns:
         size = pl.col("sketch").list.len()

@@ -202,14 +202,6 @@ class Run:
         """
         return self._parts("weights.parquet", parts.WEIGHTS)
 
-    def buffers(self) -> pl.DataFrame | None:
-        """``buffers.parquet`` (columns: ``parts.BUFFERS``), None where none was recorded.
-
-        Raises:
-            StoreError: the table is missing, damaged, or holds what capture does not write.
-        """
-        return self._parts("buffers.parquet", parts.BUFFERS)
-
     def gradients(self) -> pl.DataFrame | None:
         """``gradients.parquet`` (columns: ``parts.GRADIENTS`` and ``parts.COPIES``), None where the
         model's parts do.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from rlprobe.diagnose.diagnosis import SHUT, GateItem
 from rlprobe.diagnose.gate import (
     batch,
-    buffers,
     checkpoint,
     differing,
     engine_weights,
@@ -54,7 +53,6 @@ def check(evidence: Evidence) -> Gate:
     """
     tokens, no_tokens = samples.check(evidence)
     weight, no_weights = weights.check(evidence)
-    kept_beside = buffers.check(evidence)
     resumed = checkpoint.check(evidence)
     began = rejoined.check(evidence)
     moved, stale = staleness.check(evidence)
@@ -78,7 +76,6 @@ def check(evidence: Evidence) -> Gate:
         items=[
             *tokens,
             weight,
-            *([kept_beside] if kept_beside is not None else []),
             *([resumed] if resumed is not None else []),
             *([began] if began is not None else []),
             *([moved] if moved is not None else []),
