@@ -287,7 +287,12 @@ def change_point(differences: list[Array]) -> int | None:
     inner = (places >= _GROWING) & (places <= 0.9 * longest)
     growth = np.where(inner, after / np.maximum(before, 1e-30 + 1e-12 * after.max()), 0.0)
     best = int(np.argmax(growth))
-    return int(places[best]) if growth[best] > _GROWTH**2 else None
+    if not growth[best] > _GROWTH**2:
+        return None
+    # which ratio is the largest hangs on the noise of a place or two: the first that is nearer, as a
+    # factor, to what follows than to what was before
+    between = math.sqrt(max(before[best], 1e-30 + 1e-12 * after.max()) * after[best])
+    return int(places[best] + np.argmax(squares[places[best] :] > between))
 
 
 def _onset(difference: Array, response_at: int | None) -> int | None:

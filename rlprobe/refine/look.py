@@ -102,7 +102,8 @@ def _places(found: Look, d: Array) -> None:
             continue
         places = sorted(int(i) for i in order[:count])
         setattr(found, name, places)
-        plain = say("tokens") if name == "rows" else say("channels")
+        # of a projection a row is a token of some sample; of experts' an assignment of one
+        plain = say("rows") if name == "rows" else say("channels")
         found.evidence.append(
             say(
                 "{count} of {total} {places} hold {held:.0%} of the difference: {which}",

@@ -34,9 +34,9 @@ LAWS: dict[str, Law] = {
     "rows": (lambda: B[:, ::-1], "row_order", "50 of 50 rows"),
     "norm": (lambda: B * (1 + 0.01 * RANDOM.random((1, 50, 1))), None, "factor of its"),
     "bias": (lambda: B + 0.1 * RANDOM.standard_normal(64), None, "the same vector"),
-    "one token": (lambda: B + (np.arange(50) == 7)[None, :, None], None, "1 of 50 tokens hold"),
+    "one token": (lambda: B + (np.arange(50) == 7)[None, :, None], None, "1 of 50 rows hold"),
     "last tokens": (lambda: B + (np.arange(50) >= 40)[None, :, None] * RANDOM.standard_normal(
-        B.shape), None, "10 of 50 tokens hold 99% of the difference: 40 to 49"),
+        B.shape), None, "10 of 50 rows hold 99% of the difference: 40 to 49"),
     "one channel": (lambda: B + (np.arange(64) == 3) * RANDOM.standard_normal((1, 50, 1)), None,
                     "1 of 64 channels hold"),
     "dense": (lambda: B + 0.01 * RANDOM.standard_normal(B.shape), None, ""),
