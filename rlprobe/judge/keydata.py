@@ -289,8 +289,8 @@ def change_point(differences: list[Array]) -> int | None:
     best = int(np.argmax(growth))
     if not growth[best] > _GROWTH**2:
         return None
-    # which ratio is the largest hangs on the noise of a place or two: the first that is nearer, as a
-    # factor, to what follows than to what was before
+    # which ratio is the largest hangs on the noise of a place or two: the first that is nearer, as
+    # a factor, to what follows than to what was before
     between = math.sqrt(max(before[best], 1e-30 + 1e-12 * after.max()) * after[best])
     return int(places[best] + np.argmax(squares[places[best] :] > between))
 
