@@ -315,8 +315,8 @@ _NOTHING_RECORDED = (
 #: What records of modules begin with, in PyTorch and MindSpore; others are of functions.
 _MODULES = {"Module", "Cell"}
 _FUNCTIONS = (
-    "all that only the {side} has are calls of functions ({names}): dump both at one level (L0 has "
-    "modules alone), and check that both run the same code"
+    "all that only the {side} has are calls of functions ({names}): where the other side has none, "
+    "dump both at one level (L0 has modules alone); else check that both run the same code"
 )
 
 
