@@ -22,6 +22,7 @@ NOTICED, SAID, DECLARED, NOTHING, BELOW, SILENT = (
     "below",
     "silent",
 )
+OUTCOMES = (NOTICED, SAID, DECLARED, SILENT, BELOW, NOTHING)
 
 
 @dataclass(frozen=True)
@@ -87,13 +88,17 @@ class Sensitivity:
     #: laboratory.
     unlike: list[str] = field(default_factory=list)
 
+    def outcomes(self) -> dict[str, int]:
+        """How many disturbances ended as each outcome: samples of several seeds add up."""
+        counted = Counter(trial.outcome for trial in self.trials)
+        return {name: counted[name] for name in OUTCOMES}
+
     def shares(self) -> dict[str, float]:
         """Share of each outcome among the disturbances that changed something."""
-        counted = Counter(
-            trial.outcome for trial in self.trials if trial.outcome not in (NOTHING, BELOW)
-        )
-        total = sum(counted.values()) or 1
-        return {name: counted[name] / total for name in (NOTICED, SAID, DECLARED, SILENT)}
+        counted = self.outcomes()
+        names = (NOTICED, SAID, DECLARED, SILENT)
+        total = sum(counted[name] for name in names) or 1
+        return {name: counted[name] / total for name in names}
 
     def reasons(self) -> dict[str, int]:
         """How many disturbances each reason took that was declared."""
@@ -107,6 +112,7 @@ class Sensitivity:
         """For ``--json``."""
         return {
             "trials": len(self.trials),
+            "outcomes": self.outcomes(),
             "shares": self.shares(),
             "silent": [vars(trial) for trial in self.silent],
             "unlike": self.unlike,
@@ -119,13 +125,12 @@ def render(name: str, found: Sensitivity, seconds: float) -> str:
     rows: dict[tuple[str, str], Counter[str]] = {}
     for trial in found.trials:
         rows.setdefault((trial.kind, trial.way), Counter())[trial.outcome] += 1
-    outcomes = (NOTICED, SAID, DECLARED, SILENT, BELOW, NOTHING)
     lines = [
         f"{name}: {len(found.trials)} disturbances in {seconds:.0f} s",
-        f"{'quantity':<12}{'disturbed':<16}" + "".join(f"{o:>10}" for o in outcomes),
+        f"{'quantity':<12}{'disturbed':<16}" + "".join(f"{o:>10}" for o in OUTCOMES),
     ]
     for (kind, way), counts in sorted(rows.items()):
-        lines.append(f"{kind:<12}{way:<16}" + "".join(f"{counts[o]:>10}" for o in outcomes))
+        lines.append(f"{kind:<12}{way:<16}" + "".join(f"{counts[o]:>10}" for o in OUTCOMES))
     shares = found.shares()
     lines.append(", ".join(f"{o} {shares[o]:.1%}" for o in (NOTICED, SAID, DECLARED, SILENT)))
     declared = ", ".join(f"{count} {why}" for why, count in found.reasons().items())

@@ -59,6 +59,7 @@ def test_it_is_noticed_by_what_it_says_and_not_as_another_run(found: score.Sensi
 def test_the_alignment_itself_is_as_it_was(aligned: Alignment, found: score.Sensitivity) -> None:
     """A disturbance is made in a copy; hard links lead nowhere back."""
     assert len(found.trials) == SAMPLE
+    assert sum(found.as_dict()["outcomes"].values()) == SAMPLE, "samples of several seeds add up"
     assert main(["diagnose", str(aligned.results)]) == 0
     assert main(["store", "verify", "--store", str(aligned.store)]) == 0
 
