@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from rlprobe import stages
+from rlprobe.judge.handed_on import Dropped
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.optimizers import Told
 from rlprobe.judge.origin import Origin
@@ -77,6 +78,8 @@ class Step:
     key_data: dict[str, Difference] = field(default_factory=dict)
     #: Key data of dumps that could not be compared, and why (:data:`reasons.UNJUDGED`).
     absent: dict[str, str] = field(default_factory=dict)
+    #: Results that differ nowhere but where they are handed to nobody.
+    dropped: list[Dropped] = field(default_factory=list)
 
 
 def first_of(step: Step) -> Finding | None:

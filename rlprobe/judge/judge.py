@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import polars as pl
@@ -13,6 +13,7 @@ from rlprobe.errors import DumpError
 from rlprobe.judge import (
     execution,
     given,
+    handed_on,
     keydata,
     layers,
     optimizers,
@@ -22,10 +23,12 @@ from rlprobe.judge import (
     roundings,
     sources,
     stage,
+    tokens,
 )
 from rlprobe.judge import row as judged_rows
 from rlprobe.judge.analysis import OUTCOME, Finding, Step
 from rlprobe.judge.excuses import padding_only
+from rlprobe.judge.handed_on import Dropped
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import Difference, Row
 from rlprobe.judge.logical import layout
@@ -92,13 +95,18 @@ def judge(results: Results, step: int, kept: Kept | None = None) -> Step:
         if keydata.is_there(run, name, step)
     }
     found.absent |= dict.fromkeys(free & set(keydata.FREE), reasons.GENERATED)
+    found.key_data, found.dropped = _handed_on(loaded, found.key_data)
     padded = all(run is not None and keydata.pads(run, step) for run in runs)
     handed = (
         {}
         if results.of_dumps
         else {one.name: given.outcomes(found.key_data, one.name) for one in loaded}
     )
-    asked = _Asked(padded, not results.of_dumps and results.plan.one_precision and _alike(runs))
+    asked = _Asked(
+        padded,
+        not results.of_dumps and results.plan.one_precision and _alike(runs),
+        lambda name: tokens.of_calls(results, name, step),
+    )
     findings = [
         _with_given(_kept_finding(one, found.key_data, asked, kept), handed.get(one.name, []))
         for one in loaded
@@ -109,6 +117,26 @@ def judge(results: Results, step: int, kept: Kept | None = None) -> Step:
         findings = [_with_settings(finding, _told(results, finding.stage)) for finding in findings]
     found.findings = {finding.stage.name: finding for finding in findings}
     return found
+
+
+def _handed_on(
+    loaded: Collection[Stage], key_data: dict[str, Difference]
+) -> tuple[dict[str, Difference], list[Dropped]]:
+    """Key data, of which results that differ nowhere but where they are dropped are narrowed to
+    what is handed on; and those."""
+    dropped = []
+    for one in loaded:
+        for whole in results_of(one, key_data):
+            if whole.excess <= 1 or keydata.result_of(whole.name) != one.name:
+                continue
+            found = handed_on.narrowed(key_data, whole.name)
+            if found is None:
+                continue
+            narrow = key_data | found[0]
+            if all(o.excess <= 1 for o in results_of(one, narrow) if o.name == whole.name):
+                key_data = narrow
+                dropped.append(found[1])
+    return key_data, dropped
 
 
 def _loaded(results: Results, step: int, kept: Kept) -> list[Stage]:
@@ -122,10 +150,12 @@ def _loaded(results: Results, step: int, kept: Kept) -> list[Stage]:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What is known of both runs: whether batches are padded, and results' formats must agree."""
+    """What is known of both runs: whether batches are padded, and results' formats must agree; and
+    where the tokens of a stage are looked up."""
 
     padded: bool
     one_format: bool
+    tokens: Callable[[str], pl.DataFrame | None] = lambda name: None
 
 
 def _alike(runs: Collection[Run | None]) -> bool:
@@ -231,7 +261,9 @@ def _finding(stage: Stage, key_data: dict[str, Difference], asked: _Asked) -> Fi
     produced = results_of(stage, key_data, asked.one_format)
     outcomes = produced + gradients(stage.rows)
     first, rank = _first(stage, produced)
-    excuses = padding_only.excuses(stage.rows, first, outcomes, asked.padded)
+    excuses = padding_only.excuses(
+        stage.rows, first, outcomes, asked.padded, lambda: asked.tokens(stage.name)
+    )
     if excuses:
         stage, first, rank = stage.excused(excuses), None, None
     return Finding(stage, own, outcomes, produced, first, rank)

@@ -13,7 +13,7 @@ from rlprobe.dumps.results import TOKEN_SKETCHES
 from rlprobe.errors import DumpError
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import change_point
-from rlprobe.roles import TARGET
+from rlprobe.roles import BENCHMARK, TARGET
 
 #: The number of a call in a record's name.
 _CALL = r"\.forward\.(\d+)"
@@ -133,6 +133,42 @@ def errors(results: Results, stage: str, step: int) -> pl.DataFrame | None:
     if tokens is None:
         return None
     return tokens.group_by("name", rank="rank_target").agg(pl.col("error").max())
+
+
+def of_calls(results: Results, stage: str, step: int) -> pl.DataFrame | None:
+    """What the tokens of every block's call differ by, where every token of the step is known.
+
+    Columns ``rank_benchmark``, ``name``, ``tokens`` (how many), ``positions`` (how many its output
+    has, padding with them), ``together`` (root mean square of the tokens' errors) and ``largest``.
+
+    None where a side has no sketches or does not say which tokens its samples have, where a block
+    was not sketched at each of them once, or where a token is not finite.
+
+    Raises:
+        DumpError, StoreError: a table is damaged.
+    """
+    tokens = _tokens(results, stage, step, None)
+    sides = [results.run(role) for role in (BENCHMARK, TARGET)]
+    if tokens is None or tokens.is_empty() or tokens.get_column("error").null_count():
+        return None
+    blocks = tokens.group_by(pl.col("name").str.replace(_CALL, "")).len().get_column("len")
+    positions = []
+    for run in sides:
+        sketched = None if run is None else run.token_sketches(stage)
+        batches = {} if run is None or run.recorded is None else run.recorded.micro_batches(step)
+        every = sum(sum(b.prompts) + sum(b.responses) for b in batches.values())
+        if sketched is None or (blocks != every).any():
+            return None
+        positions.append(sketched.filter(pl.col("step") == step).group_by("rank", "name").len())
+    if positions[0].height != positions[1].height:
+        return None
+    called = tokens.group_by("rank_benchmark", "name").agg(
+        tokens=pl.len(),
+        together=pl.col("error").pow(2).mean().sqrt(),
+        largest=pl.col("error").max(),
+    )
+    held = positions[0].select("name", rank_benchmark="rank", positions="len")
+    return called.join(held, on=["rank_benchmark", "name"])
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,20 @@ the results could show, while they agree within noise, stays where no result loo
 makes such rows: a difference that begins elsewhere (a constant added to all logits, which softmax
 takes out again) is a difference. So is any where the masks of the key data show no padding, or none
 is known; and every record must be that large, so that nothing small hides behind another's padding.
+Where one is not, sketches of tokens may show the same
+(:mod:`rlprobe.judge.excuses.padding_shown`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import polars as pl
 
 from rlprobe.judge import execution
 from rlprobe.judge.excuse import Excuse
+from rlprobe.judge.excuses import padding_shown
 from rlprobe.judge.origin import Origin
 from rlprobe.judge.outcomes import Outcome
 from rlprobe.judge.reasons import PADDING_ONLY
@@ -31,7 +34,11 @@ _EXCUSE = Excuse(PADDING_ONLY, pl.col("beyond") & (pl.col("slot") != "parameters
 
 
 def excuses(
-    rows: pl.DataFrame, first: Origin | None, outcomes: Sequence[Outcome], padded: bool
+    rows: pl.DataFrame,
+    first: Origin | None,
+    outcomes: Sequence[Outcome],
+    padded: bool,
+    tokens: Callable[[], pl.DataFrame | None] = lambda: None,
 ) -> list[Excuse]:
     """Excuse everything that is beyond its floor, or nothing.
 
@@ -40,10 +47,13 @@ def excuses(
         first: where they part first.
         outcomes: what the stage hands on.
         padded: whether there is any padding on both sides (:func:`keydata.pads`).
+        tokens: what is known of the stage's tokens (:func:`rlprobe.judge.tokens.of_calls`).
     """
-    if padded and first is not None and _attends(first) and is_confined(rows, outcomes):
+    if not padded or first is None or not _attends(first) or not _may_be_unused(rows, outcomes):
+        return []
+    if is_confined(rows, outcomes):
         return [_EXCUSE]
-    return []
+    return padding_shown.excuses(rows, tokens())
 
 
 def elsewhere(rows: pl.DataFrame, excused: Sequence[pl.DataFrame]) -> list[Excuse]:
@@ -79,18 +89,27 @@ def is_confined(rows: pl.DataFrame, outcomes: Sequence[Outcome]) -> bool:
 
     False without outcomes: then nothing says so.
     """
-    columns = ["judged", "beyond", "phase", "status", "dtype_benchmark", "error"]
-    beyond = rows.select(columns).filter(pl.col("judged") & pl.col("beyond"))
-    if beyond.is_empty() or not outcomes or any(outcome.excess > 1 for outcome in outcomes):
-        return False
-    if (beyond.get_column("phase") != execution.FORWARD).any():
-        return False
-    if (beyond.get_column("status") == "nonfinite").any():
-        return False
-    # Other tokens, positions or masks are no rounding of unused rows.
-    if not beyond.get_column("dtype_benchmark").is_in(list(UNIT)).all():
+    if not _may_be_unused(rows, outcomes):
         return False
     # Row by row: one that is not as large may have been missed by the results for its size.
     floor = max(outcome.floor for outcome in outcomes)
+    beyond = rows.filter(pl.col("judged") & pl.col("beyond"))
     smallest = beyond.get_column("error").fill_null(0.0).min()
     return isinstance(smallest, float) and smallest > FACTOR * floor
+
+
+def _may_be_unused(rows: pl.DataFrame, outcomes: Sequence[Outcome]) -> bool:
+    """Whether what is beyond its floor is finite, of floats and forward alone, and all results
+    agree."""
+    columns = ["judged", "beyond", "phase", "status", "dtype_benchmark"]
+    beyond = rows.select(columns).filter(pl.col("judged") & pl.col("beyond"))
+    if beyond.is_empty() or not outcomes or any(outcome.excess > 1 for outcome in outcomes):
+        return False
+    return bool(
+        beyond.select(
+            (pl.col("phase") == execution.FORWARD).all()
+            & (pl.col("status") != "nonfinite").all()
+            # Other tokens, positions or masks are no rounding of unused rows.
+            & pl.col("dtype_benchmark").is_in(list(UNIT)).fill_null(False).all()
+        ).item()
+    )
