@@ -3,6 +3,10 @@
 A framework's hooks hold one :class:`Joining` and call it as the first thing of every stage, before
 anything of it is recorded or planted. The first step of a run is neither kept nor joined: both
 sides begin it from what they load themselves, and a wrong load is to be found.
+
+What was loaded hides what had become of the weights since the update before. So a joined run's are
+compared with what that update left, by digest, before they are overwritten: whatever moved them in
+between is named (``left`` in the line of ``joined``).
 """
 
 from __future__ import annotations
@@ -12,11 +16,17 @@ from typing import Any
 
 from torch import nn
 
+from rlprobe.capture import weights
+from rlprobe.capture.light.statistics import has_values
+from rlprobe.capture.parameters import held
 from rlprobe.capture.parts import Parts
 from rlprobe.capture.session import Session
 from rlprobe.capture.state import directory
 from rlprobe.capture.state.join import join
 from rlprobe.capture.state.keep import keep
+
+#: Weights that moved are named up to here.
+_NAMED = 8
 
 
 class Joining:
@@ -32,6 +42,32 @@ class Joining:
         self._rank = rank
         self._world_size = world_size
         self._done: set[tuple[str, int]] = set()
+        #: Digests of the weights that a role's last update left.
+        self._left: dict[str, dict[str, str]] = {}
+
+    def left(self, role: str, step: int, models: list[nn.Module]) -> None:
+        """A role's update is over; its weights are next seen where the following step loads others.
+
+        Not for models whose weights follow later than the optimizer's step (Megatron's, which may
+        gather them as the next pass begins).
+
+        Args:
+            role: actor or critic.
+            step: of the update, counted from 0.
+            models: the model's chunks.
+        """
+        if self._session.join_states is not None and self._session.joins_step(step + 1):
+            self._left[role] = _digests(models)
+
+    def _since_left(self, role: str, models: list[nn.Module]) -> dict[str, Any] | None:
+        """How many weights were compared with what the last update left, and which moved; None
+        where that is not known."""
+        before = self._left.pop(role, None)
+        if not before:
+            return None
+        now = _digests(models)
+        moved = sorted(name for name, digest in before.items() if now.get(name) != digest)
+        return {"compared": len(before), "moved": len(moved), "names": moved[:_NAMED]}
 
     def enter(
         self, role: str, step: int, model: nn.Module | list[nn.Module], optimizer: Any
@@ -69,6 +105,7 @@ class Joining:
                 optimizer=optimizer,
             )
         if session.join_states is not None:
+            since = self._since_left(role, models)
             done = join(
                 directory(Path(session.join_states), step),
                 role=role,
@@ -76,4 +113,13 @@ class Joining:
                 models=models,
                 optimizer=optimizer,
             )
-            Parts(session, role, self._rank).line("joined", {"step": step, **done})
+            Parts(session, role, self._rank).line("joined", {"step": step, **done, "left": since})
+
+
+def _digests(models: list[nn.Module]) -> dict[str, str]:
+    """Of what this rank holds of every parameter, to the last bit."""
+    return {
+        item.name: weights.digest(item.local)
+        for item in held(models)
+        if item.exact and has_values(item.local)
+    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from rlprobe import stages
-from rlprobe.capture import dropout, key_data, memory, provenance, updates, weights
+from rlprobe.capture import (
+    dropout,
+    key_data,
+    megatron_grads,
+    memory,
+    provenance,
+    updates,
+    weights,
+)
 from rlprobe.capture.budget import Budget
 from rlprobe.capture.dumpfile import DebugFile, mark_partial
 from rlprobe.capture.engine import Engine, StageContext, Tally, Watch
@@ -92,6 +100,8 @@ class Recorder:
         #: Of the latest stage and step with updates: how many there were, and what they were told.
         self._told: tuple[tuple[str, int], int, list[dict[str, Any]]] | None = None
         self._traces: dict[tuple[str, int], Tracing] = {}
+        #: Told of each captured update that is over: role, step and models.
+        self.left: Callable[[str, int, list[nn.Module]], None] | None = None
 
     def wants(self, stage: str, step: int) -> bool:
         """Whether the model layers of this stage and step are captured on this rank."""
@@ -479,6 +489,9 @@ class StageScope:
             return 0
         if before:
             self._updates.changes(self._models, before, self._optimizer)
+            left = self._recorder.left
+            if left is not None and not megatron_grads.is_megatron(self._optimizer):
+                left(self._recorder.role, self._step, self._models)
         count = self._updates.resolve()
         self._debug.publish(self._updates.data)
         return count

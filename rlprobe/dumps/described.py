@@ -21,7 +21,10 @@ _OF_JOINED: dict[str, Any] = {
     "states": int | None,
     "rounded": list | None,
     "generators": str | None,
+    "left": dict | None,
 }
+#: What it says of the weights that were there before.
+_OF_LEFT: dict[str, Any] = {"compared": int, "moved": int, "names": list}
 
 
 def environment(value: Any) -> dict[str, dict[str, Any]]:
@@ -72,6 +75,9 @@ def joined(value: Any) -> list[dict[str, Any]]:
         for key, kinds in _OF_JOINED.items():
             if not isinstance(line.get(key), kinds) or isinstance(line.get(key), bool):
                 raise DocumentError(f"{key} of {line['role']} is not what a run writes")
+        left = line.get("left") or {}
+        if left and any(not isinstance(left.get(key), kind) for key, kind in _OF_LEFT.items()):
+            raise DocumentError(f"left of {line['role']} is not what a run writes")
     return lines
 
 

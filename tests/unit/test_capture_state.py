@@ -346,6 +346,40 @@ def test_only_the_first_stage_of_a_captured_later_step_joins(tmp_path: Path) -> 
     assert [json.loads(line)["step"] for line in lines] == [1]
 
 
+@pytest.mark.parametrize(
+    ("touch", "names"),
+    [
+        (lambda m, o: None, []),
+        (lambda m, o: m.head.weight.data.mul_(1.001), ["head.weight"]),
+        (lambda m, o: m.head.weight.data.view(-1)[0].add_(1e-6), ["head.weight"]),
+        (lambda m, o: train(m, o, 1), None),  # a second update that nobody captured
+        (lambda m, o: m.to(torch.bfloat16).to(torch.float32), None),  # rounded on the way
+    ],
+)
+def test_what_moves_weights_behind_an_update_is_named_before_they_are_overwritten(
+    tmp_path: Path, touch: Any, names: list[str] | None
+) -> None:
+    source = session(tmp_path / "benchmark", step_start=0, step_end=1)
+    object.__setattr__(source, "keep_states", True)
+    model = make()
+    Joining(source, 0, 1).enter("actor", 1, model, adamw(model))
+    target = session(tmp_path / "target", step_start=0, step_end=1)
+    object.__setattr__(target, "join_states", str(tmp_path / "benchmark" / "side" / "states"))
+    other = make()
+    own = adamw(other)
+    hooks = Joining(target, 0, 1)
+    hooks.enter("actor", 0, other, own)
+    train(other, own, 1)
+    hooks.left("actor", 0, [other])
+    touch(other, own)
+    hooks.enter("actor", 1, other, own)
+    line = json.loads((tmp_path / "target/side/parts/joined/actor-rank0.jsonl").read_text())
+    every = len(list(other.parameters()))
+    assert line["left"]["compared"] == every
+    assert line["left"]["names"] == names if names is not None else line["left"]["moved"] > 1
+    assert line["left"]["moved"] == len(line["left"]["names"]) or line["left"]["moved"] > 8
+
+
 @pytest.mark.slow
 def test_every_sharding_takes_over_from_every_other(root: Path, tmp_path: Path) -> None:
     """FSDP2 over two ranks, FSDP1 with and without original parameters, and one process."""

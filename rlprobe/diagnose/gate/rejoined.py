@@ -1,4 +1,8 @@
-"""Whether a joined step began from the benchmark's state on every process, and as it was there."""
+"""Whether a joined step began from the benchmark's state on every process, and as it was there.
+
+And whether the weights that were overwritten were still what the target's own update had left:
+nothing else sees what moves them in between.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from typing import Any
 from rlprobe import stages
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, opened, shut
+from rlprobe.roles import REPEAT
 from rlprobe.said import SEMICOLON, listed, say
 
 ITEM = "state at the start"
@@ -14,6 +19,10 @@ _TRAINED = {stages.MODEL_ROLE[stage] for stage in stages.UPDATE_STAGES}
 _OWN = say(
     "the target's own updates end with each step, so that curves, and whether weights move from "
     "one step to the next, are not judged"
+)
+_UNKNOWN = say(
+    "whether the weights before it were still what the target's own update had left was not "
+    "recorded"
 )
 
 
@@ -45,6 +54,17 @@ def check(evidence: Evidence) -> GateItem | None:
         parameters=parameters,
         states=states,
     )
+    left = [line["left"] for line in lines if line.get("left")]
+    moved = sorted({str(name) for one in left for name in one["names"]})
+    if moved:
+        return _moved(evidence, step, moved, max(one["moved"] for one in left))
+    if len(left) == len(lines):
+        text += say(
+            "; {count} parameters were before it what the target's own updates had left",
+            count=sum(one["compared"] for one in left if one),
+        )
+    else:
+        text += SEMICOLON + _UNKNOWN
     text += SEMICOLON + _OWN
     drawn = sorted({str(line["generators"]) for line in lines if line.get("generators")})
     if drawn:
@@ -62,6 +82,34 @@ def check(evidence: Evidence) -> GateItem | None:
             say("keep weights and optimizer state in one format on both sides"),
         )
     return opened(ITEM, text)
+
+
+def _moved(evidence: Evidence, step: int, names: list[str], count: int) -> GateItem:
+    """Something moved the target's weights between an update and the step behind it."""
+    repeat = evidence.controls.get(REPEAT)
+    own = [] if repeat is None else [one for one in repeat.joined() if one["step"] == step]
+    alike = any((line.get("left") or {}).get("moved") for line in own)
+    text = say(
+        "{count} parameters of the target moved between its own update and step {step}, where no "
+        "update runs: {names}",
+        count=count,
+        step=step,
+        names=listed(names),
+    )
+    if alike:
+        return caveat(
+            ITEM,
+            text + say("; so did some of the benchmark's device"),
+            say("see what else than the optimizer changes these weights, on both sides"),
+        )
+    return shut(
+        ITEM,
+        text,
+        say(
+            "see what touches these weights behind the optimizer's step (loading, synchronising, "
+            "offloading, merging adapters); joined steps begin without it, a training does not"
+        ),
+    )
 
 
 def _most(lines: list[dict[str, Any]], what: str) -> int:

@@ -186,6 +186,7 @@ def _recorder(session: Session, role: str, rank: int, world_size: int, engine: A
                 **megatron_layout.layout(engine.module),
             },
         )
+        recorder.left = None if _joining is None else _joining.left
     return recorder
 
 

@@ -237,6 +237,37 @@ def test_weights_that_differ_after_loading_shut_the_gate_at_that_step(bench: Ben
     assert "model.norm.weight" in found.sentence
 
 
+def left(moved: int) -> Said:
+    """What a process says of the weights that it overwrites at step 2."""
+
+    def said(step: int) -> dict[str, Any] | None:
+        gone = moved if step == 2 else 0
+        names = ["model.norm.weight"] * gone
+        return LOADED | {"left": {"compared": 21, "moved": gone, "names": names}} if step else None
+
+    return said
+
+
+def test_weights_that_move_between_two_updates_shut_the_gate_at_the_step_behind_them(
+    bench: Bench,
+) -> None:
+    """Loading the benchmark's state hides them from whatever runs after it."""
+    found = diagnose(bench.align(said=left(1)))
+    assert found.verdict == "not_comparable", found.sentence
+    began = item(found, "state at the start")
+    assert began.state == "shut" and "between its own update and step 2" in began.evidence
+    assert "model.norm.weight" in began.evidence
+
+
+def test_weights_that_stay_between_two_updates_are_said_and_so_is_what_was_not_recorded(
+    bench: Bench,
+) -> None:
+    began = item(diagnose(bench.align(said=left(0))), "state at the start")
+    assert began.state == "open" and "21 parameters were before it what" in began.evidence
+    began = item(diagnose(bench.align()), "state at the start")
+    assert began.state == "open" and "was not recorded" in began.evidence
+
+
 def test_a_divergence_before_it_is_not_hidden_by_a_step_that_cannot_be_compared(
     bench: Bench,
 ) -> None:
