@@ -4,16 +4,22 @@ Clipping multiplies all gradients of an update by ``min(1, m / norm)``. So the n
 gradients is m on both sides where both clip, and that of the gradients where neither does: it does
 not depend on what round-off made of any gradient, and is held to much less than single gradients
 are, whose floors in 16 bits hide a factor of some per cent.
+
+Where ranks hold parts by tensor, pipeline or expert parallelism, some gradients are there several
+times and the norm of all is not a sum over the ranks. But all are multiplied by one factor, which
+their norms before and after show however often each is counted; and the norm that the trainer
+reported, times this factor, is what it clipped to.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import polars as pl
 
 from rlprobe import stages
+from rlprobe.diagnose.gate import gradient_norms
 from rlprobe.diagnose.gate.evidence import Evidence
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.said import Said, say
@@ -28,9 +34,12 @@ def check(evidence: Evidence) -> list[Said]:
     """A sentence for each stage and update whose clipped gradients have another norm."""
     found = []
     for name, finding in sorted(evidence.step.findings.items()):
-        if name not in stages.UPDATE_STAGES or not _is_whole(evidence, name):
+        if name not in stages.UPDATE_STAGES:
             continue
-        for update, own in _updates(finding.stage.rows):
+        own_norms = _updates(finding.stage.rows)
+        if not _is_whole(evidence, name):
+            own_norms = _reported(own_norms, evidence, stages.MODEL_ROLE[name])
+        for update, own in own_norms:
             (b, clipped_b), (t, clipped_t) = own
             if not _agree(own, _allowed(finding.stage.rows)):
                 found.append(
@@ -61,6 +70,22 @@ def _updates(rows: pl.DataFrame) -> Iterator[tuple[int, _Sides]]:
         if known and before.height == after.height:
             b, t = ((math.hypot(*before[side]), math.hypot(*after[side])) for side in sides)
             yield int(own["update"][0]), (b, t)
+
+
+def _reported(
+    updates: Iterable[tuple[int, _Sides]], evidence: Evidence, role: str
+) -> Iterator[tuple[int, _Sides]]:
+    """The same by the norms that the trainers reported, scaled as their gradients were.
+
+    Of updates of which both sides' processes reported one norm each.
+    """
+    runs = (evidence.benchmark, evidence.target)
+    totals = [gradient_norms.totals(run, role, evidence.step.number) for run in runs]
+    for update, own in updates:
+        norms = [total.get(update, 0.0) for total in totals]
+        if all(math.isfinite(norm) and norm > 0 for norm in norms) and all(b for b, _ in own):
+            b, t = ((n, n * after / before) for n, (before, after) in zip(norms, own, strict=True))
+            yield update, (b, t)
 
 
 def _is_whole(evidence: Evidence, stage: str) -> bool:

@@ -43,6 +43,23 @@ def check(evidence: Evidence) -> list[Said]:
     return [*_of_both(evidence), *_of_parts(evidence)]
 
 
+def totals(run: Run, role: str, step: int) -> dict[int, float]:
+    """The norm that a trainer reported of each update, where all of its ranks have the same.
+
+    Args:
+        run: whose.
+        role: actor or critic.
+        step: captured step, from 0.
+
+    Raises:
+        DumpError: a file is damaged.
+    """
+    norms = {k: norm for k, norm in _norms(run, step).items() if k.startswith(f"{role}{_TOTAL} ")}
+    ranks = {process.rank for process in run.manifest.layout if process.role == role}
+    found = _of_all(norms, ranks)
+    return {int(key.rpartition("micro_step")[2]): float(norm) for key, norm in found.items()}
+
+
 def _of_both(evidence: Evidence) -> list[Said]:
     """Norms that the trainer clips by, of each rank and update of the step."""
     runs = (evidence.benchmark, evidence.target)

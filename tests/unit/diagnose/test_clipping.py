@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
-from rlprobe.diagnose.gate import clipping
+from rlprobe.diagnose.gate import clipping, gradient_norms
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.test_diagnose_gate import items
 from tests.unit.diagnose.transformer import Device
@@ -68,6 +69,29 @@ def test_the_update_that_is_clipped_otherwise_is_the_second() -> None:
 
 def test_of_gradients_that_are_not_all_there_nothing_is_said() -> None:
     assert list(clipping._updates(rows(0.99, lost=True))) == []
+
+
+@pytest.mark.parametrize(("bound", "wrong"), [(1.0, []), (0.99, [1]), (2.0, [1])])
+def test_parts_that_are_counted_twice_show_the_factor_and_the_reported_norm_the_bound(
+    monkeypatch: pytest.MonkeyPatch, bound: float, wrong: list[int]
+) -> None:
+    """Tensor-parallel ranks have some gradients alike; here each third one, on one side alone."""
+    table = rows(bound)
+    copies = [f"p{n}" for n in (0, 3, 6)]
+    root_2 = pl.when(pl.col("name").is_in(copies)).then(2**0.5).otherwise(1.0)
+    twice = table.with_columns(norm_target=pl.col("norm_target") * root_2)
+    before = table.filter(slot="grad_reduced").partition_by("call")
+    each = {side: {u: float(np.linalg.norm(own[f"norm_{side}"])) for u, own in enumerate(before)}
+            for side in ("benchmark", "target")}  # fmt: skip
+    monkeypatch.setattr(gradient_norms, "totals", lambda run, role, step: each[run])
+    evidence: Any = types.SimpleNamespace(
+        benchmark="benchmark", target="target", step=types.SimpleNamespace(number=0)
+    )
+    found = list(clipping._reported(clipping._updates(twice), evidence, "actor"))
+    assert [u for u, own in found if not clipping._agree(own, SUMMED)] == wrong
+    assert len(found) == 2
+    each["target"].pop(1)  # a rank reports another norm, or none
+    assert [u for u, _ in clipping._reported(clipping._updates(twice), evidence, "actor")] == [0]
 
 
 def test_norms_in_16_bits_are_held_to_what_16_bits_have() -> None:
