@@ -54,7 +54,7 @@ def check(evidence: Evidence) -> Gate:
     tokens, no_tokens = samples.check(evidence)
     weight, no_weights = weights.check(evidence)
     resumed = checkpoint.check(evidence)
-    began = rejoined.check(evidence)
+    began, touched = rejoined.check(evidence)
     moved, stale = staleness.check(evidence)
     alike, other = held.check(evidence)
     replayed = routers.check(evidence)
@@ -96,5 +96,12 @@ def check(evidence: Evidence) -> Gate:
             *([excused] if excused is not None else []),
             *([unsized] if unsized is not None else []),
         ],
-        shut=no_tokens or no_weights or stale or other or not_sent or no_batch or no_settings,
+        shut=no_tokens
+        or no_weights
+        or touched
+        or stale
+        or other
+        or not_sent
+        or no_batch
+        or no_settings,
     )

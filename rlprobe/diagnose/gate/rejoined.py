@@ -10,7 +10,7 @@ from typing import Any
 
 from rlprobe import stages
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate.evidence import Evidence, caveat, opened, shut
+from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
 from rlprobe.roles import REPEAT
 from rlprobe.said import SEMICOLON, listed, say
 
@@ -26,11 +26,14 @@ _UNKNOWN = say(
 )
 
 
-def check(evidence: Evidence) -> GateItem | None:
-    """Item ``state at the start``; None where the step began from each side's own state."""
+def check(evidence: Evidence) -> tuple[GateItem | None, Shut | None]:
+    """Item ``state at the start``; None where the step began from each side's own state.
+
+    Beside it where weights moved that nothing else sees, if they moved on the target alone.
+    """
     step, target = evidence.step.number, evidence.target
     if not target.is_joined or step == 0:
-        return None
+        return None, None
     lines = [line for line in target.joined() if line["step"] == step]
     wanted = {(p.role, p.rank) for p in target.manifest.layout if p.role in _TRAINED}
     lacking = sorted(wanted - {(line["role"], line["rank"]) for line in lines})
@@ -46,7 +49,7 @@ def check(evidence: Evidence) -> GateItem | None:
                 models=said,
             ),
             say("run the target again: what it computed there is not of the benchmark's state"),
-        )
+        ), None
     parameters, states = (_most(lines, what) for what in ("parameters", "states"))
     text = say(
         "weights of {parameters} parameters and the optimizer's state of {states} loaded from the "
@@ -55,9 +58,9 @@ def check(evidence: Evidence) -> GateItem | None:
         states=states,
     )
     left = [line["left"] for line in lines if line.get("left")]
-    moved = sorted({str(name) for one in left for name in one["names"]})
+    moved = [line for line in lines if line.get("left") and line["left"]["moved"]]
     if moved:
-        return _moved(evidence, step, moved, max(one["moved"] for one in left))
+        return _moved(evidence, step, moved)
     if len(left) == len(lines):
         text += say(
             "; {count} parameters were before it what the target's own updates had left",
@@ -80,15 +83,19 @@ def check(evidence: Evidence) -> GateItem | None:
                 names=listed(rounded),
             ),
             say("keep weights and optimizer state in one format on both sides"),
-        )
-    return opened(ITEM, text)
+        ), None
+    return opened(ITEM, text), None
 
 
-def _moved(evidence: Evidence, step: int, names: list[str], count: int) -> GateItem:
+def _moved(
+    evidence: Evidence, step: int, lines: list[dict[str, Any]]
+) -> tuple[GateItem, Shut | None]:
     """Something moved the target's weights between an update and the step behind it."""
     repeat = evidence.controls.get(REPEAT)
     own = [] if repeat is None else [one for one in repeat.joined() if one["step"] == step]
     alike = any((line.get("left") or {}).get("moved") for line in own)
+    names = sorted({str(name) for line in lines for name in line["left"]["names"]})
+    count = max(int(line["left"]["moved"]) for line in lines)
     text = say(
         "{count} parameters of the target moved between its own update and step {step}, where no "
         "update runs: {names}",
@@ -101,14 +108,26 @@ def _moved(evidence: Evidence, step: int, names: list[str], count: int) -> GateI
             ITEM,
             text + say("; so did some of the benchmark's device"),
             say("see what else than the optimizer changes these weights, on both sides"),
-        )
-    return shut(
-        ITEM,
-        text,
-        say(
-            "see what touches these weights behind the optimizer's step (loading, synchronising, "
-            "offloading, merging adapters); joined steps begin without it, a training does not"
-        ),
+        ), None
+    action = say(
+        "see what touches these weights behind the optimizer's step (loading, synchronising, "
+        "offloading, merging adapters); joined steps begin without it, a training does not"
+    )
+    first = min(lines, key=lambda line: (line["role"], line["rank"]))
+    stage = next(s for s in stages.UPDATE_STAGES if stages.MODEL_ROLE[s] == first["role"])
+    module = {name.rpartition(".")[0] for name in names} if count == len(names) else set()
+    values = {"parameter": names[0] if names else None, "parameters that moved": 0}
+    return shut(ITEM, text, action), Shut(
+        "weights",
+        "weights",
+        stage,
+        first["rank"],
+        module.pop() or None if len(module) == 1 else None,
+        None,
+        values,
+        values | {"parameters that moved": count},
+        [text],
+        step - 1,
     )
 
 

@@ -257,6 +257,9 @@ def test_weights_that_move_between_two_updates_shut_the_gate_at_the_step_behind_
     began = item(found, "state at the start")
     assert began.state == "shut" and "between its own update and step 2" in began.evidence
     assert "model.norm.weight" in began.evidence
+    assert found.first is not None and found.cause is not None
+    assert (found.first.stage, found.first.step) == (UPDATE, 1)
+    assert (found.first.module, found.cause.class_) == ("model.norm", "weights")
 
 
 def test_weights_that_stay_between_two_updates_are_said_and_so_is_what_was_not_recorded(
