@@ -9,11 +9,12 @@ from rlprobe.diagnose.cause.hypotheses import ALL
 from rlprobe.diagnose.cause.hypothesis import Found, fits, weigh
 from rlprobe.diagnose.diagnosis import CONSISTENT, OBSERVED, UNKNOWN, Cause, Known
 from rlprobe.diagnose.gate.evidence import Shut
+from rlprobe.dumps.schema import FLOATS
 from rlprobe.judge import analysis, execution
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.analysis import OUTCOME, Finding, Step
 from rlprobe.judge.tokens import Profile
-from rlprobe.said import say
+from rlprobe.said import Said, say
 
 
 def classify(
@@ -38,11 +39,38 @@ def classify(
         return Cause("implementation", OBSERVED, reason, [reason])
     if finding.origin.kind == kinds.SETTING:
         return _told(finding, finding.origin)
+    argument = _argument(finding.origin)
+    if argument is not None:
+        return Cause("hyperparameter", OBSERVED, argument, [argument, finding.origin.reason])
     found = judged(step, finding, world_size, profile)
     known: Known = UNKNOWN if found.cause == UNKNOWN else CONSISTENT
     statement = NOTHING if known == UNKNOWN else found.said[-1]
     evidence: dict[str, None] = dict.fromkeys([finding.origin.reason, *found.said])
     return Cause(found.cause, known, statement, list(evidence))
+
+
+def _argument(origin: kinds.Origin) -> Said | None:
+    """Which plain number or truth value its own code gave an operator otherwise on the two sides.
+
+    Whole numbers are left out: sizes and lengths are what was given, not what anybody chose.
+    """
+    row = origin.row
+    b, t = row["value_benchmark"], row["value_target"]
+    said = row["slot"] == "input" and row["shape_benchmark"] is row["shape_target"] is None
+    chosen = {row["dtype_benchmark"], row["dtype_target"]} <= {*FLOATS, "bool", "bool_"}
+    if origin.kind not in (kinds.GLUE, kinds.MODULE, kinds.STAGE_INPUT) or not (said and chosen):
+        return None
+    if b is None or t is None or b == t:
+        return None
+    told = say(
+        "{operator} is told {target} on the target and {benchmark} on the benchmark (argument "
+        "{index})",
+        operator=row["op"] or origin.operator or row["name"],
+        target=t,
+        benchmark=b,
+        index=row["index"] or "0",
+    )
+    return told if origin.module is None else told + say(", in {module}", module=origin.module)
 
 
 def _told(finding: Finding, origin: kinds.Origin) -> Cause:

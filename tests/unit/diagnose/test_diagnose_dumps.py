@@ -244,3 +244,31 @@ def test_the_configuration_of_a_tree_is_known(
     assert found["verdict"] == verdict, found["sentence"]
     (item,) = [i for i in found["gate"] if i["item"] == "configuration"]
     assert item["state"] == state and said in item["evidence"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "benchmark", "target", "cause"),
+    [
+        ("float", 1e-05, 0.01, "hyperparameter"),
+        ("float", 0.0, 0.1, "hyperparameter"),
+        ("bool", True, False, "hyperparameter"),
+        # a length is what was given, not what anybody chose
+        ("int", 4, 5, "unknown"),
+    ],
+)
+def test_an_argument_that_code_gave_otherwise_is_the_cause(
+    tmp_path: Path, kind: str, benchmark: Any, target: Any, cause: str
+) -> None:
+    def side(value: Any, wrong: float) -> dict[str, Any]:
+        found = model(wrong)
+        before = dict(list(found.items())[:2])
+        told = call([leaf(11.0), {"type": kind, "value": value}], [leaf(11.5 * (1 + wrong))])
+        within = {"Functional.layer_norm.0.forward": told}
+        return before | within | {name: found[name] for name in list(found)[2:]}
+
+    code, found = diagnosed(tmp_path, side(benchmark, 0.0), side(target, 0.01))
+    assert (code, found["verdict"]) == (0, "diverged")
+    assert found["cause"]["class"] == cause, found["cause"]
+    if cause == "hyperparameter":
+        assert found["cause"]["known"] == "observed"
+        assert f"is told {target} on the target and {benchmark} on the" in found["sentence"]
