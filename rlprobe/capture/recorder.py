@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rlprobe import stages
 from rlprobe.capture import (
+    buffers,
     dropout,
     key_data,
     megatron_grads,
@@ -288,6 +289,9 @@ class Recorder:
             common = {"step": step, "stage": stage, "role": self.role, "rank": self.rank}
             described = weights.describe(models, options.sketch, options.coordinate_sketch)
             self._parts.lines("weights", [{**common, **record} for record in described])
+            if stage in stages.TRAINING_STAGES:
+                kept = buffers.describe(models, options.sketch)
+                self._parts.line("buffers", {**common, "buffers": kept})
         if stage in stages.UPDATE_STAGES:
             return updates.snapshot(models, _wanted(options), options.coordinate_sketch, optimizer)
         return {}

@@ -59,10 +59,10 @@ def describe(
     for item, local in _apart(models, by_expert):
         readable = has_values(local)
         records.append(_record(item, local, readable))
-        norms.append(_norm(local) if readable else None)
+        norms.append(norm(local) if readable else None)
         sketches.append(item.sketch_of(local) if readable and with_sketch else None)
-    for record, norm, sketch in zip(records, norms, sketches, strict=True):
-        record["norm"] = None if norm is None else float(norm)
+    for record, own, sketch in zip(records, norms, sketches, strict=True):
+        record["norm"] = None if own is None else float(own)
         values = None if sketch is None else [float(v) for v in sketch.cpu().tolist()]
         finite = values is not None and all(math.isfinite(v) for v in values)
         record["sketch"] = values if finite else None
@@ -78,8 +78,8 @@ def _apart(models: list[nn.Module], by_expert: bool) -> Iterator[tuple[Held, Ten
     yield from engine_adapters.held(models)
 
 
-def _norm(tensor: Tensor) -> Tensor:
-    """L2 norm in fp32 at least."""
+def norm(tensor: Tensor) -> Tensor:
+    """L2 norm in fp32 at least; a scalar."""
     wide = torch.float64 if tensor.dtype == torch.float64 else torch.float32
     values = tensor if tensor.is_floating_point() else tensor.to(wide)
     return torch.linalg.vector_norm(values, dtype=wide)

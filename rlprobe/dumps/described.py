@@ -106,6 +106,47 @@ def optimizers(value: Any) -> list[dict[str, Any]]:
     return lines
 
 
+def buffers(value: Any) -> list[dict[str, Any]]:
+    """What models kept beside their parameters: step, stage, role, ranks, and each buffer's name,
+    dtype, shape, digest, norm, sketch, and whether its numbers are the Hugging Face model's.
+
+    Raises:
+        DocumentError: it is none.
+    """
+    lines = _lines(value, "buffers")
+    for line in lines:
+        match line:
+            case {
+                "step": int(),
+                "stage": str(),
+                "role": str(),
+                "ranks": list() as ranks,
+                "buffers": list() as kept,
+            } if all(isinstance(rank, int) for rank in ranks):
+                for buffer in kept:
+                    _buffer(buffer)
+            case _:
+                raise DocumentError("a line of buffers has no step, stage, role, ranks and buffers")
+    return lines
+
+
+def _buffer(value: Any) -> None:
+    match value:
+        case {
+            "name": str(),
+            "dtype": str(),
+            "shape": list() as shape,
+            "digest": str(),
+            "norm": float() | int() | None,
+            "sketch": list() | None as sketch,
+            "logical": bool(),
+        } if all(isinstance(size, int) for size in shape) and all(
+            isinstance(number, (int, float)) for number in sketch or ()
+        ):
+            return
+    raise DocumentError("a buffer has no name, dtype, shape, digest, norm and sketch")
+
+
 def _group(value: Any) -> None:
     match value:
         case {"settings": dict(), "names": list() as names} if all(

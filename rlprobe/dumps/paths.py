@@ -7,6 +7,7 @@ import re
 #: What a run's directory may hold beside the manifest.
 DIRECTORIES = ("dump", "logical", "records", "rollouts", "routing", "states", "token_sketches")
 FILES = (
+    "buffers.json",
     "environment.json",
     "gradients.parquet",
     "joined.json",

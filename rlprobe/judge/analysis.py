@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from rlprobe import stages
+from rlprobe.judge.buffers import Buffers
 from rlprobe.judge.handed_on import Dropped
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.optimizers import Told
@@ -39,6 +40,8 @@ class Finding:
     given: list[Outcome] = field(default_factory=list)
     #: What its optimizers were told on both sides; None where a side does not say.
     told: Told | None = None
+    #: What its model kept beside its parameters, on both sides; None where a side does not say.
+    buffers: Buffers | None = None
 
     @property
     def records(self) -> int:

@@ -37,6 +37,7 @@ from rlprobe.judge.origin import SETTING, Origin
 from rlprobe.judge.outcomes import ALL_VALUES, OTHER_FORMAT, Outcome, gradients, nearer, tail
 from rlprobe.judge.roundoff import ELEMENTARY, FP32, UNIT
 from rlprobe.judge.stage import Stage
+from rlprobe.judge.with_buffers import with_buffers
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.said import of_side, say
 from rlprobe.store.read import Run
@@ -115,6 +116,7 @@ def judge(results: Results, step: int, kept: Kept | None = None) -> Step:
     findings = [_following(finding, excused) for finding in findings]
     if not results.of_dumps:
         findings = [_with_settings(finding, _told(results, finding.stage)) for finding in findings]
+        findings = [with_buffers(finding, results) for finding in findings]
     found.findings = {finding.stage.name: finding for finding in findings}
     return found
 

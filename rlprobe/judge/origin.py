@@ -42,6 +42,8 @@ CUT = "cut"
 REDUCTION, CLIPPING, OPTIMIZER, WEIGHTS = "reduction", "clipping", "optimizer", "weights"
 #: What an optimizer was told, whether or not what it made of it is beyond a floor.
 SETTING = "setting"
+#: What a module keeps beside its parameters (:mod:`rlprobe.judge.buffers`), likewise.
+BUFFER = "buffer"
 #: More than this share of parameter gradients differing, activations' agreeing, is no module's.
 _MOST = 0.5
 

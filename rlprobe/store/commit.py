@@ -122,6 +122,9 @@ class _Commit:
         joined = parts.joined(self.side)
         if joined:
             self._json({"format": parts.FORMAT, "joined": joined}, "joined.json")
+        buffers = parts.buffers(self.side)
+        if any(row["buffers"] for row in buffers):
+            self._json({"format": parts.FORMAT, "buffers": buffers}, "buffers.json")
         optimizers = parts.optimizers(self.side)
         if optimizers:
             self._json({"format": parts.FORMAT, "optimizers": optimizers}, "optimizers.json")

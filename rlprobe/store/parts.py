@@ -290,6 +290,25 @@ def optimizers(side: Path) -> list[dict[str, Any]]:
                                          row["ranks"]))  # fmt: skip
 
 
+def buffers(side: Path) -> list[dict[str, Any]]:
+    """What modules kept beside their parameters: a row each time a model entered a stage, of all
+    ranks that kept the same.
+
+    Raises:
+        StoreError: a line is not what capture writes.
+    """
+    ranks: dict[bytes, list[int]] = {}
+    for origin, row in _lines(side, "buffers"):
+        match row:
+            case {"step": int(), "stage": str(), "role": str(), "buffers": list()}:
+                key = canonical_json({k: v for k, v in row.items() if k != "rank"})
+                ranks.setdefault(key, []).append(origin.rank)
+            case _:
+                raise StoreError(f"{origin} is not what a model's buffers are")
+    rows = [{**_parse(key, str(side)), "ranks": sorted(of)} for key, of in ranks.items()]
+    return sorted(rows, key=lambda row: (row["step"], row["role"], row["stage"], row["ranks"]))
+
+
 def first_step(side: Path) -> int | None:
     """The trainer's number of the step that this run began with."""
     path = side / "parts" / "first_step.json"

@@ -108,6 +108,10 @@ class Run:
         """What optimizers were told as they stepped (:func:`described.optimizers`)."""
         return self._told("optimizers", described.optimizers)
 
+    def buffers(self) -> list[dict[str, Any]]:
+        """What modules kept beside their parameters (:func:`described.buffers`)."""
+        return self._told("buffers", described.buffers)
+
     def _told(self, name: str, read: Callable[[Any], list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Lines of a document that has its own name in it; none where there is no such file."""
         found = self._json(f"{name}.json")

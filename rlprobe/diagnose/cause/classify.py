@@ -37,6 +37,8 @@ def classify(
         # the records themselves show it
         reason = finding.origin.reason
         return Cause("implementation", OBSERVED, reason, [reason])
+    if finding.origin.kind == kinds.BUFFER:
+        return _kept(finding, finding.origin)
     if finding.origin.kind == kinds.SETTING:
         return _told(finding, finding.origin)
     argument = _argument(finding.origin)
@@ -88,6 +90,21 @@ def _told(finding: Finding, origin: kinds.Origin) -> Cause:
     # another number in the same computation, or another computation
     cause = "optimizer" if switched else "hyperparameter"
     return Cause(cause, OBSERVED, origin.reason, [origin.reason, came])
+
+
+#: What a buffer that differs is, by its name; running statistics and the like are state.
+_OF_BUFFERS = (("rotary", "position"), ("freq", "position"), ("mask", "mask"))
+
+
+def _kept(finding: Finding, origin: kinds.Origin) -> Cause:
+    """What a module keeps beside its parameters, which both sides recorded."""
+    assert finding.buffers is not None and origin.module is not None
+    name = f"{origin.module}.{origin.operator}"
+    own = next(one for one in finding.buffers.beyond if one.name == name)
+    of_name = next((cause for word, cause in _OF_BUFFERS if word in name), "weights")
+    cause = "rounding_order" if own.is_shorter else of_name
+    evidence: dict[str, None] = dict.fromkeys([origin.reason, finding.buffers.said])
+    return Cause(cause, OBSERVED, origin.reason, list(evidence))
 
 
 def judged(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rlprobe.diagnose.diagnosis import SHUT, GateItem
 from rlprobe.diagnose.gate import (
     batch,
+    buffers,
     checkpoint,
     differing,
     engine_weights,
@@ -63,6 +64,7 @@ def check(evidence: Evidence) -> Gate:
     trainer = trainers.item(evidence)
     asked, no_settings = settings.check(evidence)
     stepped = told.check(evidence)
+    constant = buffers.check(evidence)
     enough = extent.check(evidence)
     kept = judged.check(evidence)
     hidden = unused.check(evidence.step)
@@ -86,6 +88,7 @@ def check(evidence: Evidence) -> Gate:
             *([trainer] if trainer is not None else []),
             *asked,
             *([stepped] if stepped is not None else []),
+            *([constant] if constant is not None else []),
             *enough,
             *([kept] if kept is not None else []),
             *([hidden] if hidden is not None else []),

@@ -104,6 +104,21 @@ def angles(site: Any) -> Iterator[None]:
         _forget(table)
 
 
+@fault(stage=REFERENCE, module="model.rotary_emb", cause="rounding_order")
+def short_frequencies(site: Any) -> Iterator[None]:
+    """The frequencies that positions are turned by are held in bf16."""
+    tables = [module for _, path, module in named_modules(chunks(site))
+              if path == "model.rotary_emb"]  # fmt: skip
+    right = [table.inv_freq for table in tables]
+    for table, old in zip(tables, right, strict=True):
+        table.inv_freq = old.bfloat16()
+        _forget(table)
+    yield
+    for table, old in zip(tables, right, strict=True):
+        table.inv_freq = old
+        _forget(table)
+
+
 def _forget(table: nn.Module) -> None:
     """Megatron keeps the angles of each length."""
     for kept in (type(table).forward, getattr(type(table), "get_emb", None)):

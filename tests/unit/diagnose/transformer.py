@@ -463,6 +463,12 @@ def parts(
             "dropout": device.faults.get("dropout", {}),
         })  # fmt: skip
 
+    kept = device.faults.get("buffers", {})
+    for owner in sorted({role for role, _ in kept}):
+        lines(side / "parts" / "buffers" / f"{owner}-rank0.jsonl", [
+            {"step": 0, "stage": stage, "role": owner, "rank": 0, "buffers": found}
+            for (role, stage), found in kept.items() if role == owner
+        ])  # fmt: skip
     for rank, told in device.faults.get("told", {}).items():
         lines(side / "parts" / "optimizers" / f"actor-rank{rank}.jsonl", [
             {"step": step, "stage": stages.ACTOR_UPDATE, "update": number, "groups": groups}
