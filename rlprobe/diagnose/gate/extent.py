@@ -27,7 +27,13 @@ OBSERVER = say(
 
 _LONE = {measures.BENCHMARK_ONLY, measures.TARGET_ONLY}
 _NUMBER = re.compile(r"\.\d+(?=\.|$)")
-_SPLIT = (positions.SPREAD, positions.SPLIT, positions.SHUFFLED)
+_SPLIT = (
+    positions.SPREAD,
+    positions.SPLIT,
+    positions.SHAPED,
+    positions.UNTOLD,
+    positions.SHUFFLED,
+)
 
 
 def check(evidence: Evidence) -> list[GateItem]:

@@ -44,7 +44,14 @@ _ELSEWHERE = (
     reasons.ALL_ZERO,
 )
 #: Why calls of a module have no partner; records by coordinates stand for them.
-_OTHER_ROWS = (positions.SPREAD, positions.SPLIT, positions.SHUFFLED, positions.REORDERED)
+_OTHER_ROWS = (
+    positions.SPREAD,
+    positions.SPLIT,
+    positions.SHAPED,
+    positions.UNTOLD,
+    positions.SHUFFLED,
+    positions.REORDERED,
+)
 _ACTION = say(
     "see `extent` in diagnosis.json and docs/diagnosis.md for each reason; capture both sides alike"
 )

@@ -115,7 +115,7 @@ def _passes(evidence: Evidence) -> Iterator[Said]:
             continue
         keys = [key for key, stage in keydata.OUTCOMES.items() if stage == name]
         # each side's micro-batches have partners as far as those of the side with fewer go
-        cut = finding.stage.misplaced in (positions.SPLIT, positions.SPREAD)
+        cut = finding.stage.misplaced in (positions.SPLIT, positions.UNTOLD, positions.SPREAD)
         passes = _passed(evidence, keys, number, min if cut else max)
         norms = _passed(evidence, [stages.MODEL_ROLE[name] + _NORM], number, max)
         reported = _reported(evidence, name)

@@ -23,6 +23,10 @@ from rlprobe.said import Said, say
 
 REORDERED = say("rows stand in another order")
 SPLIT = say("micro-batches are split differently")
+#: Other leading sizes of activations, of micro-batches that key data show to be the same.
+SHAPED = say("the same micro-batches are laid out otherwise (packed, sequence first or divided)")
+#: The same, where nothing says which samples a micro-batch holds.
+UNTOLD = say("micro-batches are split, packed or laid out otherwise")
 SPREAD = say("samples are spread over another number of ranks")
 SHUFFLED = say("micro-batches hold other samples than on the benchmark")
 #: Key data of each stage's own micro-batches, by which rows are known.
@@ -63,12 +67,35 @@ def difference(
     if all(orders) and _groups(orders[0]) != _groups(orders[1]):
         return SPREAD
     if _split(parts):
-        return SPLIT
+        return _of_sizes(results, stage, step)
     if _shuffled(results, stage, step):
         return SHUFFLED
     # Other samples altogether are the gate's business.
     same_set = sorted(s for _, s in orders[0]) == sorted(s for _, s in orders[1])
     return REORDERED if same_set and orders[0] != orders[1] else None
+
+
+def _of_sizes(results: Results, stage: str, step: int) -> Said:
+    """What other leading sizes of activations come from: the micro-batches, or how they lie.
+
+    Sizes alone do not say it: Megatron's are sequence first, packed rows are one row, and ranks of
+    sequence and context parallelism hold a stretch.
+    """
+    cuts = [_cuts(results, role, stage, step) for role in (BENCHMARK, TARGET)]
+    if not all(cuts):
+        return UNTOLD
+    return SHAPED if cuts[0] == cuts[1] else SPLIT
+
+
+def _cuts(results: Results, role: str, stage: str, step: int) -> set[frozenset[str]]:
+    """The samples of each micro-batch, as a stage's key data say; empty where they do not."""
+    run, name = results.run(role), _OF_STAGE.get(stage)
+    held: dict[tuple[int, int], set[str]] = {}
+    for row in [] if run is None or name is None else keydata.load(run, name, step):
+        if row.sample is None:
+            return set()
+        held.setdefault((row.rank, row.micro_step), set()).add(row.sample)
+    return {frozenset(samples) for samples in held.values()}
 
 
 def _groups(order: list[tuple[int, str]]) -> int:

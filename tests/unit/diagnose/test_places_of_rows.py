@@ -31,7 +31,9 @@ class FakeRun:
         return []
 
 
-def difference(monkeypatch: pytest.MonkeyPatch, stage: str, *runs: FakeRun) -> str | None:
+def difference(
+    monkeypatch: pytest.MonkeyPatch, stage: str, *runs: FakeRun, of: pl.DataFrame = NOTHING
+) -> str | None:
     names = set(positions._OF_STAGE.values())
 
     def load(run: FakeRun, name: str, step: int) -> list[Row]:
@@ -40,7 +42,7 @@ def difference(monkeypatch: pytest.MonkeyPatch, stage: str, *runs: FakeRun) -> s
 
     monkeypatch.setattr("rlprobe.judge.excuses.positions.keydata.load", load)
     results: Any = type("R", (), {"run": lambda _, role: runs[role == "target"]})()
-    return positions.difference(results, stage, 0, [NOTHING])
+    return positions.difference(results, stage, 0, [of])
 
 
 @pytest.mark.parametrize(
@@ -130,3 +132,35 @@ def test_a_stage_without_anything_judged_is_named_where_its_results_go(align: Al
     assert any(said in line for line in found.cause.evidence), found.cause
     own = parted(align, stages.ACTOR_UPDATE, {}, "mlp")
     assert own.cause is not None and not any("nothing of" in line for line in own.cause.evidence)
+
+
+#: Sequence first: other leading sizes of the same micro-batches.
+TURNED = pl.DataFrame(
+    {"phase": [0], "slot": ["output"], "shape_benchmark": [[2, 24, 8]],
+     "shape_target": [[24, 2, 8]], "status": ["shape"]},
+    schema_overrides={"phase": pl.Int32},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (FakeRun("a", "b", "c", "d"), positions.SHAPED),
+        (FakeRun("a", "c", "b", "d"), positions.SPLIT),
+        (FakeRun("a", "b", "c", None), positions.UNTOLD),
+        (FakeRun(), positions.UNTOLD),
+    ],
+)
+def test_sizes_alone_say_nothing_of_micro_batches(
+    monkeypatch: pytest.MonkeyPatch, target: FakeRun, said: str
+) -> None:
+    benchmark = FakeRun("a", "b", "c", "d")
+    assert difference(monkeypatch, stages.LOG_PROB, benchmark, target, of=TURNED) == said
+
+
+def test_ranks_of_one_model_hold_the_same_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark, target = FakeRun("a", "b"), FakeRun("a", "b")
+    target.rows += [Row(row.sample, row.values, 0, 1, row.micro_step) for row in benchmark.rows]
+    assert difference(monkeypatch, stages.LOG_PROB, benchmark, target, of=TURNED) == (
+        positions.SHAPED
+    )
