@@ -23,7 +23,7 @@ def check(evidence: Evidence) -> GateItem | None:
     if not apart:
         return opened(
             ITEM,
-            say("{count} buffers of modules are the same when a stage begins", count=compared),
+            say("buffers of modules that are the same as a stage begins: {count}", count=compared),
         )
     said = (
         say("{stage}: {buffers}", stage=name, buffers=kept.said) for name, kept in apart.items()
