@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import sys
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
 from rlprobe.capture import megatron_grads, updates
 from rlprobe.capture.optimizer_settings import OptimizerSettings
+from rlprobe.frameworks.slime import running
+from rlprobe.frameworks.slime import updates as slime_updates
 from rlprobe.frameworks.verl.cpu import cuda
 
 cuda.enable()
@@ -120,11 +123,53 @@ def look(distributed: bool, dtype: torch.dtype) -> dict[str, object]:
     }
 
 
+class Scope:
+    """What a stage's scope is told in one step, in order."""
+
+    def __init__(self, model: Any) -> None:
+        self.model, self.told = model, list[tuple[str, float]]()
+
+    def gradients(self, kind: str, optimizer: Any) -> None:
+        found = megatron_grads.gradients([self.model], optimizer)
+        squares = sum(float(gradient.double().square().sum()) for _, gradient in found)
+        self.told.append((kind, squares**0.5))
+
+    def gradient_norms(self, optimizer: Any) -> None:
+        norms = updates.group_norms(optimizer, [self.model])
+        self.told.append(("groups", float(norms.square().sum().sqrt())))
+
+    def total_norm(self, norm: Any) -> None:
+        self.told.append(("total", float(norm)))
+
+    def settings(self, optimizer: Any) -> None:
+        self.told.append(("settings", optimizer.param_groups[0]["lr"]))
+
+
+def slime(distributed: bool) -> list[tuple[str, float]]:
+    """What slime's hooks see of a step that clips, and that the optimizer is left as it was."""
+    plain = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(2)))
+    config = TransformerConfig(num_layers=1, hidden_size=8, num_attention_heads=2)
+    buffers = DistributedDataParallelConfig(use_distributed_optimizer=distributed)
+    model = DistributedDataParallel(config, buffers, plain)
+    options = OptimizerConfig(lr=0.25, clip_grad=0.5, use_distributed_optimizer=distributed)
+    optimizer = get_megatron_optimizer(options, [model])
+    model.zero_grad_buffer()
+    model(torch.ones(2, 4)).sum().backward()
+    model.finish_grad_sync()
+    scope: Any = Scope(model)
+    before = dict(vars(optimizer))
+    with patch.object(running, "scope", lambda: scope), slime_updates.watched(optimizer):
+        result = optimizer.step()
+    assert result[0] and vars(optimizer).keys() == before.keys()
+    return [*scope.told, ("own", float(result[1]))]
+
+
 def main(directory: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{directory}/met", rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
     found = [look(d, t) for d in (True, False) for t in (torch.bfloat16, torch.float32)]
-    print(json.dumps([*found, aware()]))
+    seen = [slime(distributed) for distributed in (True, False)]
+    print(json.dumps([*found, seen, aware()]))
     dist.destroy_process_group()
 
 

@@ -177,7 +177,8 @@ def test_slime_records_what_its_optimizer_steps_on_one_rank_and_on_several(
     model = Model()
     optimizer = kind(model)
     optimizer.prepare_grads = other = optimizer.prepare_grads  # type: ignore[method-assign]
-    with recorder(tmp_path).stage("actor_update", 0, 1, model, optimizer=optimizer) as scope:
+    capturing = recorder(tmp_path, key_data=True)
+    with capturing.stage("actor_update", 0, 1, model, optimizer=optimizer) as scope:
         monkeypatch.setattr(running, "scope", lambda: scope)
         with updates.watched(optimizer):
             norm = optimizer.step()
@@ -187,6 +188,8 @@ def test_slime_records_what_its_optimizer_steps_on_one_rank_and_on_several(
     clipped = [data[f"{name}.grad_clipped.0.debug"]["Norm"] for name in _NAMES]
     assert np.hypot(*reduced) == pytest.approx(norm, rel=1e-6) and norm > 1
     assert np.hypot(*clipped) == pytest.approx(1.0, rel=1e-6)
+    place = tmp_path / "dump/data/actor_grad_norm/step0/rank0/micro_step0/actor_grad_norm.npy"
+    assert np.load(place) == pytest.approx(norm, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", [Copies, Shards])
@@ -233,7 +236,7 @@ def test_every_gradient_of_megatrons_own_optimizers_is_found(tmp_path: Path) -> 
     command = [sys.executable, str(_RUN), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    *every, aware = json.loads(done.stdout.splitlines()[-1])
+    *every, slime, aware = json.loads(done.stdout.splitlines()[-1])
     assert len(every) == 4
     for found in every:
         assert [name.rpartition(".")[2] for name in found["names"]] == ["bias", "weight"] * 2, found
@@ -243,6 +246,14 @@ def test_every_gradient_of_megatrons_own_optimizers_is_found(tmp_path: Path) -> 
         told = {name: group["settings"] for group in found["settings"] for name in group["names"]}
         assert sorted(told) == found["names"], found["settings"]
         assert all(own["lr"] == 1e-3 and len(own["betas"]) == 2 for own in told.values()), told
+    # slime clips inside the step: norms of groups before, the optimizer's own once it has stepped
+    for told in slime:
+        kinds = ["grad_reduced", "groups", "grad_clipped", "settings", "total", "own"]
+        assert [kind for kind, _ in told] == kinds, told
+        reduced, groups, clipped, _, total, own = (number for _, number in told)
+        assert groups == pytest.approx(reduced, rel=1e-6) and reduced > 1.0
+        assert (total, clipped) == (own, pytest.approx(0.5, rel=1e-5))
+        assert total == pytest.approx(reduced, rel=1e-6)
     # a precision-aware optimizer's gradients lie beside the parameters; its copies are its own, so
     # that a change is that of the model, where a small one is rounded away
     assert aware["names"] == every[0]["names"] and aware["stepped"] == 4, aware

@@ -44,11 +44,19 @@ def watched(optimizer: Any) -> Iterator[None]:
         yield
     elif megatron_grads.is_megatron(optimizer):
 
+        def prepared() -> None:
+            scope.gradients("grad_reduced", optimizer)
+            scope.gradient_norms(optimizer)
+
         def ready() -> None:
             scope.gradients("grad_clipped", optimizer)
             scope.settings(optimizer)
 
-        with stepping(optimizer, lambda: scope.gradients("grad_reduced", optimizer), ready):
+        def stepped(result: Any) -> None:
+            # whether it stepped, the norm that it clips by, how many gradients are 0
+            scope.total_norm(result[1] if isinstance(result, tuple) else None)
+
+        with stepping(optimizer, prepared, ready), _wrapped(optimizer, stepped):
             yield
     elif megatron_layout.data_parallel_size() > 1:
         yield
@@ -57,19 +65,32 @@ def watched(optimizer: Any) -> Iterator[None]:
             yield
 
 
-@contextlib.contextmanager
-def _reporting(optimizer: Any) -> Iterator[None]:
+def _reporting(optimizer: Any) -> contextlib.AbstractContextManager[None]:
     """Each parameter's gradient as it is when ``step`` is called."""
+
+    def begins() -> None:
+        scope = running.scope()
+        if scope is not None:
+            scope.gradients("grad_reduced")
+            scope.settings(optimizer)
+
+    return _wrapped(optimizer, lambda _: None, begins)
+
+
+@contextlib.contextmanager
+def _wrapped(
+    optimizer: Any, ended: Callable[[Any], None], begins: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Each call of an optimizer's ``step`` is seen before, and after with what it returns."""
     call = optimizer.step
     own = vars(optimizer).get("step")
 
     @functools.wraps(call)
     def step(*args: Any, **kwargs: Any) -> Any:
-        scope = running.scope()
-        if scope is not None:
-            scope.gradients("grad_reduced")
-            scope.settings(optimizer)
-        return call(*args, **kwargs)
+        begins()
+        result = call(*args, **kwargs)
+        ended(result)
+        return result
 
     optimizer.step = step
     try:
