@@ -181,11 +181,43 @@ def test_vllm_and_training_agree_in_every_record(
 
 
 @pytest.mark.long
+def test_with_a_critic_they_agree_as_well(run: Run, work: Path) -> None:
+    """PPO: a critic is updated between generation and the weights that the engine takes next."""
+    critic = assets.make("builtin:tiny-qwen2-wide-heads-critic", work / "store/assets")
+    variant = run(
+        "ppo", "algorithm.adv_estimator=gae", f"critic.model.path={critic}",
+        "critic.optim.lr=1e-3", "critic.ppo_micro_batch_size_per_gpu=2",
+    )  # fmt: skip
+    table = compared(variant)
+    for step in (0, 1):
+        prefill, decode = engine.parts(table.filter(step=step))
+        assert prefill.first is None and decode.first is None, (str(prefill), str(decode))
+        assert prefill.passes == decode.passes == 8
+        assert prefill.records == decode.records == 8 * 39
+        found = synced(variant)[step]
+        assert found.kind is None and found.left == () and found.compared == 27, found
+    assert all(step["critic/vf_loss"] > 0 for step in variant.metrics()), "a critic was trained"
+
+
+@pytest.mark.long
 def test_other_angles_in_the_engine_are_found_in_attention(run: Run) -> None:
     prefill, decode = engine.parts(compared(run("rope", fault="rope")).filter(step=0))
     for part in (prefill, decode):
         assert part.first is not None
         assert part.first[1] == "model.layers.0.self_attn.o_proj" and ".input.0" in part.first[0]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fault", "module"),
+    [("epsilon", "post_attention_layernorm"), ("scale", "self_attn.o_proj")],
+)
+def test_what_one_layer_was_told_otherwise_is_found_at_it(
+    run: Run, fault: str, module: str
+) -> None:
+    for part in engine.parts(compared(run(fault, fault=fault)).filter(step=0)):
+        assert part.first is not None and part.beyond == part.passes, str(part)
+        assert part.first[1] == f"model.layers.1.{module}", str(part)
 
 
 @pytest.mark.long
