@@ -23,6 +23,7 @@ from rlprobe.dumps.tensors.tensorfile import TensorFileError
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
 from rlprobe.refine import experiments, repeated, seen, trace
+from rlprobe.refine.difference import IMPLEMENTATION
 from rlprobe.refine.look import Look, look
 from rlprobe.refine.observe import Observed, observe
 from rlprobe.refine.seen import Seen
@@ -155,7 +156,7 @@ def refine(plan: Plan, suspects: Suspects, benchmark: Run, target: Run) -> Refin
         tokens=judged.rows,
         channels=judged.channels,
         records=shown,
-        observed=None if watched is None else seen.of_traces(watched, plan, suspects),
+        observed=None if watched is None else _seen(watched, sides, plan, suspects),
         tried=repeated.with_chance(
             _tried(sides, as_diagnosed, plan.floor, backward=".forward." not in suspects.record),
             repeated.by_chance([benchmark, target], plan, suspects),
@@ -184,6 +185,17 @@ def _observed(sides: list[_Side], plan: Plan, suspects: Suspects) -> Observed | 
         return None
     forward = ".forward." in suspects.record
     return observe(traces[0], traces[1], plan.noise, plan.floor, forward=forward)
+
+
+def _seen(watched: Observed, sides: list[_Side], plan: Plan, suspects: Suspects) -> Seen:
+    """What the traces show; operators that draw are random where what they make is."""
+    found = seen.of_traces(watched, plan, suspects)
+    backward = ".backward." in suspects.record
+    again = [trace.fixed(side.trace, backward=backward) for side in sides if side.trace is not None]
+    if found.cause != "nondeterministic" or not all(again):
+        return found
+    said = say("other random numbers change nothing of what it makes: it draws the same each time")
+    return Seen(IMPLEMENTATION, found.statement, [*found.evidence, said])
 
 
 def _tried(sides: list[_Side], repeated: bool, floor: float, *, backward: bool) -> Seen | None:

@@ -260,6 +260,21 @@ def _parsed(lines: list[dict[str, Any]], path: Path) -> Trace:
     return trace
 
 
+def fixed(one: Trace, *, backward: bool) -> bool:
+    """Whether a suspect, run again, made the same of the same, with other random numbers too.
+
+    A generator that is seeded anew at each call draws, and nothing of it is chance.
+
+    Args:
+        one: a side's trace.
+        backward: its backward pass is the suspect, and was run again as well.
+    """
+    passes = [one.again, one.again_backward] if backward else [one.again]
+    return all(
+        found is not None and found.repeats is True and found.draws is False for found in passes
+    )
+
+
 def error(benchmark: Value, target: Value) -> float | None:
     """Relative L2 difference of two values, from sketches; 0 where digests agree, None unknown."""
     if benchmark.shape != target.shape:

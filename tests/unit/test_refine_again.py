@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.autograd import Function  # noqa: E402
 
 from rlprobe.capture.trace import operators  # noqa: E402
-from rlprobe.refine import experiments, trace  # noqa: E402
+from rlprobe.refine import experiments, refined, trace  # noqa: E402
 from rlprobe.refine.observe import observe  # noqa: E402
 from tests.unit.traced import backward, first, run, wrapped  # noqa: E402
 
@@ -77,6 +78,40 @@ def test_the_suspect_is_run_again(tmp_path: Path) -> None:
     # the generators stand where they would without: the second norm call draws the same
     _, plain = run(tmp_path / "p", wrapped(lambda y: nn.functional.dropout(y, 0.1)), kind=None)
     assert all(torch.equal(weights[name], plain[name]) for name in plain)
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda y: y + 0.1 * torch.randn(y.shape), "nondeterministic"),
+        (lambda y: nn.functional.dropout(y, 0.1), "nondeterministic"),
+        # a generator of its own, seeded anew at each call: the same numbers each time
+        (
+            lambda y: y + 0.1 * torch.randn(y.shape, generator=torch.Generator().manual_seed(5)),
+            "implementation",
+        ),
+        (lambda y: y * torch.rand(y.shape, generator=torch.Generator().manual_seed(1)),
+         "implementation"),
+    ],
+)  # fmt: skip
+def test_what_draws_the_same_each_time_is_not_random(
+    tmp_path: Path, change: Any, cause: str
+) -> None:
+    benchmark, _ = run(tmp_path / "b")
+    target, _ = run(tmp_path / "t", wrapped(change))
+    watched = observe(benchmark, target)
+    assert first(watched).cause == "nondeterministic", "by its operators alone"
+    found = refined._seen(
+        watched,
+        [SimpleNamespace(trace=one) for one in (benchmark, target)],  # type: ignore[misc]
+        SimpleNamespace(origin="module"),  # type: ignore[arg-type]
+        SimpleNamespace(  # type: ignore[arg-type]
+            trace_module="layers.1.norm", record="Module.layers.1.norm.Norm.forward.0.output.0"
+        ),
+    )
+    assert found.cause == cause
+    told = [line for line in found.evidence if "draws the same each time" in line]
+    assert bool(told) is (cause == "implementation")
 
 
 def test_a_race_does_not_repeat(tmp_path: Path) -> None:
