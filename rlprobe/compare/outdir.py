@@ -7,6 +7,7 @@ that a job per stage may write into one directory at once.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from rlprobe.dumps import results
 from rlprobe.errors import RlprobeError, StoreError, UsageError
 from rlprobe.store import locks
 
+_log = logging.getLogger(__name__)
 _LOCKS = ".locks"
 #: What a stage's comparison leaves, its summary first: without it nothing beside it counts.
 _OF_STAGE = (results.SUMMARY, *results.TABLES, "table.csv", "table.xlsx")
@@ -68,7 +70,11 @@ def answerable(out: Path, chosen: Iterable[str]) -> Iterator[None]:
             locked = {path.name for path in (out / _LOCKS).glob("*")} - {"all"}
             # whoever writes there now has removed it already
             with contextlib.suppress(StoreError), alone(out, stages or locked, bool(stages)):
-                pass
+                _log.warning(
+                    "note: the earlier results in %s are gone: none are left of sides that "
+                    "could not be compared",
+                    out,
+                )
         raise
 
 

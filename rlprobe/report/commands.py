@@ -46,7 +46,8 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) 
                         "Write every record into a workbook, with msprobe's columns:",
                         "把每条记录写入工作簿，列与 msprobe 相同：",
                     ),
-                    f"{program()} compare {shlex.join(sides)} -o comparison --table xlsx",
+                    f"{program()} compare {shlex.join(sides)} -o {_beside(results, 'table')} "
+                    "--table xlsx",
                 )
             ]
         if found.verdict != DIVERGED:
@@ -59,7 +60,7 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) 
                             "修正导致比较被拒绝的问题之后，重新 dump 并比较：",
                         ),
                     ),
-                    f"{program()} compare {shlex.join(sides)} -o comparison",
+                    f"{program()} compare {shlex.join(sides)} -o {directory}",
                 )
             ]
         return [
@@ -68,7 +69,7 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) 
                     "Show who makes the calls that differ, on both sides:",
                     "显示两侧有差异的调用各自的调用栈：",
                 ),
-                f"{program()} compare {shlex.join(sides)} -o comparison --stacks",
+                f"{program()} compare {shlex.join(sides)} -o {_beside(results, 'stacks')} --stacks",
             )
         ]
     waits = _waits(results) if found.verdict == DIVERGED else []
@@ -78,7 +79,7 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) 
         return []  # a metric has no calls: the step has to be captured first
     if found.verdict == DIVERGED and not (results.directory / "refine/refined.json").is_file():
         # nothing was refined: there is nothing yet that a reproducer could be made of
-        return [_with_stacks(found, benchmark, target)]
+        return [_with_stacks(results, found, benchmark, target)]
     if found.verdict == DIVERGED:
         return [
             Command(
@@ -86,7 +87,7 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) 
                     "Make a folder for the kernel team that shows the difference without rlprobe:",
                     "为算子团队生成一个无需 rlprobe 即可复现差异的目录：",
                 ),
-                f"{program()} reproduce {directory} -o reproducer",
+                f"{program()} reproduce {directory} -o {_beside(results, 'reproducer')}",
             )
         ]
     if found.verdict == ALIGNED:
@@ -97,7 +98,8 @@ def next_steps(results: Results, found: Diagnosis, benchmark: Run, target: Run) 
                     "Keep the benchmark, to align other devices or versions with it:",
                     "保留基准运行，以便与其他设备或版本对齐：",
                 ),
-                f"{program()} store export {benchmark.key} --store {store} -o benchmark.tar",
+                f"{program()} store export {benchmark.key} --store {store} -o "
+                f"{_beside(results, 'benchmark.rlprobe')}",
             )
         ]
     then = pair(
@@ -161,7 +163,14 @@ def _again(directory: str) -> str:
     return f"{program()} diagnose {directory} --no-fail && {program()} report {directory}"
 
 
-def _with_stacks(found: Diagnosis, benchmark: Run, target: Run) -> Command:
+def _beside(results: Results, what: str) -> str:
+    """A place of its own beside the results: a comparison takes the place of an earlier one, with
+    its diagnosis and page, and a page is read in another directory."""
+    directory = results.directory.resolve()
+    return shlex.quote(str(directory.with_name(f"{directory.name}-{what}")))
+
+
+def _with_stacks(results: Results, found: Diagnosis, benchmark: Run, target: Run) -> Command:
     both = " ".join(shlex.quote(str(run.path.resolve())) for run in (benchmark, target))
     stage = f" --stage {found.first.stage}" if found.first is not None else ""
     return Command(
@@ -169,7 +178,7 @@ def _with_stacks(found: Diagnosis, benchmark: Run, target: Run) -> Command:
             "Show who makes the calls that differ, on both sides:",
             "显示两侧有差异的调用各自的调用栈：",
         ),
-        f"{program()} compare {both} -o comparison --stacks{stage}",
+        f"{program()} compare {both} -o {_beside(results, 'stacks')} --stacks{stage}",
     )
 
 
@@ -185,7 +194,7 @@ def every(results: Results, benchmark: Run, target: Run, found: Diagnosis) -> li
                 "Compare the two runs again, every difference measured:",
                 "重新比较两次运行，度量每一处差异：",
             ),
-            f"{program()} compare {both} -o comparison{stage}",
+            f"{program()} compare {both} -o {_beside(results, 'again')}{stage}",
         ),
         Command(
             pair("Judge and write this page again:", "重新判定并生成本页："),
