@@ -19,6 +19,11 @@ STAMP  := $(VENV)/installed-$(shell cat $(LOCK) pyproject.toml hatch_build.py rl
 
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
+# make tells small letters from capitals: `config=FILE` would align another file without a word.
+ifeq ($(origin config),command line)
+$(error config=$(config) sets nothing; write CONFIG=$(config))
+endif
+
 .PHONY: align test test-fast families contract contract-core lint install
 .DEFAULT_GOAL := align
 

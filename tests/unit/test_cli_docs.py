@@ -127,3 +127,17 @@ def test_the_makefile_needs_no_shell_but_sh(root: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "workflow/align" in done.stdout
+
+
+def test_a_configuration_named_in_small_letters_is_refused(root: Path) -> None:
+    def align(word: str) -> subprocess.CompletedProcess[str]:
+        words = ["make", "--dry-run", "align", word]
+        return subprocess.run(words, cwd=root, capture_output=True, text=True, check=False)
+
+    refused = align("config=mine.yaml")
+    assert refused.returncode != 0
+    assert "write CONFIG=mine.yaml" in refused.stderr
+    assert "workflow/align" not in refused.stdout
+    taken = align("CONFIG=mine.yaml")
+    assert taken.returncode == 0, taken.stderr
+    assert 'workflow/align "mine.yaml"' in taken.stdout
