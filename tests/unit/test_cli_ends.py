@@ -1,4 +1,4 @@
-"""Somebody reads the first line and goes: what was found, and the exit code, stay as they are."""
+"""A reader who goes, Ctrl-C, a package that is lacking: the right exit code, and no traceback?"""
 
 from __future__ import annotations
 
@@ -89,3 +89,22 @@ def test_a_training_that_cannot_be_recorded_does_not_start(tmp_path: Path) -> No
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("rlprobe: error: this needs msgspec, which ")
+
+
+@pytest.mark.parametrize("while_reading", ["rlprobe.cli", "rlprobe.cli.verdict", "rlprobe.errors"])
+def test_ctrl_c_while_modules_are_read_is_no_traceback(while_reading: str, tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {while_reading!r}: raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupted())\n"
+        "from rlprobe.__main__ import main\n"
+        "sys.argv = ['rlprobe', 'verdict', 'nowhere']\n"
+        "sys.exit(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (130, "rlprobe: error: interrupted\n")
