@@ -66,7 +66,9 @@ def path(module: str) -> str:
 
 
 @pytest.mark.cell("engine", "vLLM in verl: runners and requests of 0.18 to 0.33", CONTRACT)
-@pytest.mark.parametrize("version", VLLM)
+@pytest.mark.parametrize(
+    "version", [VLLM[0], pytest.param(VLLM[1], marks=pytest.mark.contract), VLLM[2]]
+)
 def test_vllm(tmp_path: Path, version: str) -> None:
     output = "vllm/v1/core/sched/output.py"
     processor = "vllm/v1/engine/input_processor.py"

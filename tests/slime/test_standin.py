@@ -276,6 +276,7 @@ def test_a_critic_has_directories_of_its_own(workspace: Path, role: str) -> None
         assert len({tuple(sorted(row["samples"])) for row in proof}) == 1, "the same samples"
 
 
+@pytest.mark.long
 def test_a_skipped_old_log_prob_is_no_stage_of_the_run_and_is_said(workspace: Path) -> None:
     def one_step(raw: dict[str, Any]) -> None:
         raw["overrides"] = [o for o in raw["overrides"] if "global-batch-size" not in o]

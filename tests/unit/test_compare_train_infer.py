@@ -16,6 +16,7 @@ from rlprobe.compare.traininfer import shards
 from rlprobe.dumps import token_sketches
 from rlprobe.rollouts.digest import sample_digest
 from tests.msprobe import dumps
+from tests.sampled import every_second
 from tests.unit.train_infer_dumps import (
     SAMPLES,
     Batch,
@@ -91,7 +92,7 @@ def one_at_a_time(errors: Errors | None = None, from_token: int = 1) -> list[dic
     return passes
 
 
-@pytest.mark.parametrize("layout", ["padded", "packed", "megatron"])
+@pytest.mark.parametrize("layout", every_second(["padded", "packed", "megatron"]))
 def test_generated_tokens_are_compared_where_one_request_is_served_at_a_time(
     tmp_path: Path, layout: str
 ) -> None:
@@ -103,7 +104,7 @@ def test_generated_tokens_are_compared_where_one_request_is_served_at_a_time(
     assert table["error"].max() < ROUNDING  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("first", [1, 2])
+@pytest.mark.parametrize("first", every_second([1, 2]))
 def test_what_only_decoding_does_wrong_is_found_in_its_passes(tmp_path: Path, first: int) -> None:
     """As a cache whose rows are off by one would: prompts are right."""
     train(tmp_path, "padded")

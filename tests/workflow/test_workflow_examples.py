@@ -14,6 +14,7 @@ from rlprobe import frameworks
 from rlprobe.config import load
 from rlprobe.runs.jobs import Jobs
 from rlprobe.spec import RunSpec
+from tests.sampled import every_second
 from tests.workflow.project import Project
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -77,6 +78,7 @@ def test_it_is_valid_and_says_what_it_runs(example: Path, monkeypatch: pytest.Mo
     assert jobs.runs["target"].device == "npu"
 
 
+@pytest.mark.parametrize("example", every_second(EXAMPLES), indirect=True, ids=lambda p: p.stem)
 def test_it_is_planned_on_its_cluster(
     example: Path, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,7 +114,10 @@ def test_its_stages_are_what_the_framework_runs(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "example", [p for p in EXAMPLES if "slime" not in p.name], indirect=True, ids=lambda p: p.stem
+    "example",
+    every_second(p for p in EXAMPLES if "slime" not in p.name),
+    indirect=True,
+    ids=lambda p: p.stem,
 )
 def test_verl_knows_every_override(
     example: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

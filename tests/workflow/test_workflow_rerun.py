@@ -71,6 +71,7 @@ def test_touched_files_run_nothing(done: Project) -> None:
     assert done.planned() == {}
 
 
+@pytest.mark.long
 def test_deleted_results_come_back_without_a_run(done: Project) -> None:
     page = done.directory / "results" / "a" / "report.html"
     before = json.loads((page.parent / "diagnosis.json").read_text())["verdict"]

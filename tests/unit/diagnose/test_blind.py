@@ -152,6 +152,7 @@ def test_each_key_is_judged_in_part_as_the_whole_is(aligned: Alignment, tmp_path
         assert run._is_alike(laboratory, one, way), (one.key, way)
 
 
+@pytest.mark.long
 def test_several_processes_find_what_one_does(aligned: Alignment, tmp_path: Path) -> None:
     one, two = (
         run.disturbed(aligned.results, tmp_path / str(jobs), 6, seed=3, jobs=jobs)

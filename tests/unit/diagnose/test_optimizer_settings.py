@@ -17,6 +17,7 @@ from rlprobe.judge import optimizers
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.judge import judge
 from rlprobe.refine import suspects
+from tests.sampled import every_second
 from tests.unit.diagnose import transformer
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.planted import EPSILON
@@ -109,6 +110,7 @@ def test_any_setting_of_one_module_is_found_there(
     assert found.cause.class_ == cause
 
 
+@pytest.mark.long
 def test_the_update_that_was_told_otherwise_is_named(align: Align) -> None:
     """What is not said again stays: a schedule that moves on one side alone."""
     both = device(groups(), groups(lr=5e-4))
@@ -183,11 +185,16 @@ def test_a_side_or_a_setting_that_is_not_said_is_held_against_nothing(align: Ali
 
 @pytest.mark.parametrize(
     ("told", "named"),
-    [
-        ([{"settings": {k: v for k, v in SETTINGS.items() if k != "eps"}, "names": NAMES}], "eps"),
-        (groups(bias_correction=False), "bias_correction"),
-        ([{"settings": SETTINGS, "names": NAMES[1:]}], NAMES[0]),
-    ],
+    every_second(
+        [
+            (
+                [{"settings": {k: v for k, v in SETTINGS.items() if k != "eps"}, "names": NAMES}],
+                "eps",
+            ),
+            (groups(bias_correction=False), "bias_correction"),
+            ([{"settings": SETTINGS, "names": NAMES[1:]}], NAMES[0]),
+        ]
+    ),
 )
 def test_what_one_side_alone_says_is_no_agreement(align: Align, told: Groups, named: str) -> None:
     said = alike(held(align, device(told)))
@@ -210,11 +217,13 @@ LACKING = [name for name in NAMES if "down_proj" not in name]
 
 @pytest.mark.parametrize(
     ("told", "named", "lacks"),
-    [
-        ([{"settings": SETTINGS, "names": NAMES[1:]}], NAMES[0], "target"),
-        ([{"settings": SETTINGS, "names": LACKING}], "down_proj", "benchmark"),
-        (None, NAMES[0], "target"),  # the rank says nothing at all
-    ],
+    every_second(
+        [
+            ([{"settings": SETTINGS, "names": NAMES[1:]}], NAMES[0], "target"),
+            ([{"settings": SETTINGS, "names": LACKING}], "down_proj", "benchmark"),
+            (None, NAMES[0], "target"),  # the rank says nothing at all
+        ]
+    ),
 )
 def test_a_parameter_that_one_rank_alone_lacks_is_named(
     align: Align, told: Groups | None, named: str, lacks: str
@@ -227,7 +236,7 @@ def test_a_parameter_that_one_rank_alone_lacks_is_named(
     assert said is not None and "was told: " in said.evidence and named in said.evidence
 
 
-@pytest.mark.parametrize("setting", [{"lr": 2e-3}, {"weight_decay": 0.0}])
+@pytest.mark.parametrize("setting", every_second([{"lr": 2e-3}, {"weight_decay": 0.0}]))
 def test_ranks_that_were_told_each_others_settings_are_named(
     align: Align, setting: dict[str, Any]
 ) -> None:

@@ -303,6 +303,7 @@ def test_what_was_not_loaded_is_said(bench: Bench, said: Said, state: str, text:
     assert (found.verdict == "not_comparable") == (state == "shut")
 
 
+@pytest.mark.long
 def test_a_repeat_that_was_not_joined_is_no_measure_of_a_joined_step(bench: Bench) -> None:
     """It differs by what its own updates left, which would widen floors until nothing is seen."""
     found = diagnose(bench.align(wrong(1, LOG_PROB), repeat="its own way"))
@@ -310,6 +311,7 @@ def test_a_repeat_that_was_not_joined_is_no_measure_of_a_joined_step(bench: Benc
     assert (found.first.step, found.first.stage) == (1, LOG_PROB)
 
 
+@pytest.mark.long
 def test_the_page_says_which_steps_were_judged(bench: Bench) -> None:
     results = bench.align(wrong(2, LOG_PROB))
     found = diagnose(results)
