@@ -117,7 +117,7 @@ def _run(args: argparse.Namespace, jobs: Jobs) -> int:
     from rlprobe.roles import REPEAT, TARGET
     from rlprobe.runs.launch import launch
     from rlprobe.runs.suspects import SIDES, refining
-    from rlprobe.store.alignments import record_alignment
+    from rlprobe.store.alignments import keeping
     from rlprobe.store.read import Run
 
     parts = PARTS if args.part is None else (args.part,)
@@ -139,11 +139,11 @@ def _run(args: argparse.Namespace, jobs: Jobs) -> int:
     away = None if REPEAT in runs else suspects.kept_elsewhere(store, plan)
     keys = [*([] if away is None else [away.key]), *(spec.key for spec in runs.values())]
     if {"benchmark", "target"}.intersection(parts):
-        # before the runs are made: no clean-up takes them for garbage. Later parts add theirs
-        record_alignment(store, f"{jobs.alignment.name}.refine", keys)
-    for part, role in (("benchmark", REPEAT), ("target", TARGET)):
-        if part in parts and role in runs:
-            launch(runs[role], store, args.log)
+        # no clean-up takes what is made here for garbage; later parts add theirs
+        with keeping(store, f"{jobs.alignment.name}.refine", keys):
+            for part, role in (("benchmark", REPEAT), ("target", TARGET)):
+                if part in parts and role in runs:
+                    launch(runs[role], store, args.log)
     if len(keys) < len(SIDES):
         return _await(args, directory, plan)
     if "substituted" in parts:
@@ -190,7 +190,7 @@ def _half(args: argparse.Namespace, jobs: Jobs) -> int:
     from rlprobe.refine import suspects
     from rlprobe.runs.launch import launch
     from rlprobe.runs.suspects import half
-    from rlprobe.store.alignments import record_alignment
+    from rlprobe.store.alignments import keeping
     from rlprobe.store.exporting import export
 
     if args.output is None or args.part is not None:
@@ -198,8 +198,8 @@ def _half(args: argparse.Namespace, jobs: Jobs) -> int:
     wanted = suspects.half(args.suspects)
     store = Path(jobs.alignment.store)
     spec = half(jobs.alignment, wanted.suspects, wanted.benchmark)
-    record_alignment(store, f"{jobs.alignment.name}.half", [spec.key])
-    launch(spec, store, args.log)
+    with keeping(store, f"{jobs.alignment.name}.half", [spec.key]):
+        launch(spec, store, args.log)
     made = export(store, [spec.key], args.output)
     _log.info(
         "%s (%d MiB, sha256 %s): bring it back and import it there",
@@ -213,7 +213,7 @@ def _substitute(args: argparse.Namespace, jobs: Jobs, plan: Plan, keys: list[str
     from rlprobe.refine import substitution
     from rlprobe.runs.launch import launch
     from rlprobe.runs.suspects import substituted
-    from rlprobe.store.alignments import record_alignment
+    from rlprobe.store.alignments import keeping
     from rlprobe.store.read import Run
 
     assert plan.suspects is not None
@@ -223,8 +223,8 @@ def _substitute(args: argparse.Namespace, jobs: Jobs, plan: Plan, keys: list[str
     if spec is None:
         _log.info("nothing is put in place: no module is suspect, or several processes share it")
         return
-    record_alignment(store, f"{jobs.alignment.name}.refine", [*keys, spec.key])
-    launch(spec, store, args.log)
+    with keeping(store, f"{jobs.alignment.name}.refine", [*keys, spec.key]):
+        launch(spec, store, args.log)
     found = substitution.look(directory, plan, plan.suspects, Run.open(store, spec.key))
     substitution.write_found(directory, found)
     _log.info("%s", found.said)
@@ -236,7 +236,7 @@ def _force(args: argparse.Namespace, jobs: Jobs, plan: Plan, keys: list[str]) ->
     from rlprobe.refine import decide, refined, region, suspects
     from rlprobe.runs.launch import launch
     from rlprobe.runs.suspects import forced
-    from rlprobe.store.alignments import record_alignment
+    from rlprobe.store.alignments import keeping
     from rlprobe.store.read import Run
 
     assert plan.suspects is not None
@@ -248,8 +248,8 @@ def _force(args: argparse.Namespace, jobs: Jobs, plan: Plan, keys: list[str]) ->
     spec = forced(jobs.alignment, plan.suspects, keys[0])
     if spec is None:
         return
-    record_alignment(store, f"{jobs.alignment.name}.refine", [*keys, spec.key])
-    launch(spec, store, args.log)
+    with keeping(store, f"{jobs.alignment.name}.refine", [*keys, spec.key]):
+        launch(spec, store, args.log)
     rows = suspects.rows(directory, plan.suspects)
     found = region.look(Run.open(store, spec.key), plan.suspects, rows)
     region.write(directory, found)

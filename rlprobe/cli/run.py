@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from rlprobe.errors import ConfigError
     from rlprobe.runs.launch import launch
     from rlprobe.runs.plan import plan
-    from rlprobe.store.alignments import record_alignment
+    from rlprobe.store.alignments import keeping
 
     alignment = load(args.config)
     runs = plan(alignment)
@@ -63,9 +63,9 @@ def run(args: argparse.Namespace) -> int:
         )
     spec = runs[args.role]
     store = args.store or Path(alignment.store)
-    # before the run is made, so that no clean-up takes it for garbage
-    record_alignment(store, alignment.name, [other.key for other in runs.values()])
-    manifest = launch(spec, store, args.log, force=args.force)
+    # no clean-up takes what is made here for garbage
+    with keeping(store, alignment.name, [other.key for other in runs.values()]):
+        manifest = launch(spec, store, args.log, force=args.force)
     if args.json:
         write_json(args.json, {"role": spec.role, "key": spec.key, "manifest": str(manifest)})
     print(spec.key)

@@ -11,7 +11,8 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,11 +49,41 @@ class Record:
         return copy_of(self.path)
 
 
+@contextmanager
+def keeping(store: Path, name: str, keys: Iterable[str]) -> Iterator[None]:
+    """Keep an alignment's runs while some of them are made.
+
+    What the alignment had before stays kept until all of ``keys`` are there: a run that fails takes
+    nothing from the results that exist.
+
+    Raises:
+        StoreError: as :func:`record_alignment`.
+    """
+    wanted = sorted(set(keys))
+    former = _former(_root(store) / f"{name}.json")
+    record_alignment(store, name, [*wanted, *former])
+    yield
+    # another process may have recorded more meanwhile: what it waits for is no former run
+    if set(wanted) <= set(read.keys(store)) and set(_former(_root(store) / f"{name}.json")) == {
+        *wanted,
+        *former,
+    }:
+        record_alignment(store, name, wanted)
+
+
+def _former(path: Path) -> list[str]:
+    """Runs that the record names now; none where it cannot be read, as it is written anew."""
+    try:
+        return load(path).keys if path.exists() else []
+    except StoreError:
+        return []
+
+
 def record_alignment(store: Path, name: str, keys: Iterable[str]) -> Path:
     """Say which runs an alignment has, instead of those it had before.
 
-    Call it before the runs are made: a run may then be collected as garbage at no moment. Keys of
-    runs that do not exist yet, or never will, do no harm.
+    Runs that are still to be made are kept by :func:`keeping`. Keys of runs that do not exist yet,
+    or never will, do no harm.
 
     Raises:
         StoreError: the name cannot be a file name, or a key is none.

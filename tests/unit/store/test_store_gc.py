@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from rlprobe.errors import StoreError
-from rlprobe.store.alignments import alignments, forget_alignment, record_alignment
+from rlprobe.store.alignments import alignments, forget_alignment, keeping, record_alignment
 from rlprobe.store.gc import collect, remove
 from rlprobe.store.keys import run_key
 from rlprobe.store.objects import Objects
 from rlprobe.store.read import keys
 from rlprobe.store.tree import lay_out
 from rlprobe.store.verify import verify
+from tests.unit.store.conftest import declare
 
 
 def test_what_an_alignment_reaches_stays_and_the_rest_goes(committed, store):
@@ -293,3 +294,40 @@ def test_a_store_that_may_only_be_read_is_read(
     assert lay_out(run, tmp_path / "out") > 0
     with pytest.raises(PermissionError):
         collect(store, everything=True)
+
+
+def test_a_run_that_fails_takes_nothing_from_what_is_kept(committed, store):
+    finished = committed(seed=1)
+    record_alignment(store, "cpu", [finished.key])
+    with pytest.raises(StoreError, match="no memory"), keeping(store, "cpu", ["0" * 64]):
+        raise StoreError("no memory")
+    assert collect(store).runs == [] and keys(store) == [finished.key]
+
+
+def test_what_was_kept_before_goes_when_all_that_is_wanted_is_there(committed, store):
+    before, first = committed(), committed("target")
+    record_alignment(store, "cpu", [before.key])
+    second = run_key(declare("repeat"))
+    with keeping(store, "cpu", [first.key, second]):
+        pass  # one of two: what was there is still all that can be looked at
+    assert collect(store).runs == []
+    with keeping(store, "cpu", [first.key, second]):
+        assert committed("repeat").key == second
+    assert alignments(store) == {"cpu": sorted([first.key, second])}
+    assert collect(store).runs == [before.key]
+
+
+def test_what_another_process_waits_for_stays_kept(committed, store):
+    mine, other = committed(), committed("target")
+    with keeping(store, "cpu", [mine.key]):
+        record_alignment(store, "cpu", [mine.key, other.key])
+    assert collect(store).runs == []
+
+
+def test_a_record_that_cannot_be_read_is_written_anew(committed, store):
+    run = committed()
+    path = record_alignment(store, "cpu", [run.key])
+    path.write_text("{", encoding="utf-8")
+    with keeping(store, "cpu", [run.key]):
+        pass
+    assert alignments(store) == {"cpu": [run.key]}
