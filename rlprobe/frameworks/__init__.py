@@ -51,8 +51,8 @@ class Framework(Protocol):
         """Version of the generators of builtin models and data; part of a run's identity."""
 
     @property
-    def builtins(self) -> Collection[str]:
-        """Names of the builtin models and data, without ``builtin:``."""
+    def builtins(self) -> Mapping[str, Collection[str]]:
+        """Names of what is builtin as a ``model`` and as ``data``, without ``builtin:``."""
 
     def check(self, spec: RunSpec) -> None:
         """Refuse what this framework cannot do of a run.

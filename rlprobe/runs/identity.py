@@ -19,6 +19,7 @@ from rlprobe.config import (
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import ConfigError, ReplayError
+from rlprobe.runs import toplevel
 from rlprobe.store import keys
 
 #: The head of an image file that is hashed: it holds the identifier and the table of contents that
@@ -48,10 +49,21 @@ def require(alignment: Alignment, fault: str | None) -> None:
                 _existing(path, key)
         except ConfigError as error:
             lost.append(str(error))
+    for key, place in (("store", alignment.store), ("results", alignment.results)):
+        lost.extend(_no_directory(key, Path(place)))
     if len(lost) == 1:
         raise ConfigError(lost[0])
     if lost:
         raise ConfigError("\n".join([f"{len(lost)} problems", *(f"  {line}" for line in lost)]))
+
+
+def _no_directory(key: str, place: Path) -> Iterator[str]:
+    """What stands where a directory is, or is to be made."""
+    for path in (place, *place.parents):
+        if path.exists() or path.is_symlink():
+            if not path.is_dir():
+                yield f"{key}: {path} is no directory; accepted: a directory, or a path to make one"
+            return
 
 
 def _named(alignment: Alignment, fault: str | None) -> Iterator[tuple[str, str]]:
@@ -67,6 +79,11 @@ def _named(alignment: Alignment, fault: str | None) -> Iterator[tuple[str, str]]
             yield key, reference.rpartition(":")[0]
     if alignment.resume_from is not None:
         yield "resume_from", alignment.resume_from
+    analysis = alignment.analysis
+    if analysis.runtime == "apptainer":
+        for key, image in (("image", analysis.image), ("torch_image", analysis.torch_image)):
+            if image is not None and "://" not in image:
+                yield f"analysis.{key}", image
     if alignment.benchmark.rollouts is not None:
         yield "benchmark.rollouts", alignment.benchmark.rollouts
     for where, side in (("benchmark", alignment.benchmark), ("target", alignment.target)):
@@ -163,12 +180,22 @@ def function(reference: str, key: str) -> str:
         key: where the reference was given, for messages.
 
     Raises:
-        ConfigError: the reference is not of that form, or the file does not exist.
+        ConfigError: the reference is not of that form, or the file does not exist, is no Python
+            or has no such name.
     """
     path, separator, name = reference.rpartition(":")
     if not separator or not name.isidentifier():
         raise ConfigError(f"{key}: found {reference!r}; accepted: FILE.py:NAME")
-    return f"{_digest(_existing(path, key))}:{name}"
+    file = _existing(path, key)
+    try:
+        known = toplevel.names(file)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from error
+    if known is not None and name not in known:
+        raise ConfigError(
+            f"{key}: {file} has no {name}; it has: {', '.join(sorted(known)) or 'nothing'}"
+        )
+    return f"{_digest(file)}:{name}"
 
 
 def entry_point(section: EntryPointSection | None) -> dict[str, str | None] | None:
@@ -243,11 +270,11 @@ def model_config(path: str) -> Mapping[str, Any]:
 
 def _builtin(name: str, key: str, framework: str) -> str:
     """Made by a generator: the name and the generator's version say what it is."""
-    accepted = frameworks.get(framework).builtins
+    accepted = frameworks.get(framework).builtins.get(key.partition(".")[0], ())
     if name.removeprefix(BUILTIN) not in accepted:
         known = ", ".join(f"{BUILTIN}{each}" for each in sorted(accepted))
         raise ConfigError(
-            f"{key}: {name} is no builtin of {framework}; accepted: "
+            f"{key}: {name} is no builtin {key.partition('.')[0]} of {framework}; accepted: "
             + (f"{known}, or a path" if known else "a path, as it has none")
         )
     return f"{name}@{frameworks.get(framework).builtin_version}"

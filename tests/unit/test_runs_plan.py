@@ -138,7 +138,7 @@ def test_common_overrides_come_before_the_sides_own() -> None:
     assert runs["benchmark"].overrides == ("a=1",)
 
 
-FAULT = "def f():\n    pass\n"
+FAULT = "def f():\n    pass\n\n\ndef g():\n    pass\n"
 
 
 @pytest.fixture
@@ -211,6 +211,15 @@ def test_controls_of_an_imported_benchmark_may_be_imported_too() -> None:
             {"target": {"container": {"runtime": "apptainer", "image": "no.sif"}}},
             r"target\.container\.image: no\.sif does not exist",
         ),
+        ({"analysis": {"image": "no.sif"}}, r"analysis\.image: no\.sif does not exist"),
+        ({"analysis": {"torch_image": "no.sif"}}, r"analysis\.torch_image: no\.sif does not exist"),
+        ({"model": {"path": "builtin:arithmetic"}}, r"is no builtin model of verl; .*tiny-qwen2,"),
+        (
+            {"data": {"train_files": "builtin:tiny-qwen2"}},
+            r"is no builtin data of verl; accepted: builtin:arithmetic, or a path",
+        ),
+        ({"store": "/etc/passwd"}, r"store: /etc/passwd is no directory"),
+        ({"results": "/etc/passwd/a"}, r"results: /etc/passwd is no directory"),
     ],
 )
 def test_what_does_not_exist_is_named_before_anything_runs(
@@ -218,6 +227,44 @@ def test_what_does_not_exist_is_named_before_anything_runs(
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         planned(**changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        (FAULT, "F", r"faults\.py has no F; it has: f, g"),
+        ("import os.path\nfor a in ():\n    b = 1\n", "c", "has no c; it has: a, b, os"),
+        ("class A:\n    def f(self):\n        g = 1\n", "f", "has no f; it has: A"),
+        ("", "f", "has no f; it has: nothing"),
+        ("def f(:\n", "f", r"faults\.py is no Python file: line 1: invalid syntax"),
+        ("f = 1\0", "f", "is no Python file"),
+    ],
+)
+def test_a_name_that_a_file_does_not_have_is_named_with_those_it_has(
+    faults: Callable[[str], str], text: str, name: str, expected: str
+) -> None:
+    reference = f"{faults(text)}:{name}"
+    with pytest.raises(ConfigError, match=f"target\\.fault: .*{expected}"):
+        planned(target={"fault": reference})
+    with pytest.raises(ConfigError, match=f"data\\.reward_function: .*{expected}"):
+        planned(data={"train_files": "builtin:arithmetic", "reward_function": reference})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from os.path import *\n",
+        "globals()['f'] = 1\n",
+        "def __getattr__(name):\n    return 1\n",
+        "try:\n    import json as f\nexcept ImportError:\n    pass\n",
+        "if True:\n    (f, g) = 1, 2\n",
+        "with open('/dev/null') as f:\n    pass\n",
+    ],
+)
+def test_a_name_that_a_file_may_have_is_not_refused(
+    faults: Callable[[str], str], text: str
+) -> None:
+    assert planned(target={"fault": f"{faults(text)}:f"})["target"].fault is not None
 
 
 def test_another_image_or_lock_is_another_run(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class SlimeFramework:
 
     name: str = "slime"
     builtin_version: int = 1
-    builtins: Collection[str] = ()
+    builtins: Mapping[str, Collection[str]] = dataclasses.field(default_factory=dict)
 
     def check(self, spec: RunSpec) -> None:
         """Refuse what slime's hooks do not do.

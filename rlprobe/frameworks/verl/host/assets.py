@@ -231,8 +231,9 @@ _MAKERS: dict[str, Callable[[Path], None]] = {
     "arithmetic": _arithmetic,
 }
 
-#: What may follow ``builtin:``.
-NAMES = frozenset(_MAKERS)
+_DATA = frozenset({"arithmetic"})
+#: What may follow ``builtin:``, of a model and of data.
+NAMES: dict[str, frozenset[str]] = {"model": frozenset(_MAKERS) - _DATA, "data": _DATA}
 
 
 if __name__ == "__main__":

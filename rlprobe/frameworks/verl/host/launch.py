@@ -62,7 +62,9 @@ class VerlFramework:
 
     name: str = "verl"
     builtin_version: int = assets.VERSION
-    builtins: Collection[str] = assets.NAMES
+    builtins: Mapping[str, Collection[str]] = dataclasses.field(
+        default_factory=lambda: assets.NAMES
+    )
 
     def check(self, spec: RunSpec) -> None:
         """Refuse keys that verl lacks, what only Ray can give where there is none, back ends whose
