@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from rlprobe.compare import misnamed
+from rlprobe.compare import misnamed, undumped
 from rlprobe.compare.tables import Held, Stored, Table
 from rlprobe.dumps import framework, records
 from rlprobe.said import Said, say
@@ -104,16 +104,28 @@ class DumpStage(StageSource):
 
     @property
     def notes(self) -> tuple[Said, ...]:
-        if self.root is None or not (found := misnamed.below(self.root)):
+        if self.root is None:
             return ()
-        names = ", ".join(f"{name} ({meant})" for name, meant in found[:_NAMED])
-        return (
-            say(
-                "not read, as msprobe calls such directories otherwise: {names}, in {place}",
-                names=names,
-                place=self.root.name,
-            ),
-        )
+        notes = []
+        if found := misnamed.below(self.root):
+            notes.append(
+                say(
+                    "not read, as msprobe calls such directories otherwise: {names}, in {place}",
+                    names=", ".join(f"{name} ({meant})" for name, meant in found[:_NAMED]),
+                    place=self.root.name,
+                )
+            )
+        if lost := undumped.below(self.root):
+            notes.append(
+                say(
+                    "without dump.json, and so without records: {names}{others}, in {place}; a run "
+                    "that ended early or a copy that is not whole leaves such directories",
+                    names=", ".join(lost[:_NAMED]),
+                    others=f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "",
+                    place=str(self.root),
+                )
+            )
+        return tuple(notes)
 
     @property
     def framework(self) -> str | None:

@@ -152,6 +152,38 @@ def test_a_step_that_mapping_leaves_alone_is_not_called_missing(tmp_path: Path) 
     assert not any(re.search("has no (rank|step)", reason) for reason in said)
 
 
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (["step1/rank1"], "step1/rank1 (construct.json, stack.json)"),
+        (["step0/rank0", "step0/rank1"], "step0/rank0 (construct.json, stack.json), step0/rank1"),
+        (["step0/rank0", "step0/rank1", "step1/rank0", "step1/rank1"], "step1/rank1 (construct"),
+    ],
+)
+@pytest.mark.parametrize("part", ["", "actor_update"])
+def test_directories_without_a_dump_are_named_with_their_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lost: list[str], said: str, part: str
+) -> None:
+    """They count as absent, whether or not anything else can be compared."""
+    for side in "bt":
+        for place in ("step0/rank0", "step0/rank1", "step1/rank0", "step1/rank1"):
+            at = tmp_path / side / "actor_update" / place
+            dumps.write(at, {NAME: call([tensor()], [])})
+            for beside in ("construct.json", "stack.json"):
+                (at / beside).write_text("{}", encoding="utf-8")
+    for place in lost:
+        (tmp_path / "t/actor_update" / place / "dump.json").unlink()
+    sides = [str(tmp_path / side / part) for side in "bt"]
+    found = main(["compare", *sides, "-o", str(tmp_path / "o")])
+    told = "".join(capsys.readouterr())
+    if len(lost) == 4 and not part:  # such a tree holds no dump at all
+        assert found == 1 and "t holds no dump" in told, told
+        return
+    assert found == 4
+    line = next(line for line in told.splitlines() if "without dump.json" in line)
+    assert said in line and line.count(f"in {tmp_path / 't/actor_update'}") == 1
+
+
 @pytest.mark.parametrize("name", ["step_0", "Step0", "step-0", "step 0", "step00", "STEP0"])
 def test_directories_that_are_nearly_called_so_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
