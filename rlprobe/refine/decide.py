@@ -70,12 +70,26 @@ def _and_after(diagnosis: Diagnosis, after: Substituted) -> Diagnosis:
         sentence.why(fuller, diagnosis.messages),
     )
     if after.agrees is False:
-        text += say(
-            " There is a second difference in {stage}, at {where}.",
-            stage=after.stage,
-            where=after.next_module or after.next_record,
-        )
+        text += _next(diagnosis, after)
     return msgspec.structs.replace(diagnosis, cause=fuller, sentence=text)
+
+
+def _next(diagnosis: Diagnosis, after: Substituted) -> Said:
+    """What parts behind the suspect: where the same code runs again, it may be no second thing."""
+    where = after.next_module or after.next_record
+    first = diagnosis.first
+    ran = None if first is None or first.module != after.module else first.operator
+    if ran is not None and ran == after.next_operator:
+        return say(
+            " {stage} parts again at {where}, a {operator} as well: the same difference once more, "
+            "or a second one.",
+            stage=after.stage,
+            where=where,
+            operator=ran,
+        )
+    return say(
+        " There is a second difference in {stage}, at {where}.", stage=after.stage, where=where
+    )
 
 
 def _told(cause: Cause, after: Substituted) -> Cause:

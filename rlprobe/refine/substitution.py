@@ -52,6 +52,8 @@ class Substituted(msgspec.Struct, frozen=True):
     next_module: str | None = None
     next_record: str | None = None
     excess: float | None = None
+    #: Class of that module.
+    next_operator: str | None = None
     #: What the suspect makes of what the benchmark's was given; empty where that was not tried.
     exchanged: str = ""
     #: Numbers that the suspect was told otherwise, where these make the difference.
@@ -154,6 +156,7 @@ def _judged(directory: Path, plan: Plan, suspects: Suspects, target: Run) -> Sub
     return Substituted(
         module, suspects.stage, calls, failed, False, said,
         origin.module, str(origin.row.get("name")), _finite(origin.row.get("excess")),
+        origin.operator if origin.module else None,
     )  # fmt: skip
 
 

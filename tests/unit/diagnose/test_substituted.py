@@ -8,7 +8,7 @@ import pytest
 
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.judge import judge
-from rlprobe.refine import substitution
+from rlprobe.refine import decide, substitution
 from rlprobe.refine.suspects import Plan
 from rlprobe.spec import Suspects
 from rlprobe.stages import LOG_PROB
@@ -50,6 +50,25 @@ def test_what_differs_behind_it_is_named(
     told = found(monkeypatch, align, faults)
     assert (told.agrees, told.next_module) == (False, after), told.said
     assert f"{LOG_PROB} parts next at {after}" in told.said and "backward" not in told.said
+
+
+@pytest.mark.parametrize(
+    ("faults", "said"),
+    [
+        # attention's own output, in the next layer too: the same code again
+        ({f"output {SECOND}": lambda y: 1.01 * y}, f"parts again at {SECOND}, a "),
+        ({"output lm_head": lambda y: 1.01 * y}, "There is a second difference in"),
+        ({"output model.layers.1.mlp.act_fn": lambda y: 1.01 * y}, "There is a second difference"),
+    ],
+)
+def test_the_same_code_again_is_not_called_a_second_difference(
+    monkeypatch: pytest.MonkeyPatch, align: Align, faults: dict[str, Any], said: str
+) -> None:
+    told = found(monkeypatch, align, faults)
+    parted = align(Device(split=True, faults={f"output {FIRST}": lambda y: 1.01 * y}))
+    diagnosis = parted.diagnose()
+    assert diagnosis.first is not None and diagnosis.first.module == FIRST, diagnosis.sentence
+    assert said in str(decide._next(diagnosis, told))
 
 
 def test_nothing_else_is_said_to_be_wrong_where_nothing_is(
