@@ -15,13 +15,15 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from rlprobe import stages
+from rlprobe import sketch_floors, stages
 from rlprobe.judge.roundoff import FP32, UNIT
-from rlprobe.said import COMMA, Said, joined, listed, say
+from rlprobe.said import COMMA, Said, joined, listed, of_side, say
 from rlprobe.store.read import Run
 
 #: Powers and sines of fp32 are off by some units on any device.
 _MADE = 16 * FP32
+#: Norms of the same numbers, summed by two devices.
+_SUMMED = 1e-6
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,9 @@ class Buffers:
     #: How many both sides keep under one name and in one shape.
     compared: int = 0
     differing: tuple[Buffer, ...] = field(default=())
+    #: What cannot be held: kept by one side alone, in another shape, or recorded with numbers that
+    #: its digest contradicts.
+    unheld: tuple[Said, ...] = field(default=())
 
     @property
     def beyond(self) -> tuple[Buffer, ...]:
@@ -118,7 +123,7 @@ _Side = dict[str, dict[int, _Kept]]
 
 
 def compare(benchmark: Run, target: Run, stage: str, step: int) -> Buffers | None:
-    """The buffers with which a model enters a stage; None where a side does not say.
+    """The buffers with which a model enters a stage; None where neither side says.
 
     What changes within the step (running statistics) is held where its model first enters a stage:
     afterwards it inherits what was computed.
@@ -130,29 +135,79 @@ def compare(benchmark: Run, target: Run, stage: str, step: int) -> Buffers | Non
         [line for line in run.buffers() if line["step"] == step] for run in (benchmark, target)
     ]
     sides = [_of_stage(own, stage) for own in lines]
-    if not all(sides):
-        return None
-    moving = _moving(lines[0]) | _moving(lines[1])
     unlike = _backends(benchmark) != _backends(target)
+    if not all(sides):
+        silent = "target" if sides[0] else "benchmark"
+        return None if unlike or not any(sides) else Buffers(unheld=(_none(silent),))
+    moving = _moving(lines[0]) | _moving(lines[1])
     role = stages.MODEL_ROLE.get(stage, "")
     late = any(_is_earlier(line, stage, role) for own in lines for line in own)
-    found, compared = [], 0
-    for name, left in sides[0].items():
-        right = sides[1].get(name, {})
-        if not right or (late and (role, name) in moving):
+    found, unheld, compared = [], [], 0
+    for name in dict.fromkeys((*sides[0], *sides[1])):
+        left, right = (side.get(name, {}) for side in sides)
+        if late and (role, name) in moving:
+            continue
+        if not left or not right:
+            # what one back end keeps another may make anew
+            unheld += [] if unlike else [_alone(name, "benchmark" if left else "target")]
             continue
         if unlike and not all(one.logical for side in (left, right) for one in side.values()):
             continue
-        shapes = {one.shape for side in (left, right) for one in side.values()}
-        if (
-            len(shapes) > 1
-        ):  # a part of it on each rank, or another model: what is computed shows it
+        shapes = [{one.shape for one in side.values()} for side in (left, right)]
+        if len(shapes[0] | shapes[1]) > 1:
+            # each rank may have a part of it; the same ranks have the same parts
+            if not unlike and left.keys() == right.keys():
+                unheld += _reshaped(name, left, right)
             continue
         compared += 1
         odd = _odd(name, left, right)
         if odd is not None:
             found.append(odd)
-    return Buffers(compared, tuple(found))
+        elif _is_contradicted(left, right):
+            unheld.append(
+                say("{name} has one digest and other numbers on the two sides", name=name)
+            )
+    return Buffers(compared, tuple(found), tuple(unheld))
+
+
+def _none(side: str) -> Said:
+    return say("no buffers were recorded on the {side}", side=of_side(side))
+
+
+def _alone(name: str, side: str) -> Said:
+    return say("{name} is kept on the {side} alone", name=name, side=of_side(side))
+
+
+def _reshaped(name: str, left: dict[int, _Kept], right: dict[int, _Kept]) -> list[Said]:
+    for rank, kept in left.items():
+        if kept.shape != right[rank].shape:
+            return [
+                say(
+                    "{name} has the shape {target} on the target instead of {benchmark}",
+                    name=name,
+                    target=list(right[rank].shape),
+                    benchmark=list(kept.shape),
+                )
+            ]
+    return []
+
+
+def _is_contradicted(left: dict[int, _Kept], right: dict[int, _Kept]) -> bool:
+    """Whether equal digests stand beside other numbers: these were not recorded of the buffer."""
+    for rank in left.keys() & right.keys():
+        both = left[rank], right[rank]
+        if len({(one.dtype, one.digest) for one in both}) > 1:
+            continue
+        if len({one.norm is None for one in both}) > 1:
+            return True
+        if len({one.sketch is None for one in both}) > 1:
+            return True
+        norms = [one.norm or 0.0 for one in both]
+        if abs(norms[0] - norms[1]) > _SUMMED * max(norms):
+            return True
+        if (_error(*both) or 0.0) > sketch_floors.DEVICES:
+            return True
+    return False
 
 
 def _backends(run: Run) -> frozenset[str]:

@@ -7,6 +7,7 @@ from rlprobe.diagnose.gate.evidence import Evidence, caveat, opened
 from rlprobe.said import SEMICOLON, joined, say
 
 ITEM = "buffers"
+_SHOWN = 3
 
 
 def check(evidence: Evidence) -> GateItem | None:
@@ -17,19 +18,23 @@ def check(evidence: Evidence) -> GateItem | None:
         if finding.buffers is not None
     }
     compared = max((kept.compared for kept in found.values()), default=0)
-    if not compared:
+    unheld = dict.fromkeys(one for kept in found.values() for one in kept.unheld)
+    if not compared and not unheld:
         return None
     apart = {name: kept for name, kept in found.items() if kept.differing}
-    if not apart:
+    if not apart and not unheld:
         return opened(
             ITEM,
             say("buffers of modules that are the same as a stage begins: {count}", count=compared),
         )
-    said = (
+    said = [
         say("{stage}: {buffers}", stage=name, buffers=kept.said) for name, kept in apart.items()
-    )
+    ]
+    more = list(unheld)
+    if len(more) > _SHOWN:
+        more = [*more[:_SHOWN], say("and {count} more", count=len(unheld) - _SHOWN)]
     return caveat(
         ITEM,
-        joined(said, SEMICOLON),
+        joined([*said, *more], SEMICOLON),
         say("see what makes them and in which format they are kept"),
     )

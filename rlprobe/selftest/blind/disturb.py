@@ -15,6 +15,7 @@ import polars as pl
 from rlprobe.dumps.beside import statistics
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.selftest.blind.quantities import (
+    BUFFER,
     CONTRADICTION,
     DTYPE,
     KEY_DATA,
@@ -61,6 +62,8 @@ def contents(run: Path, quantity: Quantity, way: str) -> dict[str, bytes | None]
         return {quantity.file: _proof(data, quantity, way)}
     if quantity.kind == SETTING:
         return {quantity.file: _setting(data, quantity, way)}
+    if quantity.kind == BUFFER:
+        return {quantity.file: _buffer(data, quantity, way)}
     return {quantity.file: _weight(data, quantity, way)}
 
 
@@ -243,6 +246,32 @@ def _told(value: Any, way: str) -> Any:
     if isinstance(value, int | float):
         return 0 if way == ZERO else value * (1.0 + MOVED)
     return None if way == ZERO else f"{value} disturbed"
+
+
+def _buffer(data: bytes, quantity: Quantity, way: str) -> bytes:
+    whole = json.loads(data)
+    line = whole["buffers"][quantity.row or 0]
+    kept = next(one for one in line["buffers"] if one["name"] == quantity.key)
+    if way == MISSING:
+        line["buffers"].remove(kept)
+        return json.dumps(whole).encode()
+    if way != CONTRADICTION:
+        kept["digest"] = _other(kept["digest"])
+    if way == DTYPE:
+        coarse = "torch.bfloat16"
+        kept["dtype"] = coarse if kept["dtype"] != coarse else "torch.float32"
+    elif way == SHAPE:
+        kept["shape"] = [*kept["shape"][:-1], (kept["shape"] or [1])[-1] + 1]
+    elif way == NAN:
+        kept["norm"] = kept["sketch"] = None
+    else:
+        factor = 0.0 if way == ZERO else 1.0 + MOVED
+        if not kept["norm"]:
+            raise UnchangedError
+        kept["norm"] *= factor
+        if kept["sketch"] is not None and way != CONTRADICTION:
+            kept["sketch"] = [value * factor for value in kept["sketch"]]
+    return json.dumps(whole).encode()
 
 
 def _weight(data: bytes, quantity: Quantity, way: str) -> bytes:

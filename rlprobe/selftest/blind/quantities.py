@@ -18,13 +18,14 @@ from rlprobe.judge.keydata import LATER, result_of, stage_of
 from rlprobe.judge.reasons import LATER_STEP, MASKED_VALUE
 from rlprobe.store.read import Run
 
-RECORD, KEY_DATA, METRIC, WEIGHT, PROOF, SETTING = (
+RECORD, KEY_DATA, METRIC, WEIGHT, PROOF, SETTING, BUFFER = (
     "record",
     "key_data",
     "metric",
     "weight",
     "proof",
     "setting",
+    "buffer",
 )
 
 #: Ten times its floor; NaN; zero; another dtype or shape; missing; a statistic that its digest
@@ -50,6 +51,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     WEIGHT: (TEN_FLOORS, NAN, ZERO, DTYPE, MISSING, CONTRADICTION),
     PROOF: (TEN_FLOORS, MISSING),
     SETTING: (TEN_FLOORS, NAN, ZERO, MISSING),
+    BUFFER: (TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION),
 }
 
 
@@ -94,6 +96,7 @@ def of(judged: Examined) -> list[Quantity]:
     found += _weights(target, extents)
     found += _proof(target, extents)
     found += _settings(target)
+    found += _buffers(target)
     return found
 
 
@@ -229,6 +232,18 @@ def _settings(target: Run) -> Iterator[Quantity]:
                     f"{key} of group {place} ({stage}, step {step}, update {update})", None, None,
                     key=f"{place}/{key}",
                 )  # fmt: skip
+
+
+def _buffers(target: Run) -> Iterator[Quantity]:
+    """What modules keep beside their parameters; ``key`` is its name."""
+    for number, line in enumerate(target.buffers()):
+        stage, step, role = line["stage"], line["step"], line["role"]
+        for kept in line["buffers"]:
+            group = (BUFFER, stage, role, kept["name"], str(step), str(line["ranks"]))
+            name = f"{kept['name']} ({role}, {stage}, step {step})"
+            yield Quantity(
+                BUFFER, None, "buffers.json", number, group, name, None, None, key=kept["name"]
+            )
 
 
 def is_below(quantity: Quantity, way: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 from rlprobe.dumps.key_data import TOKENS, BatchKey, KeyData, MicroBatch, Row
-from rlprobe.selftest.blind.quantities import KEY_DATA, METRIC, PROOF, WEIGHT, Quantity
+from rlprobe.selftest.blind.quantities import BUFFER, KEY_DATA, METRIC, PROOF, WEIGHT, Quantity
 from rlprobe.store.read import Run
 
 
@@ -47,8 +47,8 @@ def of_one_key(quantity: Quantity) -> bool:
 
 #: What judging asks a run for many times, and reads from a file each time; and of which a
 #: quantity's kind is a part.
-REMEMBERED = frozenset({"weights", "gradients", "mock_proof", "environment", "metrics"})
-MADE_OF = {WEIGHT: "weights", PROOF: "mock_proof", METRIC: "metrics"}
+REMEMBERED = frozenset({"weights", "gradients", "mock_proof", "environment", "metrics", "buffers"})
+MADE_OF = {WEIGHT: "weights", PROOF: "mock_proof", METRIC: "metrics", BUFFER: "buffers"}
 
 
 def remember(run: Run) -> None:

@@ -144,6 +144,44 @@ def test_what_a_step_changes_is_held_as_its_model_first_enters(align: Align) -> 
     assert found.first is not None and found.first.stage == stages.LOG_PROB, found.sentence
 
 
+def without(name: str) -> dict[str, Any]:
+    rest = kept()
+    rest["buffers"] = {
+        at: [one for one in own if one["name"] != name] for at, own in rest["buffers"].items()
+    }
+    return rest
+
+
+ALONE = f"{NORM} is kept on the target alone"
+
+
+@pytest.mark.parametrize(
+    ("target", "benchmark", "said"),
+    [
+        (without(ROTARY), kept(), f"{ROTARY} is kept on the benchmark alone"),
+        (kept(), without(NORM), ALONE),
+        (kept(record(ATTENTION, np.tril(np.ones((9, 9), dtype=bool)))), kept(),
+         f"{ATTENTION} has the shape [9, 9] on the target instead of [8, 8]"),
+        (kept(record(NORM, STATISTICS) | {"norm": 9.0}), kept(),
+         f"{NORM} has one digest and other numbers"),
+        (kept(record(ROTARY, RATES) | {"sketch": None}), kept(),
+         f"{ROTARY} has one digest and other numbers"),
+        ({"buffers": {}}, kept(), "no buffers were recorded on the target"),
+        (kept(backend="megatron"), without(NORM) | {"backend": "fsdp2"}, None),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_held_is_said(
+    align: Align, target: dict[str, Any], benchmark: dict[str, Any], said: str | None
+) -> None:
+    found = held(align, target, benchmark)
+    at = item(found)
+    assert found.verdict == "aligned", found.sentence
+    if said is None:
+        assert at is None or "alone" not in at.evidence
+    else:
+        assert at is not None and at.state == "caveat" and said in at.evidence
+
+
 def test_a_record_of_another_module_that_parts_before_is_the_first(align: Align) -> None:
     other = kept(record("model.norm.running_var", STATISTICS * 2))
     benchmark = kept(record("model.norm.running_var", STATISTICS))
