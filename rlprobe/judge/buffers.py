@@ -125,8 +125,8 @@ _Side = dict[str, dict[int, _Kept]]
 def compare(benchmark: Run, target: Run, stage: str, step: int) -> Buffers | None:
     """The buffers with which a model enters a stage; None where neither side says.
 
-    What changes within the step (running statistics) is held where its model first enters a stage:
-    afterwards it inherits what was computed.
+    What changes within the step on both sides (running statistics) is held where its model first
+    enters a stage: afterwards it inherits what was computed.
 
     Raises:
         StoreError: what a run says is damaged.
@@ -139,7 +139,8 @@ def compare(benchmark: Run, target: Run, stage: str, step: int) -> Buffers | Non
     if not all(sides):
         silent = "target" if sides[0] else "benchmark"
         return None if unlike or not any(sides) else Buffers(unheld=(_none(silent),))
-    moving = _moving(lines[0]) | _moving(lines[1])
+    # what changes on one side alone is what makes the sides differ
+    moving = _moving(lines[0]) & _moving(lines[1])
     role = stages.MODEL_ROLE.get(stage, "")
     late = any(_is_earlier(line, stage, role) for own in lines for line in own)
     found, unheld, compared = [], [], 0

@@ -144,6 +144,27 @@ def test_what_a_step_changes_is_held_as_its_model_first_enters(align: Align) -> 
     assert found.first is not None and found.first.stage == stages.LOG_PROB, found.sentence
 
 
+@pytest.mark.parametrize(
+    "other",
+    every_second(
+        [
+            record(NORM, STATISTICS * np.float32(1.5)),
+            record(ROTARY, RATES * np.float32(0.5)),
+            record(ATTENTION, np.tril(MASK, -1)),
+        ]
+    ),
+)
+@pytest.mark.parametrize("side", ["target", "benchmark"])
+def test_what_changes_on_one_side_alone_is_found_in_its_stage(
+    align: Align, other: dict[str, Any], side: str
+) -> None:
+    changed = kept(other, at=(stages.ACTOR_UPDATE,))
+    found = held(align, *((changed, kept()) if side == "target" else (kept(), changed)))
+    assert found.verdict == "diverged" and found.first is not None, found.sentence
+    assert found.first.stage == stages.ACTOR_UPDATE
+    assert found.first.module == other["name"].rpartition(".")[0]
+
+
 def without(name: str) -> dict[str, Any]:
     rest = kept()
     rest["buffers"] = {
