@@ -179,10 +179,23 @@ def is_one_rounding(stretch: Stretch, floor: float) -> bool:
         stretch: of casts.
         floor: relative difference of values that agree.
     """
-    unit = max((_unit(v) for op in stretch.working for v in op.outputs), default=0.0)
+    casts = [v for op in stretch.working for v in op.outputs]
+    unit = max(map(_unit, casts), default=0.0)
+    spacing = max((_SPACING.get(v.dtype, 0.0) for v in casts), default=0.0)
     # memory that nothing has written yet is nothing to be held against
-    sizes = [error(w, v) for v, w in stretch.changed if w.sketch is not None]
-    return all(size is None or size <= _CAST * unit + floor for size in sizes)
+    changed = [(error(w, v), w) for v, w in stretch.changed if w.sketch is not None]
+    return all(
+        size is None or size <= _CAST * unit + floor + _flushed(spacing, w) for size, w in changed
+    )
+
+
+#: The distance of the numbers of a format around 0, where a rounding is no longer relative.
+_SPACING = {"torch.float16": 2.0**-24}
+
+
+def _flushed(spacing: float, value: Value) -> float:
+    """By how much of its length rounding to numbers that lie so far apart may change a value."""
+    return spacing / 2 * math.sqrt(math.prod(value.shape)) / value.norm if value.norm else 0.0
 
 
 def _is_of_bits(op: Operator) -> bool:

@@ -111,6 +111,23 @@ def test_a_cast_of_other_numbers_is_no_rounding(tmp_path: Path, make: Make, caus
     assert (elsewhere in found.said) is (cause == "implementation")
 
 
+@pytest.mark.parametrize(
+    ("scale", "make", "cause"),
+    [
+        (1e-7, lambda y: y.half().float(), "rounding_order"),  # 0, or a spacing off
+        (1e-9, lambda y: y.half().float(), "rounding_order"),  # all of them 0
+        (1e-7, lambda y: (100.0 * y).half().float(), "implementation"),
+        (1e-7, lambda y: (2.0 * y).to(torch.bfloat16).float(), "implementation"),
+    ],
+)
+def test_small_numbers_lose_more_to_fp16_than_its_round_off(
+    tmp_path: Path, scale: float, make: Make, cause: str
+) -> None:
+    right = run(tmp_path / "b", wrapped(lambda y: y * scale))[0]
+    wrong = run(tmp_path / "t", wrapped(lambda y: make(y * scale)))[0]
+    assert first(observe(right, wrong, 1e-6, 1e-6)).cause == cause
+
+
 # heads that are repeated
 
 
