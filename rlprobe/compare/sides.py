@@ -167,15 +167,27 @@ def _from_run(path: Path) -> dict[str, StageSource]:
         raise DumpError(f"run {path} holds no {RECORDS}/*.parquet: nothing was captured in it")
     found: dict[str, StageSource] = {}
     for table in tables:
-        try:
-            rows = _rows(table)
-        except StoreError:
-            # of a table that is not what was committed it is known how to mend it
-            listing.found(path, f"{RECORDS}/{table.name}")
-            raise
-        tree = places.of_stage(path / DUMP, table.stem)
-        found[table.stem] = RunStage(sorted(rows), table, rows, tree)
+        found[table.stem] = stage_of_run(path, table)
     return _in_order(found)
+
+
+def stage_of_run(path: Path, table: Path) -> RunStage:
+    """One stage of a run.
+
+    Args:
+        path: the run.
+        table: its records of the stage.
+
+    Raises:
+        StoreError: the table is damaged.
+    """
+    try:
+        rows = _rows(table)
+    except StoreError:
+        # of a table that is not what was committed it is known how to mend it
+        listing.found(path, f"{RECORDS}/{table.name}")
+        raise
+    return RunStage(sorted(rows), table, rows, places.of_stage(path / DUMP, table.stem))
 
 
 def _rows(table: Path) -> dict[Process, tuple[int, int]]:

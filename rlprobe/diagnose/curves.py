@@ -19,7 +19,6 @@ from rlprobe.judge.inputs import Results, require
 from rlprobe.judge.metrics import Reported
 from rlprobe.judge.row import columns_where
 from rlprobe.roles import BENCHMARK, REPEAT, TARGET, is_perturbed
-from rlprobe.rollouts import hdf5
 from rlprobe.rollouts.model import Ragged
 from rlprobe.said import listed, say
 from rlprobe.store.read import Run
@@ -158,13 +157,11 @@ def _relative(step: Step) -> float:
 
 def _tokens(benchmark: Run, step: int) -> int | None:
     """Response tokens of a step, as its rollouts have them."""
-    path = benchmark.rollouts.get(step)
-    if path is None:
-        return None
     try:
-        mask = hdf5.read(path).tensors.get("response_mask")
+        found = benchmark.generated(step)
     except ReplayError:
         return None  # the gate says that they cannot be read
+    mask = None if found is None else found.tensors.get("response_mask")
     if mask is None:
         return None
     values = mask.values if isinstance(mask, Ragged) else mask

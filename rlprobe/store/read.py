@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -23,6 +23,9 @@ from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.errors import StoreError
 from rlprobe.store import copies, listing, parts
 from rlprobe.store.manifest import MAX_BYTES, NAME, Manifest
+
+if TYPE_CHECKING:
+    from rlprobe.rollouts.model import Rollouts
 
 _KEY = re.compile(r"[0-9a-f]{64}")
 _PREFIX = re.compile(r"[0-9a-f]{4,64}")
@@ -87,6 +90,20 @@ class Run:
         matches = [_ROLLOUT.fullmatch(file.path) for file in self.manifest.files]
         found = {int(match[1]): self.path / match[0] for match in matches if match}
         return dict(sorted(found.items()))
+
+    def generated(self, step: int) -> Rollouts | None:
+        """What was generated for a step; None where the run has no rollouts of it.
+
+        Raises:
+            ReplayError: the file is damaged.
+        """
+        path = self.rollouts.get(step)
+        if path is None:
+            return None
+        # Imported here: few commands read rollouts, and HDF5 loads slowly.
+        from rlprobe.rollouts import hdf5
+
+        return hdf5.read(path)
 
     @property
     def states(self) -> dict[int, Path]:

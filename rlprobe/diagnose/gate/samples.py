@@ -10,7 +10,6 @@ from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
 from rlprobe.dumps.proof import Entry
 from rlprobe.errors import ReplayError
 from rlprobe.judge import replicas
-from rlprobe.rollouts import hdf5
 from rlprobe.said import listed, say
 
 TOKENS, PROOF = "tokens", "mock proof"
@@ -49,7 +48,6 @@ def check(evidence: Evidence) -> tuple[list[GateItem], Shut | None]:
 
 def _replayed(evidence: Evidence, proof: list[Entry]) -> GateItem:
     """The target's samples against what the benchmark generated."""
-    path = evidence.benchmark.rollouts.get(evidence.step.number)
     if evidence.benchmark.key not in evidence.target.manifest.parents:
         return caveat(
             PROOF,
@@ -59,7 +57,15 @@ def _replayed(evidence: Evidence, proof: list[Entry]) -> GateItem:
             ),
             say("compare a target that was run with role target against this benchmark"),
         )
-    if path is None:
+    try:
+        generated = evidence.benchmark.generated(evidence.step.number)
+    except ReplayError as error:
+        return shut(
+            PROOF,
+            say("the benchmark's rollouts cannot be read: {error}", error=error),
+            say("import them again"),
+        )
+    if generated is None:
         return caveat(
             PROOF,
             say(
@@ -68,14 +74,7 @@ def _replayed(evidence: Evidence, proof: list[Entry]) -> GateItem:
             ),
             say("keep the rollouts when exporting the benchmark run"),
         )
-    try:
-        recorded = {sample.sample_digest for sample in hdf5.read(path).samples}
-    except ReplayError as error:
-        return shut(
-            PROOF,
-            say("the benchmark's rollouts cannot be read: {error}", error=error),
-            say("import them again"),
-        )
+    recorded = {sample.sample_digest for sample in generated.samples}
     trained = {str(s) for row in proof for s in row["samples"]}
     strange = trained - recorded
     if strange:

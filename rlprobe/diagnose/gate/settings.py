@@ -25,7 +25,6 @@ from rlprobe.roles import (
     TARGET,
     is_perturbed,
 )
-from rlprobe.rollouts import hdf5
 from rlprobe.said import SEMICOLON, Said, joined, listed, of_side, say
 from rlprobe.store.read import Run
 
@@ -55,8 +54,15 @@ def check(evidence: Evidence) -> tuple[list[GateItem], Shut | None]:
 
 
 def _sampling(evidence: Evidence) -> tuple[GateItem, Shut | None]:
-    path = evidence.benchmark.rollouts.get(evidence.step.number)
-    if path is None:
+    try:
+        generated = evidence.benchmark.generated(evidence.step.number)
+    except ReplayError as error:
+        return shut(
+            SAMPLING,
+            say("the rollouts cannot be read: {error}", error=error),
+            say("import them again"),
+        ), None
+    if generated is None:
         return caveat(
             SAMPLING,
             say(
@@ -65,14 +71,7 @@ def _sampling(evidence: Evidence) -> tuple[GateItem, Shut | None]:
             ),
             say("keep the rollouts when exporting the benchmark run"),
         ), None
-    try:
-        sampling = hdf5.read(path).sampling
-    except ReplayError as error:
-        return shut(
-            SAMPLING,
-            say("the rollouts cannot be read: {error}", error=error),
-            say("import them again"),
-        ), None
+    sampling = generated.sampling
     if not sampling:
         return caveat(
             SAMPLING,

@@ -20,6 +20,7 @@ from rlprobe import stages
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
 from rlprobe.compare.samples.run import Samples
+from rlprobe.compare.stage_sources import RunStage
 from rlprobe.diagnose.diagnosis import GateItem
 from rlprobe.diagnose.run import Examined, examine
 from rlprobe.dumps import results as tables
@@ -45,6 +46,7 @@ from rlprobe.selftest.blind.quantities import (
 from rlprobe.selftest.blind.remembered import (
     MADE_OF,
     REMEMBERED,
+    Compared,
     Touched,
     of_one_key,
     remember,
@@ -109,13 +111,14 @@ class Laboratory:
         )
         self._manifest = Manifest.load(self.target)
         self._of_no_run()
-        self._opened = Results.open(self.results)
+        found = Results.open(self.results)
+        self._opened = Compared(found.directory, found.plan, found.store)
         for role in self._opened.plan.runs:
             run = self._opened.run(role)
             if run is not None:
                 remember(run)
         self._kept = Kept()
-        self._left = sides.resolve(str(self._benchmark), None)
+        self._left, self._right = sides.both(str(self._benchmark), str(self.target))
         self._samples = Samples(self._benchmark, self.target, opened=self._key_data())
         vars(self._samples)["compare"] = functools.cache(self._samples.compare)
         self.before = self._judgement(examine(self._opened, self._kept))
@@ -195,7 +198,7 @@ class Laboratory:
             except RlprobeError as error:
                 return str(error)
 
-    def _with_target(self, quantity: Quantity) -> Results:
+    def _with_target(self, quantity: Quantity) -> Compared:
         """The alignment with the target as it is now, and the other runs as they were opened."""
         was = self._opened.run(TARGET)
         assert was is not None
@@ -212,7 +215,9 @@ class Laboratory:
             vars(target)["recorded"] = Touched(target.recorded, was.recorded, quantity.key)
         runs = {role: run for role in self._opened.plan.runs
                 if (run := self._opened.run(role)) is not None}  # fmt: skip
-        return dataclasses.replace(self._opened, _opened=runs | {TARGET: target})
+        return dataclasses.replace(
+            self._opened, _opened=runs | {TARGET: target}, changed=quantity.stage
+        )
 
     def _samples_of(self, quantity: Quantity, results: Results) -> Samples | None:
         """Key data of both sides as comparing reads them; None where they are read anew."""
@@ -285,7 +290,7 @@ class Laboratory:
         stage = quantity.stage
         compared = self.results / "compare" / TARGET / stage if stage is not None else None
         aside = self.results.parent / "compared"
-        if compared is not None:
+        if compared is not None:  # nothing is written through a link: whatever is new is a new file
             shutil.rmtree(aside, ignore_errors=True)
             shutil.copytree(compared, aside, copy_function=_link)
         self._describe(quantity, way, contents)
@@ -329,7 +334,7 @@ class Laboratory:
         """
         if stage is None:
             return
-        right = sides.resolve(str(self.target), None)
+        right = self._right_of(stage) if samples is not None else sides.resolve(str(self.target))
         out = self.results / "compare" / TARGET
         aside = self.results.parent / "again"
         shutil.rmtree(aside, ignore_errors=True)
@@ -338,6 +343,14 @@ class Laboratory:
             compare(self._left, right, aside, options)
         shutil.rmtree(out / stage, ignore_errors=True)
         (aside / stage).rename(out / stage)
+
+    def _right_of(self, stage: str) -> sides.Side:
+        """The target, of which one stage may be another than it was."""
+        table = self._right.stages.get(stage)
+        if not isinstance(table, RunStage):
+            return self._right
+        fresh = sides.stage_of_run(self.target, table.path)
+        return dataclasses.replace(self._right, stages={**self._right.stages, stage: fresh})
 
     @staticmethod
     def _replace(path: Path, data: bytes) -> None:

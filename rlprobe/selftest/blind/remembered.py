@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
+import polars as pl
+
+from rlprobe.dumps import results as tables
 from rlprobe.dumps.key_data import TOKENS, BatchKey, KeyData, MicroBatch, Row
-from rlprobe.selftest.blind.quantities import BUFFER, KEY_DATA, METRIC, PROOF, WEIGHT, Quantity
+from rlprobe.judge.inputs import Results
+from rlprobe.roles import TARGET
+from rlprobe.selftest.blind.quantities import (
+    BUFFER,
+    KEY_DATA,
+    METRIC,
+    PROOF,
+    SETTING,
+    WEIGHT,
+    Quantity,
+)
 from rlprobe.store.read import Run
 
 
@@ -47,8 +63,53 @@ def of_one_key(quantity: Quantity) -> bool:
 
 #: What judging asks a run for many times, and reads from a file each time; and of which a
 #: quantity's kind is a part.
-REMEMBERED = frozenset({"weights", "gradients", "mock_proof", "environment", "metrics", "buffers"})
-MADE_OF = {WEIGHT: "weights", PROOF: "mock_proof", METRIC: "metrics", BUFFER: "buffers"}
+REMEMBERED = frozenset(
+    {
+        *("weights", "gradients", "mock_proof", "environment", "metrics", "buffers", "optimizers"),
+        *("joined", "token_sketches", "logical", "routing", "generated"),
+    }
+)
+MADE_OF = {
+    WEIGHT: "weights",
+    PROOF: "mock_proof",
+    METRIC: "metrics",
+    BUFFER: "buffers",
+    SETTING: "optimizers",
+}
+
+
+@dataclass(frozen=True)
+class Compared(Results):
+    """An alignment of which the target's comparison of one stage at most is read anew; all others
+    lie in memory, held once against what their summaries say of them."""
+
+    #: The stage; None for none.
+    changed: str | None = None
+    _held: dict[tuple[str, ...], Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def table(self, pair: str, stage: str, name: str = tables.RECORDS) -> pl.LazyFrame | None:
+        def read() -> pl.DataFrame | None:
+            lazy = super(Compared, self).table(pair, stage, name)
+            return None if lazy is None else lazy.collect()
+
+        if (pair, stage) == (TARGET, self.changed):
+            return super().table(pair, stage, name)
+        found: pl.DataFrame | None = self._once((pair, stage, name), read)
+        return None if found is None else found.lazy()
+
+    def summary(self, pair: str, stage: str) -> tables.Summary | None:
+        def read() -> tables.Summary | None:
+            return super(Compared, self).summary(pair, stage)
+
+        if (pair, stage) == (TARGET, self.changed):
+            return read()
+        found: tables.Summary | None = self._once((pair, stage), read)
+        return found
+
+    def _once(self, at: tuple[str, ...], read: Callable[[], Any]) -> Any:
+        if at not in self._held:
+            self._held[at] = read()
+        return self._held[at]
 
 
 def remember(run: Run) -> None:

@@ -70,8 +70,9 @@ def test_the_sample_has_every_kind_and_is_the_same_again() -> None:
         for kind in quantities.WAYS
         for n in range(20)
     ]
-    first = quantities.sample(some, 80, seed=3)
-    assert first == quantities.sample(some, 80, seed=3) != quantities.sample(some, 80, seed=4)
+    count = 3 * sum(map(len, quantities.WAYS.values()))
+    first = quantities.sample(some, count, seed=3)
+    assert first == quantities.sample(some, count, seed=3) != quantities.sample(some, count, 4)
     assert {(q.kind, way) for q, way in first} == {
         (kind, way) for kind, ways in quantities.WAYS.items() for way in ways
     }
