@@ -8,16 +8,11 @@ from dataclasses import dataclass, field
 
 import polars as pl
 
-from rlprobe import stages
 from rlprobe.errors import DumpError
 from rlprobe.judge import (
-    execution,
     given,
     handed_on,
     keydata,
-    layers,
-    optimizers,
-    origin,
     reasons,
     replicas,
     roundings,
@@ -25,25 +20,22 @@ from rlprobe.judge import (
     stage,
     tokens,
 )
-from rlprobe.judge import row as judged_rows
 from rlprobe.judge.analysis import OUTCOME, Finding, Step
 from rlprobe.judge.excuses import padding_only
+from rlprobe.judge.first import first_of
 from rlprobe.judge.handed_on import Dropped
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import Difference, Row
 from rlprobe.judge.logical import layout
-from rlprobe.judge.noise import SAFETY
-from rlprobe.judge.origin import SETTING, Origin
-from rlprobe.judge.outcomes import ALL_VALUES, OTHER_FORMAT, Outcome, gradients, nearer, tail
-from rlprobe.judge.roundoff import ELEMENTARY, FP32, UNIT
+from rlprobe.judge.origin import Origin
+from rlprobe.judge.outcomes import Outcome, gradients
 from rlprobe.judge.stage import Stage
+from rlprobe.judge.stage_results import results_of, row_of
 from rlprobe.judge.with_buffers import with_buffers
+from rlprobe.judge.with_settings import with_settings
 from rlprobe.roles import BENCHMARK, TARGET
-from rlprobe.said import of_side, say
+from rlprobe.said import say
 from rlprobe.store.read import Run
-
-#: What an elementwise computation in fp32 may differ by, of numbers that are equal.
-_LAST = SAFETY * ELEMENTARY**0.5 * FP32
 
 
 @dataclass
@@ -115,7 +107,7 @@ def judge(results: Results, step: int, kept: Kept | None = None) -> Step:
     excused = [finding.padding_only for finding in findings if finding.confined]
     findings = [_following(finding, excused) for finding in findings]
     if not results.of_dumps:
-        findings = [_with_settings(finding, _told(results, finding.stage)) for finding in findings]
+        findings = [with_settings(finding, results) for finding in findings]
         findings = [with_buffers(finding, results) for finding in findings]
     found.findings = {finding.stage.name: finding for finding in findings}
     return found
@@ -262,7 +254,7 @@ def _finding(stage: Stage, key_data: dict[str, Difference], asked: _Asked) -> Fi
     own = [d for d in key_data.values() if keydata.result_of(d.name) == stage.name]
     produced = results_of(stage, key_data, asked.one_format)
     outcomes = produced + gradients(stage.rows)
-    first, rank = _first(stage, produced)
+    first, rank = first_of(stage, produced)
     excuses = padding_only.excuses(
         stage.rows, first, outcomes, asked.padded, lambda: asked.tokens(stage.name)
     )
@@ -286,74 +278,8 @@ def besides(finding: Finding, rows: pl.Expr) -> Finding:
         for process in finding.stage.processes
     ]
     stage = dataclasses.replace(finding.stage, processes=processes)
-    first, rank = _first(stage, finding.produced)
+    first, rank = first_of(stage, finding.produced)
     return dataclasses.replace(finding, stage=stage, origin=first, rank=rank)
-
-
-def results_of(
-    stage: Stage, key_data: dict[str, Difference], one_format: bool = False
-) -> list[Outcome]:
-    """A stage's own key data, measured; and what it was given where that alone is not finite.
-
-    Args:
-        stage: judged.
-        key_data: differences of every name.
-        one_format: like devices of one back end were asked for one precision, so that a result
-            whose numbers are all of a shorter format than the benchmark's was computed otherwise,
-            however little off. An engine's own results are not: engines may be of two kinds.
-    """
-    floors = _floors(stage)
-    own = [d for d in key_data.values() if keydata.result_of(d.name) == stage.name]
-    # What a stage was given is judged by itself only where it is not finite on one side alone.
-    odd = [d for d in key_data.values() if d not in own and any(d.lopsided)]
-    odd = [d for d in odd if keydata.stage_of(d.name) == stage.name]
-    # a choice of experts within round-off moves its token by any amount
-    by_value = not any(process.near_ties for process in stage.processes)
-    found = [_outcome(d, floors[d.name.endswith(keydata.LATER)], by_value) for d in own + odd]
-    one_format = one_format and stage.name not in stages.ENGINE_STAGES
-    rounded = {d.name for d in own if one_format and d.shorter is not None and d.error}
-    return [
-        dataclasses.replace(outcome, measure=OTHER_FORMAT)
-        if outcome.name in rounded and outcome.excess <= 1
-        else outcome
-        for outcome in found
-        if outcome is not None
-    ]
-
-
-def _floors(stage: Stage) -> tuple[float | None, float | None]:
-    """Floors of what a stage hands on: before weights first change within it, and after.
-
-    After it nothing bounds what it hands on where nothing that ran then was judged.
-    """
-    if stage.before_update is None:
-        return _deepest(stage.rows), None
-    early = pl.col("before_update")
-    columns = (*_BOUNDING, "judged", "error")
-    passing = judged_rows.columns_where(
-        stage.rows, ~early & (pl.col("phase") == execution.FORWARD), *columns
-    )
-    held = passing.select((pl.col("judged") & pl.col("error").is_not_null()).any()).item()
-    return _deepest(judged_rows.columns_where(stage.rows, early, *_BOUNDING)), _deepest(
-        passing
-    ) if held else None
-
-
-def _outcome(difference: Difference, floor: float | None, by_value: bool) -> Outcome | None:
-    """A result of a stage, joined by sample: all its values, and each by itself where asked for.
-
-    None where no row could be joined, and where it differs and nothing says by how much it may
-    (:data:`reasons.NO_FLOOR`); that it is finite on one side alone needs no floor.
-    """
-    if difference.error is None:
-        return None
-    alone = difference.lopsided
-    if floor is None and difference.error and not any(alone):
-        return None
-    side = None if not any(alone) else "target" if alone[1] >= alone[0] else "benchmark"
-    own = floor or 0.0
-    whole = Outcome(difference.name, difference.error, own, max(alone), side, difference.count)
-    return nearer(whole, difference.peak, tail(difference.count) * own) if by_value else whole
 
 
 def _with_given(finding: Finding, handed: list[Outcome]) -> Finding:
@@ -382,62 +308,10 @@ def _with_given(finding: Finding, handed: list[Outcome]) -> Finding:
             floor=worst.floor,
         )
     )
-    origin = Origin(OUTCOME, None, worst.name, _row(worst), reason)
+    origin = Origin(OUTCOME, None, worst.name, row_of(worst), reason)
     return dataclasses.replace(
         finding, given=handed, origin=origin, rank=finding.stage.processes[0].rank
     )
-
-
-def _told(results: Results, stage: Stage) -> optimizers.Told | None:
-    benchmark, target = results.run(BENCHMARK), results.run(TARGET)
-    if benchmark is None or target is None or stage.name not in stages.UPDATE_STAGES:
-        return None
-    return optimizers.compare(benchmark, target, stage.name, stage.step)
-
-
-def _with_settings(finding: Finding, told: optimizers.Told | None) -> Finding:
-    """A stage whose optimizer was told otherwise parts there, if nothing parts before it steps."""
-    finding = dataclasses.replace(finding, told=told)
-    if told is None or not told.differing:
-        return finding
-    found = finding.origin
-    if found is not None and _place(found.row) < (told.update, execution.CHANGES):
-        return finding
-    if found is not None:
-        row, rank = found.row, finding.rank
-    else:
-        row, rank = _change(finding.stage, told)
-    reason = told.said(told.differing)
-    origin = Origin(SETTING, told.module, "optimizer", row, reason)
-    return dataclasses.replace(finding, origin=origin, rank=rank)
-
-
-def _place(row: judged_rows.Row) -> tuple[int, int]:
-    """Update and phase of the row of an origin; a result of a stage is made in its first pass."""
-    phase = row.get("phase")
-    late = str(row["name"]).endswith(keydata.LATER)
-    update = row.get("update") or int(late)
-    return update, execution.FORWARD if phase is None else int(phase)
-
-
-def _change(stage: Stage, told: optimizers.Told) -> tuple[judged_rows.Row, int]:
-    """A change that was made with a setting that differs, though by no more than its floor."""
-    modules = [n.rpartition(".")[0] for one in told.differing for n in one.parameters]
-    for process in stage.processes:
-        changes = process.rows.filter(pl.col("phase") == execution.CHANGES)
-        own = judged_rows.first(changes.filter(pl.col("module").is_in(modules)))
-        row = own or judged_rows.first(changes)
-        if row is not None:
-            return {**row, "error": None, "excess": None}, process.rank
-    name, phase = "optimizer", execution.CHANGES
-    return {"name": name, "slot": "change", "phase": phase}, stage.processes[0].rank
-
-
-def _row(outcome: Outcome) -> judged_rows.Row:
-    """A result as the row of an origin."""
-    return {"name": outcome.name, "error": outcome.error, "floor": outcome.floor,
-            "excess": outcome.excess, "slot": "output",
-            "error_kind": None if outcome.measure == ALL_VALUES else outcome.measure}  # fmt: skip
 
 
 def _following(finding: Finding, excused: list[pl.DataFrame]) -> Finding:
@@ -449,83 +323,3 @@ def _following(finding: Finding, excused: list[pl.DataFrame]) -> Finding:
         return finding
     stage = finding.stage.excused(excuses)
     return dataclasses.replace(finding, stage=stage, origin=None, rank=None)
-
-
-#: Columns that :func:`_deepest` looks at.
-_BOUNDING = ("dtype_benchmark", "dtype_target", "phase", "shape_benchmark", "slot", "floor")
-
-
-def _deepest(rows: pl.DataFrame) -> float | None:
-    """The floor of what follows the deepest forward record; None where none is of floats.
-
-    Where all of them are equal to the last bit, what is computed of them last may still be rounded
-    otherwise.
-    """
-    floats = [pl.col(f"dtype_{side}").is_in(list(UNIT)) for side in ("benchmark", "target")]
-    forward = (
-        (pl.col("phase") == execution.FORWARD)
-        & pl.any_horizontal(floats).fill_null(False)
-        & pl.col("shape_benchmark").is_not_null()
-        & (pl.col("slot") != "parameters")
-    )
-    largest = rows.select(pl.col("floor").filter(forward).max()).item()
-    return max(float(largest), _LAST) if isinstance(largest, float) else None
-
-
-def _first(stage: Stage, produced: list[Outcome]) -> tuple[Origin | None, int | None]:
-    """The earliest origin over all ranks; a result that differs comes after the forward records."""
-    found = []
-    for process in stage.processes:
-        here = origin.find(process.rows, process.calls)
-        if here is not None:
-            row = here.row
-            began = (row["update"], row["micro_batch"], row["phase"], row["sequence"])
-            found.append((began, process.rank, here))
-    beyond = [outcome for outcome in produced if outcome.excess > 1]
-    # whatever parts in an update parts before what the next one hands on
-    wrong = [o for o in beyond if not (found and o.name.endswith(keydata.LATER))]
-    forward = [item for item in found if item[2].row["phase"] == execution.FORWARD]
-    if wrong and not forward:
-        worst = max(wrong, key=lambda outcome: outcome.excess)
-        reason = say("all forward records agree within noise and {name} does not", name=worst.name)
-        if worst.measure == OTHER_FORMAT:
-            reason = say(
-                "all forward records agree within noise, and {name} is of a shorter format than "
-                "the benchmark's",
-                name=worst.name,
-            )
-        if stage.misplaced:
-            reason = say(
-                "{name} differs, joined by sample; activations were not judged "
-                "({misplaced}), so that no module can be named",
-                name=worst.name,
-                misplaced=stage.misplaced,
-            )
-        row = _row(worst)
-        if worst.lopsided:
-            row |= {"status": "nonfinite", "reason": worst.side}
-            agree = (
-                say("activations were not judged") if stage.misplaced else say("all modules agree")
-            )
-            reason = say(
-                "{name}: not finite at {lopsided:,} of {count:,} values on the {side} "
-                "only; {agree}",
-                name=worst.name,
-                lopsided=worst.lopsided,
-                count=worst.count,
-                side=of_side(str(worst.side)),
-                agree=agree,
-            )
-        return Origin(OUTCOME, None, worst.name, row, reason), stage.processes[0].rank
-    if not found:
-        return None, None
-    if layers.apart([process.rows for process in stage.processes]):
-        # what a pipeline rank was given by another is inherited where that one's own is found
-        made = {item[2].row["phase"] for item in found if not origin.received(item[2])}
-        found = [
-            item
-            for item in found
-            if not origin.received(item[2]) or item[2].row["phase"] not in made
-        ]
-    _, rank, first = min(found, key=lambda item: (item[0], item[1]))
-    return first, rank

@@ -12,7 +12,7 @@ import pytest
 from rlprobe.diagnose.cause.differences import Tokens
 from rlprobe.diagnose.cause.hypotheses.rounding import OfTokens
 from rlprobe.dumps.key_data import Row
-from rlprobe.judge import digits, judge, keydata
+from rlprobe.judge import digits, judge, keydata, stage_results
 from rlprobe.judge.outcomes import OTHER_FORMAT
 from rlprobe.judge.stage import Stage
 from tests.unit.diagnose.test_later_updates import compared, judged
@@ -72,7 +72,7 @@ def test_a_result_of_a_shorter_format_is_beyond_any_floor(
 ) -> None:
     own = difference(make)
     stage = Stage("actor_compute_log_prob", 0, [wide()])
-    (outcome,) = judge.results_of(stage, {NAME: own}, one_precision)
+    (outcome,) = stage_results.results_of(stage, {NAME: own}, one_precision)
     assert outcome.error <= outcome.floor, "and within its floor by its size"
     assert (outcome.measure == OTHER_FORMAT) is found
     assert (outcome.excess == float("inf")) is found
@@ -101,7 +101,7 @@ def test_another_back_end_may_hand_on_another_format(
 def test_an_engines_results_are_judged_by_their_size() -> None:
     name = "forced_decode_log_probs"
     own = dataclasses.replace(difference(bf16), name=name)
-    found = judge.results_of(Stage("forced_generation", 0, [wide()]), {name: own}, True)
+    found = stage_results.results_of(Stage("forced_generation", 0, [wide()]), {name: own}, True)
     assert [outcome.excess < 1 for outcome in found] == [True]
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from rlprobe import stages
 from rlprobe.dumps.key_data import KeyData
-from rlprobe.judge import decisive, given, judge, keydata, outcomes
+from rlprobe.judge import decisive, given, keydata, outcomes, stage_results
 from rlprobe.judge.keydata import Row
 from rlprobe.judge.stage import Process, Stage
 from tests.unit.diagnose.stand_ins import found
@@ -39,7 +39,7 @@ def rows(values: Array) -> list[Row]:
 
 def outcome(benchmark: Array, target: Array, by_value: bool = True) -> outcomes.Outcome:
     difference = keydata.compare(rows(benchmark), rows(target), "old_log_probs", 0)
-    one = judge._outcome(difference, FLOOR, by_value)
+    one = stage_results._outcome(difference, FLOOR, by_value)
     assert one is not None
     return one
 
@@ -122,7 +122,7 @@ def test_where_experts_were_chosen_otherwise_within_round_off_a_token_may_be_any
     )  # fmt: skip
     for ties, beyond in ((0, True), (2, False)):
         stage = Stage(stages.LOG_PROB, 0, [Process(0, table, [], near_ties=ties)])
-        (one,) = judge.results_of(stage, {"old_log_probs": difference})
+        (one,) = stage_results.results_of(stage, {"old_log_probs": difference})
         assert (one.excess > 1) == beyond
 
 
