@@ -164,17 +164,10 @@ def _has_key_data(side: Side) -> bool:
 
 def _tell(summary: Summary, level: int) -> None:
     """How much was compared, and what was found of key data and token sketches."""
-    unseen = f", no difference seen in {summary.unseen}" if summary.unseen else ""
-    _log.log(
-        level,
-        "%s: %s compared, %d identical%s, coverage %.1f %% / %.1f %%",
-        summary.stage,
-        counted(summary.compared, "record"),
-        summary.identical,
-        unseen,
-        100 * summary.coverage("benchmark"),
-        100 * summary.coverage("target"),
-    )
+    if summary.of_key_data_alone:
+        _log.log(level, "%s: key data alone, no records", summary.stage)
+    else:
+        _log.log(level, "%s: %s", summary.stage, _compared(summary))
     if summary.checksums["compared"]:
         _log.log(level, "%s: %s", summary.stage, _checksums(summary))
     if summary.samples is None:
@@ -196,6 +189,16 @@ def _tell(summary: Summary, level: int) -> None:
         _log.log(level, "%s: %s joined by sample", summary.stage, joined)
     for note in summary.samples["notes"]:
         _log.warning("%s: %s", summary.stage, note)
+
+
+def _compared(summary: Summary) -> str:
+    """How many records, and how much of each side they are."""
+    unseen = f", no difference seen in {summary.unseen}" if summary.unseen else ""
+    shares = " / ".join(f"{100 * summary.coverage(side):.1f} %" for side in summary.records)
+    return (
+        f"{counted(summary.compared, 'record')} compared, {summary.identical} identical{unseen}, "
+        f"coverage {shares}"
+    )
 
 
 #: Rows of key data that no difference is told of, and why.
@@ -246,7 +249,7 @@ def _lack(what: str, summaries: Sequence[Summary]) -> str:
             f"{s.stage}: benchmark {s.measured['benchmark']} of {s.records['benchmark']}, "
             f"target {s.measured['target']} of {s.records['target']}"
         )
-        if s.samples is not None and _of_key_data_alone(s):
+        if s.samples is not None and s.of_key_data_alone:
             lines.append("  it has key data alone, and none of them could be joined")
             lines += [f"  {note}" for note in s.samples["notes"]]
         else:
@@ -260,11 +263,6 @@ def _lack(what: str, summaries: Sequence[Summary]) -> str:
             commonest[reason] = commonest.get(reason, 0) + found.records
     lines.append(_advice(max(commonest, key=commonest.__getitem__, default=""), summaries))
     return "\n  ".join(lines)
-
-
-def _of_key_data_alone(summary: Summary) -> bool:
-    """Whether neither side has records of the stage, while both have key data."""
-    return summary.samples is not None and not any(summary.records.values())
 
 
 _CHECKSUMS_ONLY = (
@@ -327,7 +325,7 @@ def _advice(reason: str, summaries: Sequence[Summary]) -> str:
         return _ADVICE[reason]
     if reason.startswith((*_NO_PROCESS, _MAPPED_AWAY)) and reason not in lacking.NO_SUCH.values():
         return "compare steps, ranks or stages that both sides have"
-    if all(map(_of_key_data_alone, summaries)):
+    if all(summary.of_key_data_alone for summary in summaries):
         return _KEY_DATA_ALONE
     if any(not ranks for s in summaries for ranks in s.ranks.values()):
         return _NOTHING_RECORDED

@@ -11,13 +11,13 @@ from fractions import Fraction
 import polars as pl
 
 from rlprobe.compare.bounds import LARGEST, SMALLEST
-from rlprobe.dumps.schema import FLOATS
+from rlprobe.dumps.schema import FLOATS, WHOLE
 
 #: Types whose values are numbers, as dumps name them, Python's and numpy's; any other scalar is a
 #: text.
 NUMBERS = (
-    *("int", "bool", "bool_"),
-    *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    *("bool", "bool_"),
+    *WHOLE,
     *FLOATS,
 )
 _LOWEST = {"nan", "inf", "-inf"}

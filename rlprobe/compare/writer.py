@@ -262,6 +262,11 @@ class Summary:
                     0, named=True
                 )
 
+    @property
+    def of_key_data_alone(self) -> bool:
+        """Whether neither side has records of the stage, while both have key data."""
+        return self.samples is not None and not any(self.records.values())
+
     def coverage(self, side: str) -> float:
         """Share of a side's records with content that were measured; 0 when it has none."""
         total = self.records[side]

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlprobe.dumps.leafcolumns import (
     DEBUG,
+    EXACT_INTEGER,
     GRAD,
     INPUT,
     MAX_DIMENSION,
@@ -29,8 +30,6 @@ from rlprobe.dumps.schema import FLOATS
 
 #: msprobe's own recursion limit for nested arguments.
 MAX_DEPTH = 400
-#: Integers from here on do not fit a float64 exactly; their text is kept in ``value``.
-EXACT_INTEGER = 1 << 53
 #: A null argument is a row of msprobe's tables, so it is a record here.
 NULL = Leaf()
 

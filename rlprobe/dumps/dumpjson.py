@@ -28,11 +28,12 @@ import polars as pl
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.dumps import anyentry, repeated
-from rlprobe.dumps.anyentry import EXACT_INTEGER, NULL, Unknown
 from rlprobe.dumps.anyentry import MAX_DEPTH as MAX_DEPTH
+from rlprobe.dumps.anyentry import NULL, Unknown
 from rlprobe.dumps.leafcolumns import (
     DEBUG,
     ENTRY,
+    EXACT_INTEGER,
     GRAD,
     INPUT,
     OUTPUT,

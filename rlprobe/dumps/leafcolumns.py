@@ -11,7 +11,7 @@ import msgspec
 import polars as pl
 
 from rlprobe.dumps import apinames
-from rlprobe.dumps.schema import FLOATS, LEAF_SCHEMA
+from rlprobe.dumps.schema import FLOATS, LEAF_SCHEMA, WHOLE
 
 INPUT, PARAMETERS, OUTPUT, GRAD, DEBUG = "input", "parameters", "output", "grad", "debug"
 #: Slot of the row that stands for an entry which cannot be read.
@@ -19,6 +19,8 @@ ENTRY = "entry"
 MAX_DIMENSIONS = 64
 MAX_DIMENSION = 1 << 62
 MAX_SKETCH_BYTES = 1 << 16
+#: Integers from here on do not fit a float64 exactly.
+EXACT_INTEGER = 1 << 53
 
 #: A statistic: bool for boolean tensors, a string for what is not finite.
 Number = float | bool | str | None
@@ -142,11 +144,34 @@ def _value(leaf: Leaf) -> str | None:
     value = leaf.value
     if value is None:
         return "None" if leaf.type is not None and leaf.dtype is None else None
+    if leaf.type in WHOLE and leaf.dtype is None:
+        value = _whole(value, leaf.type)
     if isinstance(value, str):
         if leaf.type in FLOATS and value in NONFINITE:
             return repr(NONFINITE[value])
         return value
     return json.dumps(value) if isinstance(value, dict) else repr(value)
+
+
+def _whole(value: Any, kind: str) -> Any:
+    """A scalar of an integer type; one that is written with a point or an exponent as it is meant.
+
+    Raises:
+        ValueError: it is no whole number, or a float64 does not hold all of its digits: two such
+            that differ would read alike.
+    """
+    if isinstance(value, str) and value in NONFINITE:
+        raise ValueError(f"a scalar of type {kind} is {NONFINITE[value]!r}")
+    if not isinstance(value, float):
+        return value
+    if abs(value) >= EXACT_INTEGER:
+        raise ValueError(
+            f"a scalar of type {kind} is written with a point or an exponent and has more digits "
+            "than a floating-point number holds"
+        )
+    if not value.is_integer():
+        raise ValueError(f"a scalar of type {kind} is {value!r}")
+    return int(value)
 
 
 def _digests(leaves: list[Leaf]) -> pl.Series:

@@ -19,6 +19,8 @@ SLOTS = (
 
 #: Types of scalars that are floats: Python's, and numpy's as msprobe names them.
 FLOATS = ("float", "float16", "float32", "float64", "longdouble")
+#: Types of scalars that are whole numbers, likewise.
+WHOLE = ("int", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 
 #: Columns of one dump file, a row per leaf in msprobe's row order.
 LEAF_SCHEMA: dict[str, Any] = {

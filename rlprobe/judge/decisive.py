@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlprobe.compare import measures
 from rlprobe.judge import changes
 from rlprobe.judge.outcomes import OTHER_FORMAT, SINGLE_VALUE
 from rlprobe.judge.row import Row
@@ -30,6 +31,9 @@ class Measure:
 def of(row: Row) -> Measure:
     """The measure by which a row of a stage is judged."""
     error, floor, excess = row.get("error"), row.get("floor"), row.get("excess")
+    if row.get("status") == measures.NONFINITE and row.get("reason") in ("benchmark", "target"):
+        # an error would be of what is finite on both sides, which is not what it is judged by
+        return Measure(ELEMENTS, None, floor)
     single = row.get("error_kind") == SINGLE_VALUE
     plain = Measure(SINGLE_VALUE if single else ELEMENTS, error, floor)
     if not isinstance(excess, float) or not isinstance(error, float) or not floor:

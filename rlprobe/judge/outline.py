@@ -385,6 +385,9 @@ def _counts(summaries: Iterable[Summary]) -> Iterator[str]:
     yield ""
     yield "By status:"
     for s in summaries:
+        if s.of_key_data_alone:
+            yield f"  {s.stage}: key data alone"
+            continue
         counts = ", ".join(
             f"{status} {s.counts[status]:,}" for status in measures.STATUSES if s.counts[status]
         )
@@ -497,6 +500,8 @@ def _next(
         )
     own = shlex.quote(out)
     yield f"  rlprobe diagnose {own}   the verdict with its gate; rlprobe report {own}   the page"
-    if "records.parquet" in kinds:
-        stage = summaries[0].stage if len(summaries) == 1 else "STAGE"
+    stage = summaries[0].stage if len(summaries) == 1 else "STAGE"
+    if summaries and all(s.of_key_data_alone for s in summaries):
+        yield f"  every sample: {out}/{stage}/key_data.parquet"
+    elif "records.parquet" in kinds:
         yield f"  every record: {out}/{stage}/records.parquet (docs/compare.md says its columns)"

@@ -121,8 +121,14 @@ def test_key_data_alone_are_what_is_said_on_the_screen(
     padded(tmp_path / "t/data", (0, 0), [1, 0], error)
     sides = [str(tmp_path / side) for side in "bt"]
     assert main(["compare", *sides, "-o", str(tmp_path / "o")]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
     assert lines[0] == "No records of modules or functions were compared."
+    # nothing is said of records that neither side has
+    told = said.out + said.err
+    assert "0 records" not in told and "0.0 %" not in told and "records.parquet" not in told
+    assert "  actor_compute_log_prob: key data alone" in lines
+    assert lines[-1].endswith("o/actor_compute_log_prob/key_data.parquet")
     agree = "Key data that agree, by sample: attention_mask, old_log_probs, prompts, responses"
     assert (agree in lines) is (error == 0)
     assert ("Key data that part:" in lines) is (error > 0)

@@ -172,7 +172,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     [
         ({"tokens": [], "response_length": 0}, "0 tokens"),
         ({"response_length": 9}, "response of 9"),
-        ({"loss_mask": [1]}, "loss_mask has 1 entries"),
+        ({"loss_mask": [1]}, "loss_mask has 1 entry"),
         ({"rollout_log_probs": [0.0] * 3}, "rollout_log_probs has 3 entries"),
         ({"tokens": ["a"]}, "tokens"),
     ],

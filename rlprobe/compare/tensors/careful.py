@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rlprobe.compare.tensors.figures import Distance
+from rlprobe.compare.tensors.figures import Distance, cosine_of
 from rlprobe.dumps.tensors.dtypes import Array, DType, numbers
 from rlprobe.dumps.tensors.tensorfile import TensorFile
 
@@ -66,7 +66,7 @@ class Largest:
         if dd:
             error = _scaled(math.sqrt(dd / scale), ed - e) if scale else 0.0
             error = min(max(error, _SMALLEST), _LARGEST)
-        cosine = dot / math.sqrt(bb) / math.sqrt(tt) if bb and tt else None
+        cosine = cosine_of(dot, math.sqrt(bb), math.sqrt(tt)) if bb and tt else None
         if cosine is None and bb == tt:
             cosine = 1.0
         return Exact(

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from rlprobe.compare.tensors import arithmetic, careful
-from rlprobe.compare.tensors.figures import Distance
+from rlprobe.compare.tensors.figures import Distance, cosine_of
 from rlprobe.dumps.tensors.dtypes import Array, DType, keys, numbers
 from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError
 
@@ -213,7 +213,7 @@ class _Accumulator:
         scale = norm_b or norm_t
         cosine = None if norm_b != norm_t else 1.0
         if norm_b and norm_t:
-            cosine = dot / norm_b / norm_t
+            cosine = cosine_of(dot, norm_b, norm_t)
         largest = float(self.state[4])
         return Distance(
             size=self.size // each,

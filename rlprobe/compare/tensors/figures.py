@@ -47,3 +47,8 @@ class Distance:
     nonfinite_benchmark: int
     nonfinite_target: int
     nonfinite_same: int
+
+
+def cosine_of(dot: float, norm_b: float, norm_t: float) -> float:
+    """The cosine of two tensors that are not zero; what rounding puts beyond 1 is 1."""
+    return min(max(dot / norm_b / norm_t, -1.0), 1.0)

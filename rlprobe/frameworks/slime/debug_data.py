@@ -282,14 +282,15 @@ def split(sample: dict[str, Any], row: int) -> tuple[list[int], list[int]]:
         ) from error
     if not tokens or not 0 <= length <= len(tokens):
         raise ReplayError(
-            f"sample {row}: {len(tokens)} tokens with a response of {length}; expected a finished "
-            "rollout"
+            f"sample {row}: {counted(len(tokens), 'token')} with a response of {length}; expected "
+            "a finished rollout"
         )
     for name in ("loss_mask", "rollout_log_probs", "teacher_log_probs"):
         value = sample.get(name)
         if value is not None and len(value) not in (0, length):
             raise ReplayError(
-                f"sample {row}: {name} has {len(value)} entries, the response {length} tokens"
+                f"sample {row}: {name} has {counted(len(value), 'entry', 'entries')}, the response "
+                f"{counted(length, 'token')}"
             )
     return tokens[: len(tokens) - length], tokens[len(tokens) - length :]
 

@@ -112,6 +112,68 @@ def test_relatives_of_scalars(
     assert not row["identical"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "b", "t", "said"),
+    [
+        ("int", "1e400", "2e400", "more digits"),
+        ("int", "1e400", "1e400", "more digits"),
+        ("int64", "1e30", "1000000000000000000000000000001", "more digits"),
+        ("uint8", "1.5", "1.5", "of type uint8 is 1.5"),
+        ("int", "NaN", "NaN", "of type int is nan"),
+        ("int", "-Infinity", "-Infinity", "of type int is -inf"),
+    ],
+)
+def test_whole_numbers_of_which_digits_are_lost_are_not_compared(
+    tmp_path: Path, kind: str, b: str, t: str, said: str
+) -> None:
+    """They read as equal: an infinity, a text, or a rounded number."""
+    row = _written(tmp_path, kind, b, t)
+    assert row["status"] == "unreadable" and said in row["reason"]
+    assert row["error"] is None and not row["identical"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "b", "t", "error"),
+    [
+        ("int", "1e5", "100001", 1e-5),
+        ("int", "5.0", "5", 0.0),
+        ("int32", "-2E3", "-2000.0", 0.0),
+        ("float", "1e30", "1e30", 0.0),
+    ],
+)
+def test_whole_numbers_written_with_an_exponent_are_what_they_mean(
+    tmp_path: Path, kind: str, b: str, t: str, error: float
+) -> None:
+    row = _written(tmp_path, kind, b, t)
+    assert row["status"] == "matched"
+    assert row["error"] == pytest.approx(error, rel=1e-12)
+    assert row["identical"] is (error == 0)
+
+
+def _written(tmp_path: Path, kind: str, b: str, t: str) -> dict[str, Any]:
+    """A scalar as the two texts stand in the files, beside one that is read."""
+    for side, text in (("b", b), ("t", t)):
+        leaves = [{"type": kind, "value": 12345}, scalar(1)]
+        path = dumps.write(tmp_path / side, {"Torch.f.0.forward": call(leaves, [])})
+        path.write_text(path.read_text().replace("12345", text))
+    return compared(tmp_path / "b", tmp_path / "t", tmp_path / "o").row("Torch.f.0.forward.input.0")
+
+
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("factor", [-1.0, 3.0, -0.7])
+def test_a_cosine_is_never_beyond_one(tmp_path: Path, wide: torch.dtype, factor: float) -> None:
+    """Of multiples rounding puts it at 1 and a little more."""
+    made = [torch.randn(7, 5, generator=torch.Generator().manual_seed(n)) for n in range(24)]
+    values = {f"n{n}": tensor.to(wide) for n, tensor in enumerate(made)}
+    _save(tmp_path / "b", values)
+    _save(tmp_path / "t", {name: tensor * factor for name, tensor in values.items()})
+    found = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out")
+    for name in values:
+        cosine = found.row(f"{name}.0.debug")["cosine"]
+        assert -1.0 <= cosine <= 1.0
+        assert cosine == pytest.approx(math.copysign(1.0, factor), abs=1e-6)
+
+
 @pytest.mark.parametrize("digits", [641, 4301, 20_000])
 @pytest.mark.parametrize(("last", "difference"), [("1", 1.0), ("0", 0.0)])
 def test_whole_numbers_longer_than_python_reads(

@@ -49,6 +49,8 @@ def test_it_is_found_where_it_first_is(
     assert found.first.operator == name and found.cause.class_ == "nonfinite"
     said = " ".join(found.cause.evidence)
     assert f"{name}: not finite at " in said and "on the target only" in said
+    # the error of what is finite in it is not what it parts by
+    assert f"in the {name}. " in found.sentence, found.sentence
     table = tables.read_table(Results.open(alignment.results), stage)
     row = table.row(by_predicate=(pl.col("name") == name) & pl.col("beyond"), named=True)
     assert row["status"] == "nonfinite" and row["lopsided"] > 0
