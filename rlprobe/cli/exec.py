@@ -103,6 +103,12 @@ def _recorded(args: argparse.Namespace, command: list[str]) -> int:
             ", ".join(map(str, living[:5])) + (", …" if len(living) > 5 else ""),
             output,
         )
+    elif not found and status != 0 and output.exists():
+        _log.warning(
+            "the command ended with status %d before a stage was recorded whole; what it began is "
+            "in %s: remove that before the next attempt, or give another directory with --output",
+            status, output,
+        )  # fmt: skip
     elif not found and status == 0:
         raise RunError(
             "the command ended well, and nothing was recorded: no trainer of verl or slime was "

@@ -50,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     from rlprobe.config import load
     from rlprobe.errors import ConfigError
-    from rlprobe.runs.launch import launch
+    from rlprobe.runs.launch import launch, require
     from rlprobe.runs.plan import plan
     from rlprobe.store.alignments import keeping
 
@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
         )
     spec = runs[args.role]
     store = args.store or Path(alignment.store)
+    require(spec, store, force=args.force)
     # no clean-up takes what is made here for garbage
     with keeping(store, alignment.name, [other.key for other in runs.values()]):
         manifest = launch(spec, store, args.log, force=args.force)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 from pathlib import Path
 
@@ -12,6 +13,9 @@ MAX_DIGITS = 40
 
 
 _BLOCK = 1 << 20
+UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+#: What a file is that begins with one of them.
+UTF_16 = "UTF-16, which some editors and shells make of a file; convert it to UTF-8"
 
 
 class DocumentError(ValueError):
@@ -46,6 +50,8 @@ def decoded(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
+        if data.startswith(UTF_16_MARKS):
+            raise DocumentError(f"is {UTF_16}") from error
         raise DocumentError(
             f"byte {error.start}: not JSON or YAML: {data[error.start]:#04x} is no UTF-8 text"
         ) from error

@@ -26,7 +26,7 @@ import msgspec
 import polars as pl
 
 from rlprobe.documents import jsonfile
-from rlprobe.documents.limits import DocumentError
+from rlprobe.documents.limits import UTF_16, UTF_16_MARKS, DocumentError
 from rlprobe.dumps import anyentry, repeated
 from rlprobe.dumps.anyentry import MAX_DEPTH as MAX_DEPTH
 from rlprobe.dumps.anyentry import NULL, Unknown
@@ -228,8 +228,8 @@ def _no_json(text: bytearray) -> str | None:
     """What a file is that holds no JSON at all; None where it begins like some."""
     if not text.strip():
         return "is empty: the run that wrote it was probably interrupted, or the disk full"
-    if text.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return "is UTF-16, which some editors and shells make of a file; convert it to UTF-8"
+    if text.startswith(UTF_16_MARKS):
+        return f"is {UTF_16}"
     if text.startswith((b"\x1f\x8b", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ")):
         return "is compressed: unpack it first"
     return None

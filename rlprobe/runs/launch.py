@@ -24,7 +24,17 @@ from rlprobe.errors import RlprobeError, RunError, StoreError
 from rlprobe.files import replace_text
 from rlprobe.frameworks import forward, proof
 from rlprobe.roles import BENCHMARK, REPEAT
-from rlprobe.runs import containers, entry, patience, process, routing, script, starting, states
+from rlprobe.runs import (
+    containers,
+    devices,
+    entry,
+    patience,
+    process,
+    routing,
+    script,
+    starting,
+    states,
+)
 from rlprobe.runs.follow import Progress
 from rlprobe.runs.plan import FAULT_ENV
 from rlprobe.spec import RunSpec
@@ -81,17 +91,8 @@ def launch(
         StoreError: a run it depends on is not in the store, or an imported one is missing.
     """
     store = store.absolute()
-    manifest = store / "runs" / spec.key / "manifest.json"
-    if spec.imported is not None and force:
-        raise StoreError(
-            f"{spec.role}: run {spec.key} was made elsewhere and cannot be made again here; import "
-            "it with `rlprobe store import --replace FILE`"
-        )
-    if spec.imported is not None and not manifest.exists():
-        raise StoreError(
-            f"{spec.role}: run {spec.key} is to be taken from {store}, but it is not there; import "
-            "it with `rlprobe store import FILE`"
-        )
+    manifest = _manifest(store, spec)
+    _require_imported(spec, store, force=force)
     with _only_one(store, spec.key):
         if manifest.exists() and not force:
             _log.info("%s: already in the store as %s", spec.role, spec.key[:12])
@@ -112,6 +113,50 @@ def launch(
         shutil.rmtree(scratch, ignore_errors=True)
     _log.info("%s: committed as %s", spec.role, spec.key[:12])
     return manifest
+
+
+def require(spec: RunSpec, store: Path, *, force: bool = False) -> None:
+    """Refuse what can only fail, before anything is written to the store.
+
+    Raises:
+        RunError: this host lacks the run's devices.
+        StoreError: a run it depends on is not in the store, or an imported one is missing.
+    """
+    store = store.absolute()
+    _require_imported(spec, store, force=force)
+    # what is there, or ran to its end and is only to be committed, needs nothing more
+    if (_manifest(store, spec).exists() and not force) or (not force and _finished(store, spec)):
+        return
+    _require_given(spec, store)
+    if spec.resources.nodes == 1:
+        devices.require(spec.device, spec.world_size)
+
+
+def _manifest(store: Path, spec: RunSpec) -> Path:
+    return store / "runs" / spec.key / "manifest.json"
+
+
+def _require_imported(spec: RunSpec, store: Path, *, force: bool) -> None:
+    if spec.imported is not None and force:
+        raise StoreError(
+            f"{spec.role}: run {spec.key} was made elsewhere and cannot be made again here; import "
+            "it with `rlprobe store import --replace FILE`"
+        )
+    if spec.imported is not None and not _manifest(store, spec).exists():
+        raise StoreError(
+            f"{spec.role}: run {spec.key} is to be taken from {store}, but it is not there; import "
+            "it with `rlprobe store import FILE`"
+        )
+
+
+def _require_given(spec: RunSpec, store: Path) -> None:
+    """What a replay replays is there."""
+    replayed = None if spec.replay_of is None else store / "runs" / spec.replay_of / "rollouts"
+    if replayed is not None and spec.rollouts is None and not replayed.is_dir():
+        raise StoreError(
+            f"{spec.role} replays run {spec.replay_of}, which is not in {store}; run the "
+            "benchmark first (`rlprobe run --role benchmark`) or import it"
+        )
 
 
 def _tell_if_stale(spec: RunSpec, store: Path) -> None:
@@ -282,12 +327,7 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
     framework = frameworks.get(spec.framework)
     directories = frameworks.RunDirectories(scratch=scratch, assets=store / "assets")
     session = session_of(spec, store, scratch)
-    ours = session.replay is not None and spec.replay_of is not None
-    if ours and session.replay is not None and not Path(session.replay.path).is_dir():
-        raise StoreError(
-            f"{spec.role} replays run {spec.replay_of}, which is not in {store}; run the "
-            "benchmark first (`rlprobe run --role benchmark`) or import it"
-        )
+    _require_given(spec, store)
     states.require(spec, store)
     if spec.replays_routing and spec.replay_of is not None:
         routing.lay_out(store, spec.replay_of, scratch / routing.ROUTING)

@@ -103,11 +103,17 @@ def end_with_parent() -> None:
 
 @contextlib.contextmanager
 def _forwarding_signals(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """SIGTERM and SIGINT end the child and then this command, with the usual exit status."""
+    """SIGTERM and SIGINT end the child and then this command, with the usual exit status.
+
+    Raises:
+        KeyboardInterrupt: on SIGINT, which the command says.
+    """
 
     def end(number: int, frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGTERM)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         sys.exit(128 + number)
 
     previous = {s: signal.signal(s, end) for s in (signal.SIGTERM, signal.SIGINT)}

@@ -67,6 +67,14 @@ def test_an_attempt_that_recorded_nothing_is_not_in_the_way_of_the_next(
     assert _exec(tmp_path, "--", sys.executable, f"{tmp_path}/trainer.py").returncode == 0
 
 
+def test_what_an_interrupted_command_began_is_said(tmp_path: Path) -> None:
+    """It may be half a recording, so it is not taken away; the next attempt asks for its place."""
+    begun = "mkdir -p rlprobe_dump/actor_update/step0; exit 130"
+    done = _exec(tmp_path, "--", "bash", "-c", begun)
+    assert done.returncode == 130
+    assert "before a stage was recorded whole; what it began is in rlprobe_dump" in done.stderr
+
+
 def test_what_a_script_leaves_in_the_background_is_recorded_all_the_same(tmp_path: Path) -> None:
     """``nohup python … &``: the script ends, and the training has only begun."""
     (tmp_path / "trainer.py").write_text(f"import time; time.sleep(3)\n{_RECORDS}")

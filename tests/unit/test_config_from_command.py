@@ -430,6 +430,11 @@ _PLAIN = "verl.trainer.main_ppo actor_rollout_ref.model.path=models/qwen data.tr
     [
         (f"python3 -m {_PLAIN}\r\n", "Windows line ends"),
         ("python3 -m verl.trainer.main_ppo\r\n", "Windows line ends"),
+        # whatever bash would have said of it, this is why
+        (f"set -xeuo pipefail\r\npython3 -m {_PLAIN}\r\n", "Windows line ends"),
+        (f"f() {{\r\n  python3 -m {_PLAIN}\r\n}}\r\nf\r\n", "Windows line ends"),
+        (f"if true; then\r\npython3 -m {_PLAIN}\r\nfi\r\n", "Windows line ends"),
+        (f"set -o pipefail\r\npython3 -m {_PLAIN}\r\n".replace("\r\n", "\n\r"), "Windows line"),
         (f"A=(a.b=1\r)\npython3 -m {_PLAIN} ${{A[@]}}\n", "Windows line ends"),
         (f"#!/bin/bash\r\nset -x\r\npython3 -m {_PLAIN} \\\r\n", "Windows line ends"),
         (f"\ufeffpython3 -m {_PLAIN}\n", "begins with a byte order mark"),
@@ -446,6 +451,25 @@ def test_a_script_that_bash_or_verl_would_stumble_over_is_refused(
     assert main(["config", "from-command", "-o", "mine.yaml", "run.sh"]) == 2
     assert said in capsys.readouterr().err
     assert not (site / "mine.yaml").exists()
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_a_script_in_utf_16_is_said_to_be(
+    site: Path, capsys: pytest.CaptureFixture[str], encoding: str
+) -> None:
+    (site / "run.sh").write_bytes(f"python3 -m {_PLAIN}\n".encode(encoding))
+    assert main(["config", "from-command", "-o", "mine.yaml", "run.sh"]) == 2
+    assert "UTF-16" in capsys.readouterr().err
+
+
+def test_windows_line_ends_of_what_a_script_sources_are_said(
+    site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (site / "common.sh").write_bytes(f"start() {{\r\n  python3 -m {_PLAIN}\r\n}}\r\n".encode())
+    (site / "run.sh").write_text("set -e\n. ./common.sh\nstart\n")
+    assert main(["config", "from-command", "-o", "mine.yaml", "run.sh"]) == 2
+    said = capsys.readouterr().err
+    assert "Something that the script reads has Windows line ends" in said
 
 
 def test_line_ends_of_what_is_only_written_are_nobodys_matter(

@@ -33,6 +33,14 @@ def test_a_key_given_twice_is_refused(tmp_path: Path) -> None:
         load(path)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_a_file_in_utf_16_is_said_to_be(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes("\ufeffname: a\n".encode(encoding))
+    with pytest.raises(ConfigError, match=r"a\.yaml: is UTF-16, .* UTF-8"):
+        load(path)
+
+
 @pytest.mark.parametrize("text", ["", "- a\n", "just text\n"])
 def test_a_file_without_keys_is_refused_listing_the_keys(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"accepted: a mapping with the keys name, framework"):

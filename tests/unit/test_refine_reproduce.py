@@ -125,6 +125,20 @@ def test_the_folder_shows_the_divergence(tmp_path: Path) -> None:
     assert script(out, "--tolerance", "10").returncode == 0
 
 
+@pytest.mark.parametrize("device", ["npu", "cuda"])
+def test_a_device_that_is_not_here_is_one_line(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, out = results(tmp_path, larger), tmp_path / "out"
+    assert main(["reproduce", str(directory), "-o", str(out)]) == 0
+    monkeypatch.setitem(sys.modules, "torch_npu", None)
+    if device == "cuda" and torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    done = script(out, "--device", device)
+    assert (done.returncode, done.stdout.count("\n")) == (1, 1), done.stdout
+    assert done.stdout.startswith(f"cannot be run on {device}: ")
+
+
 def test_sides_that_agree_exit_0(tmp_path: Path) -> None:
     directory, out = results(tmp_path, lambda _: None), tmp_path / "out"
     assert main(["reproduce", str(directory), "-o", str(out)]) == 0

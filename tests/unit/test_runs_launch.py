@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from rlprobe.errors import HookError, RunError, StoreError
 from rlprobe.files import InUseError
 from rlprobe.frameworks import RunDirectories
 from rlprobe.frameworks.layout import Layout
+from rlprobe.runs import devices
 from rlprobe.runs import launch as launching
 from rlprobe.runs.plan import plan
 from rlprobe.spec import RunSpec
@@ -61,7 +64,9 @@ class _Framework:
     count: Path
     name: str = "verl"
     builtin_version: int = 1
-    builtins: tuple[str, ...] = ("tiny-qwen2", "tiny-qwen2-critic", "arithmetic")
+    builtins: Mapping[str, tuple[str, ...]] = dataclasses.field(
+        default_factory=lambda: {"model": ("tiny-qwen2",), "data": ("arithmetic",)}
+    )
 
     def check(self, spec: RunSpec) -> None:
         """It can do everything."""
@@ -206,6 +211,45 @@ def test_a_benchmark_that_kept_no_states_is_refused_with_what_to_run(bench: Benc
     with pytest.raises(StoreError, match=r"step 1, 2 .* collect it again with controls.rejoin"):
         launching.launch(spec, bench.store)
     assert bench.started == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"role": "target", "replay_of": "0" * 64},
+        {"role": "repeat", "replay_of": "0" * 64, "rejoin": True},
+        {"imported": "1" * 64},
+        {"device": "npu", "world_size": 64},
+        {"device": "cuda", "world_size": 64},
+    ],
+)
+def test_what_can_only_fail_is_refused_before_there_is_a_store(
+    bench: Bench, change: dict[str, Any]
+) -> None:
+    with pytest.raises((RunError, StoreError)):
+        launching.require(dataclasses.replace(bench.spec, **change), bench.store)
+    assert not bench.store.exists()
+
+
+def test_what_is_in_the_store_or_only_to_be_committed_needs_no_device(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.launch()
+
+    def none_here(kind: str, count: int) -> None:
+        raise RunError("no device")
+
+    monkeypatch.setattr(devices, "require", none_here)
+    launching.require(bench.spec, bench.store)
+    with pytest.raises(RunError, match="no device"):
+        launching.require(bench.spec, bench.store, force=True)
+    left = bench.store / "scratch" / f"{bench.spec.key[:16]}-1" / "side"
+    left.mkdir(parents=True)
+    shutil.rmtree(bench.store / "runs" / bench.spec.key)
+    with pytest.raises(RunError, match="no device"):
+        launching.require(bench.spec, bench.store)
+    (left / "run.json").write_text("{}")
+    launching.require(bench.spec, bench.store)
 
 
 def test_an_imported_run_that_is_not_there_says_what_to_do(bench: Bench) -> None:

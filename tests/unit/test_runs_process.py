@@ -93,6 +93,25 @@ def test_nothing_survives_a_sigterm(tmp_path: Path) -> None:
     assert _alive(f"t-term-{_HERE}") == []
 
 
+def test_ctrl_c_is_said_and_nothing_survives_it(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from rlprobe import cli\n"
+        "from rlprobe.cli import run; from rlprobe.runs import process\n"
+        "run.run = lambda args: process.run(['bash', '-c', 'setsid sleep 60 & sleep 60'], "
+        f"run_id='t-int-{_HERE}', log=Path({str(tmp_path / 'log')!r}), watch=lambda: None)\n"
+        "sys.exit(cli.main(['run', '--config', 'x', '--role', 'target']))"
+    )
+    runner = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 20
+    while len(_alive(f"t-int-{_HERE}")) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(_alive(f"t-int-{_HERE}")) >= 3, "the run never started"
+    runner.send_signal(signal.SIGINT)
+    assert runner.communicate(timeout=30)[1] == "rlprobe: error: interrupted\n"
+    assert runner.returncode == 130
+    assert _alive(f"t-int-{_HERE}") == []
+
+
 def test_the_command_ends_when_rlprobe_is_killed(tmp_path: Path) -> None:
     code = (
         "from pathlib import Path; from rlprobe.runs import process; "

@@ -187,6 +187,17 @@ def error(exact: torch.Tensor, other: torch.Tensor) -> float:
     return difference / size if size else difference
 
 
+def unavailable(device: str) -> str:
+    """Why nothing can be run on a device here; empty where something can."""
+    try:
+        if device == "npu":
+            importlib.import_module("torch_npu")
+        torch.zeros(1, device=device)
+    except Exception as problem:  # noqa: BLE001 - whatever a vendor's library raises without its driver
+        return f"{type(problem).__name__}: {problem}"
+    return ""
+
+
 def main(words: list[str] | None = None) -> int:
     """Run, print and compare; the exit code."""
     here = Path(__file__).parent
@@ -195,8 +206,10 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda", "npu"))
     parser.add_argument("--tolerance", type=float, default=about["tolerance"])
     args = parser.parse_args(words)
-    if args.device == "npu":
-        importlib.import_module("torch_npu")
+    lacking = unavailable(args.device)
+    if lacking:
+        print(f"cannot be run on {args.device}: {lacking}", file=sys.stderr)
+        return 1
     sides = {}
     for side in ("benchmark", "target"):
         trace = json.loads((here / f"{side}.json").read_text(encoding="utf-8"))

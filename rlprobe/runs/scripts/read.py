@@ -51,6 +51,8 @@ def draft_of(
 
 def _ended(traced: Script) -> str:
     """Why a script may have come to no training, as far as it says."""
+    if "\r" in traced.last or r"\r'" in traced.last:
+        return f". Something that the script reads has {trace.WINDOWS_LINES}"
     if traced.status == 0:
         return ""
     last = f", and wrote last: {traced.last}" if traced.last else ""

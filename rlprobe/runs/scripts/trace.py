@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlprobe.documents.limits import UTF_16, UTF_16_MARKS
 from rlprobe.errors import UsageError
 from rlprobe.runs.scripts import note
 
@@ -130,9 +131,13 @@ def read(
                 child.wait()
                 status = None
         lines = out.read_text(encoding="utf-8").splitlines()
-        words = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        words = said.read_bytes().decode(errors="replace").strip().split("\n")
     noted = [_command(json.loads(line), environ) for line in lines]
-    return Script(noted, status, words[-1][:200] if words else "")
+    return Script(noted, status, words[-1][:200])
+
+
+#: Said of a script, or of one that it reads.
+WINDOWS_LINES = "Windows line ends, and bash passes them on; convert it (sed -i 's/\\r$//' FILE)"
 
 
 def _require_shell(script: Path) -> None:
@@ -146,6 +151,11 @@ def _require_shell(script: Path) -> None:
             f"{script} begins with a byte order mark, which bash takes for a part of its first "
             "word; save it as UTF-8 without one (sed -i '1s/^\\xef\\xbb\\xbf//' FILE)"
         )
+    # before bash: it would say something else of each option and bracket that ends so
+    if first.endswith(b"\r\n"):
+        raise UsageError(f"{script} has {WINDOWS_LINES}")
+    if first.startswith(UTF_16_MARKS) or b"\0" in first:
+        raise UsageError(f"{script} is {UTF_16}")
     if first.startswith(b"#!") and not note.is_script(str(script), anywhere=True):
         raise UsageError(
             f"{script} begins with {first.decode(errors='replace').strip()}; accepted: a script "

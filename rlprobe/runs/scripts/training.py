@@ -13,7 +13,7 @@ from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import UsageError
 from rlprobe.frameworks.adopted import Training
 from rlprobe.runs.scripts import note
-from rlprobe.runs.scripts.trace import Command
+from rlprobe.runs.scripts.trace import WINDOWS_LINES, Command
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?$")
 _VERL = "verl.trainer.main_ppo"
@@ -108,8 +108,7 @@ def _require_line_ends(words: Sequence[str]) -> None:
     for word in words:
         if word.endswith("\r"):
             raise UsageError(
-                f"{word!r} ends with a carriage return: the script has Windows line ends, and bash "
-                "passes them on; convert it (sed -i 's/\\r$//' FILE)"
+                f"{word!r} ends with a carriage return: the script has {WINDOWS_LINES}"
             )
 
 
