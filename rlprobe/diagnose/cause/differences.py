@@ -110,6 +110,12 @@ class Parameters:
     of_ranks: tuple[float, float] | None = None
     #: Exponent of the error's growth over micro-batches.
     growth: float | None = None
+    #: Floors of the gradients of the same slot that were judged and agree.
+    agreeing: tuple[float, ...] = ()
+
+    def spared(self, by: float) -> int:
+        """How many of the gradients beside them a factor would have shown in, and does not."""
+        return sum(2.0 * floor < abs(by - 1.0) for floor in self.agreeing)
 
 
 @dataclass(frozen=True)

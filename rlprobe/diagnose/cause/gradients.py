@@ -33,28 +33,29 @@ def parameters(scene: Scene) -> Symptoms:
     """Gradients of parameters, while those of activations agree."""
     if scene.origin.kind == kinds.WEIGHT_GRADIENT:
         return activations(scene)
-    rows = scene.finding.stage.rows.filter(
+    alike = scene.finding.stage.rows.filter(
         pl.col("judged")
         & (pl.col("slot") == scene.row["slot"])
-        & pl.col("beyond")
         & (pl.col("micro_batch") == scene.row["micro_batch"])
     )
+    rows = alike.filter("beyond")
     kind, size = scene.origin.kind, scene.world_size
     first = _first_agrees(scene)
     found = Parameters(
         rows, kind, size, first, _own_agree(scene), first and _later(scene),
         _of_ranks(scene) if kind == kinds.CLIPPING and size > 1 else None,
-        _growth(scene),
+        _growth(scene), _agreeing(alike) if kind == kinds.CLIPPING else (),
     )  # fmt: skip
     record = Record.of(scene.finding, scene.row, inside=False, what=say("gradient"))
     odd = record.row.get("status") == "nonfinite" or record.row.get("other_format")
     alone = rows.height == 1 and kind != kinds.CLIPPING
-    return Symptoms([found, record] if odd or alone else [found], _described(scene, rows))
+    return Symptoms([found, record] if odd or alone else [found], _described(scene, found))
 
 
-def _described(scene: Scene, rows: pl.DataFrame) -> list[Said]:
+def _described(scene: Scene, found: Parameters) -> list[Said]:
+    rows = found.rows
     if scene.origin.kind == kinds.CLIPPING:
-        return [_clipped(rows)]
+        return [_clipped(rows), *_beside(found)]
     if scene.origin.kind == kinds.REDUCTION and not kinds.has_activations(scene.finding.stage.rows):
         return [
             say(
@@ -65,6 +66,30 @@ def _described(scene: Scene, rows: pl.DataFrame) -> list[Said]:
         ]
     return [
         say("activations' gradients agree, and {count} of parameters do not", count=rows.height)
+    ]
+
+
+def _agreeing(rows: pl.DataFrame) -> tuple[float, ...]:
+    """Floors of those that are not zero and agree, nothing excusing them, of ranks that differ."""
+    # a rank of which all agree clipped by another norm than those that differ
+    apart = rows.filter("beyond").get_column("rank").unique()
+    rows = rows.filter(pl.col("rank").is_in(apart.implode()))
+    agree = ~pl.col("beyond") & (pl.col("norm_benchmark") > 0) & pl.col("floor").is_not_null()
+    if "excused_by" in rows.columns:
+        agree = agree & pl.col("excused_by").is_null()
+    return tuple(rows.filter(agree).get_column("floor"))
+
+
+def _beside(found: Parameters) -> list[Said]:
+    """That others agree after clipping, where those that differ do so by one factor."""
+    by = factor.common(found.rows)
+    spared = 0 if by is None or not by.is_of_all else found.spared(by.factor)
+    if not spared:
+        return []
+    if spared == 1:
+        return [say("1 other gradient agrees: clipping by one norm leaves none out")]
+    return [
+        say("{count} other gradients agree: clipping by one norm leaves none out", count=spared)
     ]
 
 

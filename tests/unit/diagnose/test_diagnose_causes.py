@@ -314,7 +314,7 @@ def test_ranks_that_clip_each_by_its_own_norm(factors: tuple[float, ...], found:
     rows = [
         {
             **row(factor * GRADIENT), "rank": rank, "slot": "grad_clipped", "micro_batch": 0,
-            "judged": True, "beyond": factor != 1.0, "phase": execution.GRADIENTS,
+            "judged": True, "beyond": factor != 1.0, "phase": execution.GRADIENTS, "floor": 1e-5,
         }
         for rank, factor in enumerate(factors)
     ]  # fmt: skip

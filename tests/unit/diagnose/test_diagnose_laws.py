@@ -305,6 +305,38 @@ def test_all_tokens_or_one_alone_are_no_tokens_left_out() -> None:
 # clipping
 
 
+def clipped(*factors: float, floor: float = 1e-5) -> Found:
+    """The cause where gradients are these multiples of the benchmark's after clipping."""
+    rows = [
+        record(
+            INPUT, f * INPUT, slot="grad_clipped", phase=execution.GRADIENTS, module=f"m{i}",
+            beyond=f != 1.0, floor=floor,
+        )
+        for i, f in enumerate(factors)
+    ]  # fmt: skip
+    return cause(finding(rows, origin.CLIPPING))
+
+
+@pytest.mark.parametrize("factors", [(0.5, 1, 1), (2, 2, 1, 1, 1), (0.999, 1), (1.7, 1.7, 1.7, 1)])
+def test_clipping_by_another_norm_leaves_no_gradient_out(factors: tuple[float, ...]) -> None:
+    found = clipped(*factors)
+    assert found.cause == "constant_factor", found
+    others = factors.count(1)
+    assert any(f"{others} other gradient" in str(line) for line in found.said)
+    assert not any("another norm" in str(line) for line in found.said)
+
+
+@pytest.mark.parametrize("factors", [(0.5, 0.5, 0.5), (2, 2), (0.999, 0.999, 0.999)])
+def test_clipping_by_another_norm_is_one_factor_of_all(factors: tuple[float, ...]) -> None:
+    found = clipped(*factors)
+    assert found.cause == "hyperparameter"
+    assert not any("agree" in str(line) for line in found.said)
+
+
+def test_a_gradient_whose_floor_hides_the_factor_is_not_left_out() -> None:
+    assert clipped(1.001, 1.001, 1, floor=6e-4).cause == "hyperparameter"
+
+
 def test_gradients_that_are_clipped_one_by_one_have_no_common_factor() -> None:
     def said(*factors: float) -> str:
         rows = [

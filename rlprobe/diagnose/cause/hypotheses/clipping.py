@@ -16,12 +16,14 @@ class Norm:
     needs = Parameters
 
     def fit(self, difference: Parameters) -> Fit | None:
-        """Fit the factor; None before clipping, or where each rank has its own."""
+        """Fit the factor; None before clipping, or where each rank or some have their own."""
         if difference.kind != kinds.CLIPPING or difference.of_ranks is not None:
             return None
         found = factor.common(difference.rows)
         if found is None or not found.is_of_all or found.factor < 0:
             return None  # a norm is never negative, so no clipping turns a gradient around
+        if difference.spared(found.factor):
+            return None  # nor does it leave any out
         said = say(
             "{every} after clipping are {factor} times the benchmark's: clipped at "
             "another norm, or by another one",

@@ -183,7 +183,8 @@ class OfParameters:
         found = common(difference.rows)
         if found is None or not found.is_of_all:
             return None
-        if difference.kind == kinds.CLIPPING and found.factor > 0:
+        clipped = found.factor > 0 and not difference.spared(found.factor)
+        if difference.kind == kinds.CLIPPING and clipped:
             return None
         every = found.of_what(say("gradients that differ"))
         said = say(
