@@ -156,7 +156,7 @@ def _from_command(args: argparse.Namespace) -> int:
 def _check(path: Path, output: Path | None) -> int:
     from rlprobe import frameworks
     from rlprobe.frameworks.layout import comparable
-    from rlprobe.runs import states
+    from rlprobe.runs import identity, states
     from rlprobe.runs.jobs import Jobs
 
     jobs = Jobs.load(path)
@@ -182,6 +182,8 @@ def _check(path: Path, output: Path | None) -> int:
         unrecorded = frameworks.get(jobs.alignment.framework).inference_not_recorded(benchmark)
         if unrecorded is not None:
             print(f"note: {unrecorded}")
+    for sentence in identity.analysis_not_here(jobs.alignment):
+        print(f"note: {sentence}")
     for sentence in _overruled(jobs.runs):
         print(f"note: {sentence}")
     sides = [jobs.runs[role] for role in (BENCHMARK, TARGET)]

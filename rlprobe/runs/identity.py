@@ -57,6 +57,23 @@ def require(alignment: Alignment, fault: str | None) -> None:
         raise ConfigError("\n".join([f"{len(lost)} problems", *(f"  {line}" for line in lost)]))
 
 
+def analysis_not_here(alignment: Alignment) -> list[str]:
+    """Images of the comparisons that this machine lacks.
+
+    Nobody's mistake where the machine only trains: a site that makes one side, a node of a cluster.
+    """
+    analysis = alignment.analysis
+    if analysis.runtime != "apptainer":
+        return []
+    images = (("image", analysis.image), ("torch_image", analysis.torch_image))
+    return [
+        f"analysis.{key}: {image} does not exist (looked in {Path.cwd()}); the jobs that compare "
+        "enter it"
+        for key, image in images
+        if image is not None and "://" not in image and not Path(image).expanduser().exists()
+    ]
+
+
 def _no_directory(key: str, place: Path) -> Iterator[str]:
     """What stands where a directory is, or is to be made."""
     for path in (place, *place.parents):
@@ -79,11 +96,6 @@ def _named(alignment: Alignment, fault: str | None) -> Iterator[tuple[str, str]]
             yield key, reference.rpartition(":")[0]
     if alignment.resume_from is not None:
         yield "resume_from", alignment.resume_from
-    analysis = alignment.analysis
-    if analysis.runtime == "apptainer":
-        for key, image in (("image", analysis.image), ("torch_image", analysis.torch_image)):
-            if image is not None and "://" not in image:
-                yield f"analysis.{key}", image
     if alignment.benchmark.rollouts is not None:
         yield "benchmark.rollouts", alignment.benchmark.rollouts
     for where, side in (("benchmark", alignment.benchmark), ("target", alignment.target)):

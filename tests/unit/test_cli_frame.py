@@ -299,6 +299,24 @@ def test_an_override_that_a_run_does_not_take_is_said(
     assert "overruled" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("key", ["image", "torch_image"])
+def test_an_image_of_comparisons_that_is_not_here_is_said_and_stops_no_training(
+    key: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The site that collects has no use for the image in which another one compares."""
+    monkeypatch.chdir(root)
+    text = (root / "config/config.yaml").read_text(encoding="utf-8")
+    config, image = tmp_path / "a.yaml", tmp_path / "compare.sif"
+    config.write_text(f"{text}\nanalysis: {{{key}: {image}}}\n", "utf-8")
+    assert main(["config", "check", str(config)]) == 0
+    said = f"note: analysis.{key}: {image} does not exist"
+    assert said in capsys.readouterr().out
+    image.touch()
+    assert main(["config", "check", str(config)]) == 0
+    assert "note: analysis" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", ["report", "diagnose"])
 def test_a_directory_without_results_says_how_there_come_to_be_some(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

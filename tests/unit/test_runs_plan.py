@@ -211,8 +211,6 @@ def test_controls_of_an_imported_benchmark_may_be_imported_too() -> None:
             {"target": {"container": {"runtime": "apptainer", "image": "no.sif"}}},
             r"target\.container\.image: no\.sif does not exist",
         ),
-        ({"analysis": {"image": "no.sif"}}, r"analysis\.image: no\.sif does not exist"),
-        ({"analysis": {"torch_image": "no.sif"}}, r"analysis\.torch_image: no\.sif does not exist"),
         ({"model": {"path": "builtin:arithmetic"}}, r"is no builtin model of verl; .*tiny-qwen2,"),
         (
             {"data": {"train_files": "builtin:tiny-qwen2"}},
