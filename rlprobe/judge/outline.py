@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
@@ -477,6 +478,17 @@ def _by_statistics(step: Step) -> bool:
     )
 
 
+#: Characters of a name that is to be copied; a line of more is not read.
+_COPIED = 200
+
+
+def _listed(call: str) -> str:
+    """A call as msprobe's configuration takes it: whole, since part of a name names nothing."""
+    if len(call) > _COPIED:
+        return "that call, by its whole name in records.parquet"
+    return f"[{json.dumps(call, ensure_ascii=False)}]"
+
+
 def _next(
     diverged: Finding | None, summaries: Sequence[Summary], out: str, stacks: bool, blind: bool
 ) -> Iterator[str]:
@@ -489,7 +501,7 @@ def _next(
         if row.get("error_kind") == _BOUND and _values(row) is None:
             yield (
                 "  see which elements differ: dump both sides again with task tensor and list "
-                f'["{lacking.short(call)}"]'
+                f"{_listed(call)}"
             )
         if not stacks:
             yield "  see who calls it on either side: the same command with --stacks"

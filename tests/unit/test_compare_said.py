@@ -152,6 +152,13 @@ def test_a_name_beyond_all_bounds_is_shortened(
          "Module.a.Linear.forward.0"),
         ("Module.output.Linear.forward.3", [tensor((1.5, -1.0, 0.25, 2.0))],
          "Module.output.Linear.forward.3"),
+        # to be copied: whole, however long, and as JSON has it
+        (f"Module.{'a_long_name.' * 12}Linear.forward.0", [tensor((1.5, -1.0, 0.25, 2.0))],
+         f"Module.{'a_long_name.' * 12}Linear.forward.0"),
+        ('Module.a"b.Linear.forward.0', [tensor((1.5, -1.0, 0.25, 2.0))],
+         'Module.a\\"b.Linear.forward.0'),
+        ("Module.é.Linear.forward.0", [tensor((1.5, -1.0, 0.25, 2.0))],
+         "Module.é.Linear.forward.0"),
     ],
 )  # fmt: skip
 def test_the_list_that_is_advised_names_the_call(
@@ -168,6 +175,19 @@ def test_the_list_that_is_advised_names_the_call(
         dumps.write(tmp_path / side / "step0/rank0", {name: call([], results)})
     assert compare(tmp_path) == 0
     assert f'list ["{said}"]' in capsys.readouterr().out
+
+
+def test_a_name_that_is_too_long_to_be_copied_is_not_cut_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = f"Module.{'block.' * 50}Linear.forward.0"
+    for side, top in (("b", 1.0), ("t", 1.5)):
+        made = {name: call([], [tensor((top, -1.0, 0.25, 2.0))])}
+        dumps.write(tmp_path / side / "step0/rank0", made)
+    assert compare(tmp_path) == 0
+    said = capsys.readouterr().out
+    assert "list that call, by its whole name in records.parquet" in said
+    assert 'list ["' not in said
 
 
 @pytest.mark.parametrize("within", ["a\nBy status:", "\n", "x\n\ny"])
