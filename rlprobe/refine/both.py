@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rlprobe.judge import digits
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.refine import conditioning, meaning, wiring
 from rlprobe.refine.bounds import Bounds
@@ -98,7 +99,43 @@ def _kernel(step: Both, beside: Beside, given: float) -> list[Difference]:
             size=_size(b, t),
             most=max(_relative(size, v) for size, v in zip(bounds or [], b.outputs, strict=False)),
         )
-    return [Difference(IMPLEMENTATION, said, True, "kernel", t.said)]
+    rounded = _rounds(b, t)
+    if rounded is None:
+        return [Difference(IMPLEMENTATION, said, True, "kernel", t.said)]
+    side, name = rounded
+    said += say(
+        "; what it makes are {format} numbers on the {side} alone",
+        format=name,
+        side=of_side(side),
+    )
+    return [Difference("rounding_order", said, True, "kernel", t.said)]
+
+
+def _rounds(b: Operator, t: Operator) -> tuple[str, str] | None:
+    """The side that rounds what it makes to a shorter format, and that format.
+
+    All that differs is of the shorter format on that side alone, and differs by no more than a
+    rounding to it: a kernel's results, of which every element was looked at.
+    """
+    pairs = [
+        (one, other)
+        for one, other in zip(b.outputs, t.outputs, strict=False)
+        if error(one, other) != 0.0
+    ]
+    found = {_shorter(one, other) for one, other in pairs}
+    return found.pop() if len(found) == 1 else None
+
+
+def _shorter(one: Value, other: Value) -> tuple[str, str] | None:
+    size = error(one, other)
+    if one.bits is None or other.bits is None or size is None:
+        return None
+    side = "target" if other.bits < one.bits else "benchmark"
+    low, high = sorted((one.bits, other.bits))
+    for name, kept in digits.FORMATS.items():
+        if low <= kept < high and size <= 2.0**-kept:
+            return side, name
+    return None
 
 
 def _relative(size: float, value: Value) -> float:

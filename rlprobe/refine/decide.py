@@ -192,6 +192,10 @@ _WITHIN = {
 _SHOWN = ("mask", "rounding_order")
 
 
+#: Classes of what a stage or module was given: which law its numbers obey says how it differs.
+_CAME_IN = ("data", "position")
+
+
 def _decided(cause: Cause, refined: Refined, diagnosis: Diagnosis) -> Cause:
     """The best known cause, without its evidence."""
     observed, tried = refined.observed, refined.tried
@@ -207,6 +211,8 @@ def _decided(cause: Cause, refined: Refined, diagnosis: Diagnosis) -> Cause:
         return Cause(tried.cause, REPRODUCED, refined.said(tried.statement), [])
     floor = _floor(diagnosis) if refined.floor is None else refined.floor
     reproduced = _reproduced(refined, floor)
+    if reproduced is not None and cause.class_ in _CAME_IN:
+        return Cause(cause.class_, REPRODUCED, reproduced.statement, [])
     if reproduced is not None:
         return reproduced
     if observed is not None and observed.cause == IMPLEMENTATION:

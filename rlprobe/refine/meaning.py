@@ -36,6 +36,8 @@ VIEWS = frozenset({
     "empty_like", "as_strided", "flatten", "unflatten", "empty", "_reshape_alias", "view_as",
     "arange", "lift_fresh", "sym_size", "expand", "values", "_nested_get_values",
     "_nested_view_from_jagged", "_nested_view_from_buffer",
+    # a number that code takes off a tensor is seen where it is an argument
+    "_local_scalar_dense",
 })  # fmt: skip
 #: Arguments that say along which dimensions an operator works: no constant of a computation.
 _STRUCTURE = frozenset({

@@ -369,6 +369,8 @@ def _with_numbers(op: Operator) -> str:
         for argument in op.arguments
         if len(argument.tensors) == 1 and len(argument.tensors[0].elements or ()) == 1
     ]
+    # of a list how many: one that is left out is seen by nothing else
+    said += [f"{a.name}=[{len(a.tensors)}]" for a in op.arguments if len(a.tensors) > 1]
     if not said:
         return op.said
     return f"{op.name}({', '.join(said)}){op.said.removeprefix(op.name)}"

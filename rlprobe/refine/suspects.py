@@ -84,11 +84,7 @@ def find(directory: Path, budget_mib: int) -> Plan:
     if diverged.stage.laid_out is not None:
         return nothing(f"{NO_COUNTERPART}: to look at them, lay both out alike")
     origin = diverged.origin
-    # a module's own gradients of parameters come late and are made in its backward pass, unless
-    # those of each micro-batch agree: then in what adds them up
-    after = (origin.row.get("phase") or 0) >= execution.GRADIENTS
-    own = origin.module if _is_of_a_module(origin) else None
-    late = after and (own is None or _agrees_by_micro_batch(diverged, own))
+    late = _is_late(diverged)
     kind = _traced(diverged, late)
     modules = _nearest(diverged) if late else _modules(diverged) or _nearest(diverged)
     micro_steps = _micro_steps(benchmark, diverged, step.number)
@@ -113,6 +109,22 @@ def find(directory: Path, budget_mib: int) -> Plan:
         floor=_floor(diverged),
         of_record=_of_record(diverged),
     )
+
+
+def _is_late(diverged: Finding) -> bool:
+    """Whether what is to be seen comes after the passes: sums of gradients, and the update.
+
+    A module's own gradients of parameters come late and are made in its backward pass, unless those
+    of each micro-batch agree: then in what adds them up. What runs on the weights that an update
+    left shows that update.
+    """
+    assert diverged.origin is not None
+    origin = diverged.origin
+    if origin.kind == kinds.OPTIMIZER:
+        return True
+    after = (origin.row.get("phase") or 0) >= execution.GRADIENTS
+    own = origin.module if _is_of_a_module(origin) else None
+    return after and (own is None or _agrees_by_micro_batch(diverged, own))
 
 
 def _is_of_a_module(origin: kinds.Origin) -> bool:

@@ -44,6 +44,8 @@ class Value(msgspec.Struct, frozen=True):
     sketch: str | None = None
     nonfinite: int | None = None
     elements: list[Any] | None = None
+    #: Significant bits of the shortest format of which all its elements are numbers.
+    bits: int | None = None
     #: Where it comes from, where no traced operator made it.
     origin: str | None = msgspec.field(name="from", default=None)
     #: File that holds it.

@@ -97,6 +97,7 @@ MAKES: dict[str, Make] = {
         torch.zeros(9, 8).index_add(0, IDS[0], y[0])),
     "views": lambda x, y, z: (torch.cat([x, y]), x.transpose(1, 2).contiguous(), x[:, 1:3],
                               x[..., None].expand(2, 8, 8, 5).clone(), torch.stack([x, y])),
+    "means": lambda x, y, z: (z.mean(-1, keepdim=True), x.square().mean(-1)),
     "second moments": _in_place("addcmul_", 0.001),
     "steps": _in_place("addcdiv_", -0.1),
     "lists": _lists,
@@ -148,6 +149,10 @@ def _rows_lost(d: Tensor, ids: Tensor, count: int, padding: int, scale: bool) ->
     return made.index_add_(0, ids.flatten()[:-1], d.flatten(0, -2)[:-1])
 
 
+def _cut(x: Tensor) -> Tensor:
+    return (x.view(torch.int32) & -65536).view(torch.float32)
+
+
 WRONG: dict[str, tuple[str, str, Make]] = {
     "masked softmax in bf16": ("masked scores", "_softmax", lambda x, d, _: _half(_soft(x, d))),
     "filled softmax in bf16": ("filled scores", "_softmax", lambda x, d, _: _half(_soft(x, d))),
@@ -165,6 +170,25 @@ WRONG: dict[str, tuple[str, str, Make]] = {
         torch.zeros(b.shape[1]), _half(_half(a)), 1.01 * b)),
     "sigmoid's gradient crude": ("gradients", "sigmoid_backward", lambda d, o: d * o),
     "silu crude": ("activations", "silu", lambda x: x * torch.clamp(x / 6 + 0.5, 0, 1)),
+    "mean in bf16": ("means", "mean.dim", lambda x, d, keep=False, *, dtype=None: _half(
+        x.sum(d, keep) / x.shape[-1])),
+    "square in fp16": ("products", "pow.Tensor_Scalar", lambda x, n: (x * x).half().float()),
+    "root in bf16, in fp64 else": ("products", "rsqrt", lambda x: _half(1 / x.sqrt())),
+    "tanh cut off to bf16": ("activations", "tanh", lambda x: _cut(torch.sinh(x) / torch.cosh(x))),
+    # numbers of bf16, further off than a rounding makes
+    "sine in bf16 and doubled": ("activations", "sin", lambda x: 2 * _half(torch.cos(x - 1.5708))),
+    "exponents dead": ("activations", "exp", lambda x: torch.zeros_like(x)),
+    # a sum that is rounded within, of which the result is not: nothing tells
+    "softmax's gradient sums in bf16": (
+        "gradients", "_softmax_backward_data",
+        lambda d, y, _dim, _type: (d - _half((d * y).sum(-1, keepdim=True))) * y),
+}  # fmt: skip
+#: Those of which every result is a number of a shorter format, and no further off.
+ROUNDED = {
+    "masked softmax in bf16": "bfloat16", "filled softmax in bf16": "bfloat16",
+    "second moment in bf16": "bfloat16", "step in bf16": "bfloat16", "mean in bf16": "bfloat16",
+    "square in fp16": "float16", "root in bf16, in fp64 else": "bfloat16",
+    "tanh cut off to bf16": "bfloat16",
 }  # fmt: skip
 
 
@@ -179,7 +203,43 @@ def test_a_kernel_that_makes_other_numbers_of_about_the_same_is_named(name: str)
         target = Trace("module", None, "cpu", {}, traced(MAKES[make], numbers(noise)))
     first = observe(right, target, 2 * noise, 4 * noise).first
     assert first is not None and first.of.startswith(f"aten::{operator} ("), first
-    assert (first.cause, first.kind) == ("implementation", "kernel")
+    cause = "rounding_order" if name in ROUNDED else "implementation"
+    assert (first.cause, first.kind) == (cause, "kernel"), first
+    said = f"what it makes are {ROUNDED.get(name)} numbers on the target alone"
+    assert (said in first.said) is (name in ROUNDED)
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_a_benchmark_that_rounds_is_named_as_well(name: str) -> None:
+    make, operator, wrong = WRONG[name]
+    target = Trace("module", None, "cpu", {}, traced(MAKES[make], numbers(0.0)))
+    with kernel(operator, wrong):
+        benchmark = Trace("module", None, "cpu", {}, traced(MAKES[make], numbers(0.0)))
+    first = observe(benchmark, target, 1e-6, 1e-6).first
+    assert first is not None and first.cause == "rounding_order", first
+    assert f"{ROUNDED[name]} numbers on the benchmark alone" in first.said
+
+
+@pytest.mark.parametrize(
+    ("make", "bits"),
+    [
+        (lambda x: x, 24),
+        (lambda x: x.bfloat16().float(), 8),
+        (lambda x: x.half().float(), 11),
+        (lambda x: x.double() / 3, 53),
+        (lambda x: x.half().double(), 11),
+        (lambda x: x.bfloat16().float().masked_fill(x > 0, float("nan")), 8),
+        (lambda x: torch.cat([x.bfloat16().float().ravel(), x.ravel()[:1]]), 24),
+        (lambda x: x.bfloat16().float().mT, 8),
+        (lambda x: x.bfloat16(), None),
+        (lambda x: torch.arange(9), None),
+    ],
+)
+def test_the_format_that_holds_every_element_is_recorded(make: Make, bits: int | None) -> None:
+    from rlprobe.capture.trace.values import content
+
+    x = torch.randn(3, 7, generator=torch.Generator().manual_seed(1))
+    assert content(make(x)).get("bits") == bits
 
 
 def test_what_nothing_bounds_is_said_to_be_open() -> None:

@@ -29,9 +29,9 @@ def refined(**given: Any) -> Refined:
 @pytest.mark.parametrize(
     ("floor", "of_record", "cause"),
     [
-        (3.2, 1e-5, "data"),  # of a loss whose parts cancel, and of the gradient it sends back
+        (3.2, 1e-5, "unknown"),  # of a loss whose parts cancel, and of the gradient it sends back
         (3.2, None, "constant_factor"),
-        (1e-5, None, "data"),
+        (1e-5, None, "unknown"),
         (1e-5, 0.1, "constant_factor"),
     ],
 )
@@ -40,11 +40,11 @@ def test_a_law_is_held_against_the_floor_of_its_own_record(
 ) -> None:
     monkeypatch.setattr(decide, "_floor", lambda _: floor)
     monkeypatch.setattr(decide, "_said", lambda text, _: text)
-    before = Cause("data", "consistent", "what it was given differs", [])
+    before = Cause("unknown", "unknown", "no law", [])
     found = decide._decided(before, refined(floor=of_record), None)  # type: ignore[arg-type]
     assert found.class_ == cause
     left = math.sqrt(0.0016) * 0.9 / (of_record or floor)
-    assert cause == "data" or f"{left:.2g} of the noise floor is left" in found.statement
+    assert cause == "unknown" or f"{left:.2g} of the noise floor is left" in found.statement
 
 
 def test_what_was_given_and_seen_to_differ_comes_before_a_law() -> None:
@@ -52,6 +52,22 @@ def test_what_was_given_and_seen_to_differ_comes_before_a_law() -> None:
     before = Cause("data", "consistent", "what it was given differs", [])
     found = decide._decided(before, refined(observed=seen, floor=1.0), DIAGNOSIS)
     assert (found.class_, found.known) == ("data", "observed")
+
+
+@pytest.mark.parametrize(
+    ("given", "law"),
+    [
+        ("position", "saturation"),
+        ("position", "layout"),
+        ("data", "constant_factor"),
+        ("data", "layout"),
+    ],
+)
+def test_a_law_of_what_came_in_otherwise_says_how_and_not_why(given: str, law: str) -> None:
+    before = Cause(given, "consistent", "what it was given differs", [])
+    found = decide._decided(before, refined(cause=law, left=0.0, floor=1.0), DIAGNOSIS)
+    assert (found.class_, found.known) == (given, "reproduced")
+    assert found.statement.startswith(LAW)
 
 
 @pytest.mark.parametrize(

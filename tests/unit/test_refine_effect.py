@@ -460,3 +460,24 @@ def test_a_setting_is_a_constant_of_the_same_optimizer_alone(tmp_path: Path) -> 
     assert first(observe(benchmark, target)).cause == "hyperparameter"
     target.settings[0][0] |= {"lr": 1e-2, "amsgrad": True}
     assert first(observe(benchmark, target)).cause == "optimizer", "another way to compute"
+
+
+@pytest.mark.parametrize(
+    ("take", "cause"),
+    [
+        (lambda x: float(x.detach().sum()) * 0.0, None),  # taken, and of no effect
+        (lambda x: 1e-3 * float(x.detach().abs().max()), "implementation"),
+    ],
+)
+def test_a_number_that_is_taken_off_a_tensor_counts_where_it_is_used(
+    tmp_path: Path, take: Callable[[Tensor], float], cause: str | None
+) -> None:
+    def other(made: Any) -> None:
+        norm = made.layers[1].norm
+        right = norm.forward
+        norm.forward = lambda x: right(x) + take(x)
+
+    sides = [run(tmp_path / "b")[0], run(tmp_path / "t", other)[0]]
+    found = observe(*sides)
+    assert (found.first and found.first.cause) == cause, found.differences
+    assert not any("_local_scalar_dense" in d.said for d in found.differences if d.effective)

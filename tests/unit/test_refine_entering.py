@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -304,3 +305,39 @@ def test_what_a_collective_fills_is_described_where_it_is_used(tmp_path: Path) -
     times = next(line for line in lines if line["name"] == "aten::mul.Tensor")
     given = times["arguments"][0]["tensors"][0]
     assert given["elements"] == [7.0, 7.0] and given["value"] == reduced["outputs"][0]["value"]
+
+
+@pytest.mark.parametrize(
+    ("taken", "name"),
+    [
+        (lambda whole: whole[10:16], "batch position_ids"),
+        (lambda whole: whole[10:16].view(2, 3)[1], "batch position_ids"),
+        (lambda whole: whole[1:9:2], "batch input_ids"),
+        (lambda whole: whole[4:12], "elsewhere"),  # of both
+        (lambda whole: whole[20:], "elsewhere"),
+    ],
+)
+def test_a_batch_in_one_storage_is_named_by_what_a_view_lies_in(
+    tmp_path: Path, taken: Callable[[Tensor], Tensor], name: str
+) -> None:
+    from rlprobe.capture.trace.values import Values
+
+    whole = torch.arange(24)
+    values = Values(tmp_path, "trace", lambda _: True, lambda: False)
+    values.owner(whole[:1], "batch dummy_tensor")
+    values.owner(whole[1:10], "batch input_ids")
+    values.owner(whole[10:20], "batch position_ids")
+    values.owner(torch.zeros(3), "batch of its own")
+    assert values.given(taken(whole))["from"] == name
+
+
+def test_a_jagged_entry_of_a_batch_in_one_storage_keeps_its_name(tmp_path: Path) -> None:
+    from rlprobe.capture.trace.values import Values
+
+    whole = torch.arange(24)
+    ids = torch.nested.nested_tensor_from_jagged(whole[10:20], torch.tensor([0, 4, 10]))
+    values = Values(tmp_path, "trace", lambda _: True, lambda: False)
+    values.owner(whole[:1], "batch dummy_tensor")
+    values.owner(ids, "batch position_ids")
+    assert values.given(ids)["from"] == "batch position_ids"
+    assert values.given(ids.values()[2:4])["from"] == "batch position_ids"

@@ -24,6 +24,10 @@ DIRECTORY = "dump_tensor_data"
 _WHOLE = 64 << 20
 #: Tensors of up to so many elements are written out.
 _FEW = 8
+#: Significant bits of a format's numbers, and the whole numbers that hold its bits.
+_BITS = {torch.float32: (24, torch.int32), torch.float64: (53, torch.int64)}
+#: Of shorter formats: bfloat16, float16.
+_SHORTER = (8, 11)
 _Key = tuple[Any, ...]
 
 
@@ -55,8 +59,9 @@ class Values:
         self._held: list[Tensor] = []
         self._described: dict[tuple[int, int], dict[str, Any]] = {}
         self._names: dict[_Key, str] = {}
-        #: Names of whole storages, which go to every view of them.
-        self._owners: dict[Any, str] = {}
+        #: By storage: names that go to every view of these bytes of it. A batch may lie in one
+        #: storage whole, so that a storage alone does not tell whose a view is.
+        self._owners: dict[Any, list[tuple[int, int, str]]] = {}
         self._entering: set[_Key] = set()
         #: Storages that were reserved: a kernel that no dispatcher sees may write to them.
         self._reserved: set[Any] = set()
@@ -86,7 +91,7 @@ class Values:
         """Name a value and every view of its memory: a batch, of which operators take rows."""
         local = unpacked(tensor)
         self.call(local, name)
-        self._owners.setdefault(_key(local)[0], name)
+        self._owners.setdefault(_key(local)[0], []).append((*_extent(local), name))
 
     def given(self, tensor: Tensor) -> dict[str, Any]:
         """A value an operator is given; kept where no traced operator made it."""
@@ -119,7 +124,7 @@ class Values:
         found: dict[str, Any] = {"value": number, "storage": storage}
         if (fresh or key in self._entering) and not made:
             self._entering.discard(key)
-            found["from"] = self._names.get(key) or self._owners.get(key[0], "elsewhere")
+            found["from"] = self._names.get(key) or self._owner(local)
             data = self._keep(number, local)
             if data is not None:
                 found["data"] = data
@@ -129,6 +134,16 @@ class Values:
             known = content(local)
             self._described[number, version] = known
         return {**found, **known}
+
+    def _owner(self, tensor: Tensor) -> str:
+        """The name of the least memory with one that all of a view lies in."""
+        low, high = _extent(tensor)
+        within = [
+            (last - first, name)
+            for first, last, name in self._owners.get(_key(tensor)[0], ())
+            if first <= low and high <= last
+        ]
+        return min(within, key=lambda found: found[0])[1] if within else "elsewhere"
 
     def _keep(self, number: int, tensor: Tensor) -> str | None:
         if tensor.is_meta or tensor.layout is not torch.strided or not tensor.numel():
@@ -175,6 +190,16 @@ def _key(tensor: Tensor) -> _Key:
     return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """The bytes of its storage that a tensor lies in: from, and up to."""
+    if tensor.is_meta or tensor.layout is not torch.strided or not tensor.numel():
+        return 0, 0
+    size = tensor.element_size()
+    first = tensor.storage_offset() * size
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return first, first + (sum((n - 1) * step for n, step in steps) + 1) * size
+
+
 def content(tensor: Tensor) -> dict[str, Any]:
     """A tensor's dtype, shape and strides, and digest, norm and sketch of its elements."""
     found: dict[str, Any] = {
@@ -205,7 +230,19 @@ def content(tensor: Tensor) -> dict[str, Any]:
         found["digest"] = "sketch:" + hashlib.sha256(text.encode()).hexdigest()[:32]
     if tensor.numel() <= _FEW and not tensor.dtype.is_complex:
         found["elements"] = [plain(x) for x in tensor.reshape(-1).tolist()]
+    if tensor.dtype in _BITS:
+        found["bits"] = _bits(tensor)
     return found
+
+
+def _bits(tensor: Tensor) -> int:
+    """The significant bits of the shortest format of which all elements are numbers."""
+    own, whole = _BITS[tensor.dtype]
+    held = torch.where(torch.isfinite(tensor), tensor, 0).contiguous().view(whole)
+    for bits in _SHORTER:
+        if not bool((held & ((1 << (own - bits)) - 1)).any()):
+            return bits
+    return own
 
 
 def plain(value: Any) -> Any:

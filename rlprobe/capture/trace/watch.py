@@ -139,9 +139,10 @@ class Tracing:
         """
         if self.kind != OUTPUTS:
             return
-        for name, value in data.items():
-            for tensor in tensors(value):
-                self._values.owner(tensor, f"batch {name}")
+        with unseen():  # what a jagged entry holds is asked of it by an operator
+            for name, value in data.items():
+                for tensor in tensors(value):
+                    self._values.owner(tensor, f"batch {name}")
 
     def result(self, name: str, value: object) -> None:
         """A result that the stage hands out: what it depends on is what matters of a trace."""

@@ -159,7 +159,7 @@ UPDATE = [
             UNKNOWN, None, ACTOR_UPDATE, only=ACTOR_UPDATE),
     Planted("reduction", {"reduce": lambda g: g * 2},
             ("reduction", "constant_factor"), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
-    Planted("clipping", {"clip": 0.5}, ("hyperparameter",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
+    Planted("clipping", {"clip": 0.5}, ("optimizer",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
     Planted("learning rate", {"learning rate": 1.1e-3},
             ("optimizer",), None, ACTOR_UPDATE, only=ACTOR_UPDATE),
     Planted("learning rate off by a thousandth", {"learning rate": 1.001e-3},

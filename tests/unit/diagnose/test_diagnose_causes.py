@@ -309,7 +309,7 @@ def of_table(before: np.ndarray, after: np.ndarray, change: Any) -> str:
 @pytest.mark.parametrize(("factors", "found"), [((1.0, 1.3), "reduction"),
                                                 ((1.3, 1.32), "reduction"),
                                                 ((0.61, 0.611), "reduction"),
-                                                ((1.3, 1.3), "hyperparameter")])  # fmt: skip
+                                                ((1.3, 1.3), "optimizer")])  # fmt: skip
 def test_ranks_that_clip_each_by_its_own_norm(factors: tuple[float, ...], found: str) -> None:
     rows = [
         {

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from rlprobe.cli import main
+from rlprobe.judge import floors, noise, origin
+from rlprobe.judge.stage import _process
 from rlprobe.refine import suspects
 from tests.unit.diagnose.conftest import Align
 from tests.unit.diagnose.transformer import Device
 
+TWO = Path(__file__).parent / "two_updates"
 Harm = Callable[[np.ndarray], np.ndarray]
 
 
@@ -45,3 +51,28 @@ def test_a_gradient_that_differs_in_its_pass_is_looked_at_in_its_module(align: A
     assert wanted is not None and wanted.trace == "module"
     assert wanted.trace_module == name.removesuffix(".weight")
     assert wanted.micro_steps == (0,)
+
+
+def _later(name: str) -> Any:
+    """The finding of two updates' records, which part in the second one's forward pass."""
+    rows = pl.read_parquet(TWO / f"{name}.parquet").with_columns(
+        dense_error=pl.lit(None, pl.Float64)
+    )
+    process = _process(0, floors.with_floor(noise.annotate(rows), {}), one_precision=True)
+    found = origin.find(process.rows, process.calls)
+    assert found is not None
+    return SimpleNamespace(origin=found, stage=SimpleNamespace(rows=process.rows))
+
+
+@pytest.mark.parametrize(
+    ("name", "trace"),
+    [
+        ("adam_eps", "update"),
+        ("second_update_wrong", "update"),
+        ("second_critic_gradients_scaled", "update"),
+        ("second_pass_up_scaled", "module"),
+    ],
+)
+def test_an_update_that_later_passes_show_is_what_is_looked_at(name: str, trace: str) -> None:
+    finding = _later(name)
+    assert suspects._traced(finding, suspects._is_late(finding)) == trace

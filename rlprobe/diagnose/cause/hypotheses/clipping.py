@@ -30,4 +30,5 @@ class Norm:
             every=found.of_what(say("gradients that differ")),
             factor=times(found.factor),
         )
-        return Fit("hyperparameter", (said,), 0.0, {"factor": found.factor})
+        # another bound, or the norm itself put together otherwise: these numbers do not tell which
+        return Fit("optimizer", (said,), 0.0, {"factor": found.factor})
