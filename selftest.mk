@@ -1,5 +1,6 @@
 # make selftest [ARGS=…]    plant every fault and benign change and print the score (some minutes)
 # make selftest-quick       a few of them, as continuous integration does
+# make blind-faults [SET=…]  faults written blind: the fifth set, or second, third, fourth (ten minutes)
 # make stories              three divergences from alignment to a reproducer that exits 3
 # make unjudged             41 changes of finished runs that could go unjudged in silence (two minutes)
 # make curves               twenty real steps of training, a correct device and a late fault
@@ -9,13 +10,22 @@
 #                           slime refined, across two sites, by msprobe's configuration (half an hour)
 # make real-shape           a model of 24 layers and 151,936 tokens: benign, and two faults (slow, 19 GiB)
 
-.PHONY: selftest selftest-quick unjudged curves layouts stories e2e-long real-shape
+.PHONY: selftest selftest-quick blind-faults unjudged curves layouts stories e2e-long real-shape
 
 selftest: $(STAMP)
 	rlprobe selftest --json results/selftest/scores.json $(ARGS)
 
 selftest-quick: $(STAMP)
 	rlprobe selftest --quick --json results/selftest/quick.json $(ARGS)
+
+# The self-test says what falls short of its answers; what that is worth, score.py says.
+SET ?= fifth
+blind-faults: $(STAMP)
+	rlprobe selftest --no-ray --faults tests/blind_faults/$(SET)/on_verl --pass refined \
+	  --directory results/blind_faults/$(SET) --json results/blind_faults/$(SET).json $(ARGS); \
+	code=$$?; python tests/blind_faults/score.py results/blind_faults/$(SET).json \
+	  --answers tests/blind_faults/$(SET)/answers.yaml -o results/blind_faults/$(SET)_scores.json \
+	&& exit $$code
 
 layouts: $(STAMP)
 	python tests/e2e/layouts.py --directory results/layouts --json results/layouts/table.json $(ARGS)

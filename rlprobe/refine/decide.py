@@ -211,10 +211,9 @@ def _decided(cause: Cause, refined: Refined, diagnosis: Diagnosis) -> Cause:
         return Cause(tried.cause, REPRODUCED, refined.said(tried.statement), [])
     floor = _floor(diagnosis) if refined.floor is None else refined.floor
     reproduced = _reproduced(refined, floor)
-    if reproduced is not None and cause.class_ in _CAME_IN:
-        return Cause(cause.class_, REPRODUCED, reproduced.statement, [])
     if reproduced is not None:
-        return reproduced
+        known = cause.class_ if cause.class_ in _CAME_IN else reproduced.class_
+        return msgspec.structs.replace(reproduced, class_=known)
     if observed is not None and observed.cause == IMPLEMENTATION:
         # other operators: what they do is the law that the numbers obey, where they obey one
         if cause.class_ != "unknown":
