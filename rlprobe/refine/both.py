@@ -104,7 +104,7 @@ def _kernel(step: Both, beside: Beside, given: float) -> list[Difference]:
         return [Difference(IMPLEMENTATION, said, True, "kernel", t.said)]
     side, name = rounded
     said += say(
-        "; what it makes are {format} numbers on the {side} alone",
+        "; on the {side} alone, what it makes are {format} numbers",
         format=name,
         side=of_side(side),
     )

@@ -205,7 +205,7 @@ def test_a_kernel_that_makes_other_numbers_of_about_the_same_is_named(name: str)
     assert first is not None and first.of.startswith(f"aten::{operator} ("), first
     cause = "rounding_order" if name in ROUNDED else "implementation"
     assert (first.cause, first.kind) == (cause, "kernel"), first
-    said = f"what it makes are {ROUNDED.get(name)} numbers on the target alone"
+    said = f"on the target alone, what it makes are {ROUNDED.get(name)} numbers"
     assert (said in first.said) is (name in ROUNDED)
 
 
@@ -217,7 +217,7 @@ def test_a_benchmark_that_rounds_is_named_as_well(name: str) -> None:
         benchmark = Trace("module", None, "cpu", {}, traced(MAKES[make], numbers(0.0)))
     first = observe(benchmark, target, 1e-6, 1e-6).first
     assert first is not None and first.cause == "rounding_order", first
-    assert f"{ROUNDED[name]} numbers on the benchmark alone" in first.said
+    assert f"on the benchmark alone, what it makes are {ROUNDED[name]} numbers" in first.said
 
 
 @pytest.mark.parametrize(
