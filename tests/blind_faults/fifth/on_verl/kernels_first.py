@@ -27,7 +27,7 @@ def k_silu_rational(site: Site):
     needs={"model": "llama"},
 )
 def k_softmax_tile_row_stale(site: Site):
-    flag = []
+    flag: list[int] = []
 
     def wrong(right, x, dim, half):
         y = right(x, dim, half)

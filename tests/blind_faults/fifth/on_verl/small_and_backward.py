@@ -186,7 +186,7 @@ def half_of_dimensions_turned(site: Site):
     m = find(site.model, "layers.1.self_attn")
     file = sys.modules[type(m).__module__]
     right = file.apply_rotary_pos_emb
-    flag = []
+    flag: list[int] = []
 
     def wrong(q, k, cos, sin, *a, **kw):
         if not flag:
