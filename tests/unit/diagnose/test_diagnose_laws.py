@@ -329,12 +329,12 @@ def test_clipping_by_another_norm_leaves_no_gradient_out(factors: tuple[float, .
 @pytest.mark.parametrize("factors", [(0.5, 0.5, 0.5), (2, 2), (0.999, 0.999, 0.999)])
 def test_clipping_by_another_norm_is_one_factor_of_all(factors: tuple[float, ...]) -> None:
     found = clipped(*factors)
-    assert found.cause == "hyperparameter"
+    assert found.cause == "optimizer"
     assert not any("agree" in str(line) for line in found.said)
 
 
 def test_a_gradient_whose_floor_hides_the_factor_is_not_left_out() -> None:
-    assert clipped(1.001, 1.001, 1, floor=6e-4).cause == "hyperparameter"
+    assert clipped(1.001, 1.001, 1, floor=6e-4).cause == "optimizer"
 
 
 def test_gradients_that_are_clipped_one_by_one_have_no_common_factor() -> None:
