@@ -43,3 +43,13 @@ def prefetch(_context: Any, array: Any, index: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, index), code
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def pointer(_context: Any, address: Any) -> Any:
+    """A number as an address in memory, for ``numba.carray``."""
+
+    def code(_: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], _BYTES)
+
+    return types.voidptr(address), code

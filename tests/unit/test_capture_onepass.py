@@ -47,7 +47,7 @@ def values(count: int, kind: str = "centred") -> Tensor:
 def found_by(reader: onepass.Reader, x: Tensor, sketched: bool) -> Any:
     out = np.full(4 + sketch.K, np.nan)
     signs = sketch.base_signs(x.numel()) if sketched else None
-    reader(x.numpy(), signs, out)
+    reader(x.data_ptr(), x.numel(), signs, out)
     return (out if sketched else out[:4]) + 0.0  # zeros have no sign in what is recorded
 
 

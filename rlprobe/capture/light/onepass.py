@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -42,18 +42,20 @@ WORTHWHILE = 1 << 30
 _ROWS = 32 * RUN
 #: Of what a reading leaves: high, low, sum, squares, then the sketch.
 _NUMBERS = 4
+#: Readings that a block of memory is kept for.
+_KEPT = 256
 
 _COMPILER = find_spec("numba") is not None
 
 _F32 = npt.NDArray[np.float32]
 _F64 = npt.NDArray[np.float64]
-#: Reads a flat array with the signs of its elements (None: no sketch) into an array of
-#: ``_NUMBERS + K``.
-Reader = Callable[[_F32, "npt.NDArray[np.int8] | None", _F64], None]
+#: Reads so many fp32 numbers from an address on, with their signs (None: no sketch), into an array
+#: of ``_NUMBERS + K``. An address, because an array over a tensor's memory takes time to make.
+Reader = Callable[[int, int, "npt.NDArray[np.int8] | None", _F64], None]
 
 
 class Reading(NamedTuple):
-    """What was found in a tensor; every number is finite."""
+    """What was found in a tensor."""
 
     high: float
     low: float
@@ -65,10 +67,10 @@ class Reading(NamedTuple):
 
 def takes(tensor: Tensor) -> bool:
     """Whether :func:`read` can read a tensor, and is quicker than torch's operations."""
-    return _COMPILER and tensor.numel() >= LEAST and _is_plain(tensor)
+    return _COMPILER and tensor.numel() >= LEAST and is_plain(tensor)
 
 
-def _is_plain(tensor: Tensor) -> bool:
+def is_plain(tensor: Tensor) -> bool:
     return (
         tensor.dtype is torch.float32
         and tensor.is_cpu
@@ -83,46 +85,90 @@ def elements(tensor: Tensor) -> _F32:
     Not ``tensor.numpy()``: from then on torch refuses to resize the storage, which FSDP2 does with
     each parameter that it has gathered.
     """
-    address = (ctypes.c_float * tensor.numel()).from_address(tensor.data_ptr())
-    return np.ctypeslib.as_array(address)
+    return _array(tensor.data_ptr(), tensor.numel())
+
+
+def _array(address: int, count: int) -> _F32:
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))
+
+
+class Readings:
+    """Tensors that are read one by one, and whose numbers are made together.
+
+    Args:
+        sketched: whether sketches are wanted.
+    """
+
+    def __init__(self, sketched: bool) -> None:
+        self._sketched = sketched
+        self._counts: list[int] = []
+        self._blocks: list[_F64] = []
+
+    def add(self, tensor: Tensor) -> bool:
+        """Read a tensor that :func:`takes` accepts, as it is now.
+
+        Returns:
+            False, and nothing is kept, where a number is not finite: the tensor has NaN or
+            infinity, or a sum overflows.
+        """
+        row = len(self._counts) % _KEPT
+        if row == 0 and len(self._blocks) * _KEPT == len(self._counts):
+            self._blocks.append(np.empty((_KEPT, _NUMBERS + K)))
+        out = self._blocks[-1][row]
+        count = tensor.numel()
+        use = _reader(4 * count)
+        if count <= PERIOD:
+            use(tensor.data_ptr(), count, _first_signs(count) if self._sketched else None, out)
+        else:
+            _in_parts(use, tensor.data_ptr(), count, self._sketched, out)
+        # NaN is neither larger nor smaller than anything: the sums alone tell of it
+        if not (math.isfinite(out[2]) and math.isfinite(out[3])):
+            return False
+        self._counts.append(count)
+        return True
+
+    def found(self) -> list[Reading]:
+        """The readings, in the order in which they were added.
+
+        Mean and norm, rounded to fp32 from fp64 sums, are within fp32 round-off of torch's; a
+        largest or smallest value of zero has no sign.
+        """
+        if not self._counts:
+            return []
+        rows = np.concatenate(self._blocks)[: len(self._counts)]
+        numbers = np.empty((len(rows), _NUMBERS))
+        numbers[:, :2] = rows[:, :2]
+        numbers[:, 2] = (rows[:, 2] / np.array(self._counts)).astype(np.float32)
+        numbers[:, 3] = np.sqrt(rows[:, 3]).astype(np.float32)
+        numbers += 0.0
+        sketches: Iterable[_F32 | None] = [None] * len(rows)
+        if self._sketched:
+            sketches = (rows[:, _NUMBERS:] + 0.0).astype(np.float32)
+        return readings(numbers.tolist(), sketches)
+
+
+def readings(numbers: list[list[float]], sketches: Iterable[_F32 | None]) -> list[Reading]:
+    """Readings of their four numbers and their sketches."""
+    return [
+        Reading(high, low, mean, norm, own)
+        for (high, low, mean, norm), own in zip(numbers, sketches, strict=True)
+    ]
 
 
 def read(tensor: Tensor, sketched: bool) -> Reading | None:
-    """Read a tensor that :func:`takes` accepts and that no gradient is wanted of.
-
-    Returns:
-        None where a number is not finite: the tensor has NaN or infinity, or a sum overflows.
-        Else mean and norm, rounded to fp32 from fp64 sums, are within fp32 round-off of torch's;
-        a largest or smallest value of zero has no sign.
-    """
-    flat = elements(tensor)
-    use = _reader(flat.nbytes)
-    found = np.empty(_NUMBERS + K)
-    if flat.size <= PERIOD:
-        use(flat, _first_signs(flat.size) if sketched else None, found)
-    else:
-        _in_parts(use, flat, sketched, found)
-    high, low, total, squares = found[:_NUMBERS].tolist()
-    # NaN is neither larger nor smaller than anything: the sums alone tell of it
-    if not (math.isfinite(total) and math.isfinite(squares)):
-        return None
-    return Reading(
-        high + 0.0,
-        low + 0.0,
-        float(np.float32(total / flat.size)) + 0.0,
-        float(np.float32(math.sqrt(squares))),
-        (found[_NUMBERS:] + 0.0).astype(np.float32) if sketched else None,
-    )
+    """One tensor's reading, see :class:`Readings`; None where a number is not finite."""
+    own = Readings(sketched)
+    return own.found()[0] if own.add(tensor) else None
 
 
-def _in_parts(use: Reader, flat: _F32, sketched: bool, out: _F64) -> None:
+def _in_parts(use: Reader, address: int, count: int, sketched: bool, out: _F64) -> None:
     """Read what is longer than the table of signs."""
     out[:] = 0.0
     out[0], out[1] = -math.inf, math.inf
     part = np.empty_like(out)
-    for start in range(0, flat.size, PERIOD):
-        values = flat[start : start + PERIOD]
-        use(values, _first_signs(values.size) if sketched else None, part)
+    for start in range(0, count, PERIOD):
+        size = min(PERIOD, count - start)
+        use(address + 4 * start, size, _first_signs(size) if sketched else None, part)
         out[0], out[1] = max(out[0], part[0]), min(out[1], part[1])
         out[2:_NUMBERS] += part[2:_NUMBERS]
         if sketched:
@@ -161,7 +207,7 @@ def _reader(size: int) -> Reader:
 
 def by_coordinates(rows: Tensor) -> Callable[..., None] | None:
     """The compiled sketch by coordinates, for rows that it can read; None: let torch do it."""
-    if _Choice.reader is None or not _is_plain(rows):
+    if _Choice.reader is None or not is_plain(rows):
         return None
     from rlprobe.capture.light import onepass_compiled
 
@@ -169,8 +215,9 @@ def by_coordinates(rows: Tensor) -> Callable[..., None] | None:
     return found
 
 
-def _plain(flat: _F32, signs: npt.NDArray[np.int8] | None, out: _F64) -> None:
+def _plain(address: int, count: int, signs: npt.NDArray[np.int8] | None, out: _F64) -> None:
     """See :data:`Reader`: with numpy."""
+    flat = _array(address, count)
     sums, squares, buckets = np.zeros(WIDTH), np.zeros(WIDTH), np.zeros(WIDTH)
     rows = flat.size // WIDTH
     with np.errstate(all="ignore"):

@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numba import carray
 
-from rlprobe.compiled import compiled, prefetch
+from rlprobe.compiled import compiled, pointer, prefetch
 from rlprobe.sketch import K
 
 #: As in the definition; numba freezes globals of the module that a loop is in.
@@ -22,8 +23,9 @@ _LINE = 16
 
 
 @compiled()
-def read(flat: Any, signs: Any, out: Any) -> None:
+def read(address: Any, count: Any, signs: Any, out: Any) -> None:
     """See :data:`rlprobe.capture.light.onepass.Reader`."""
+    flat = carray(pointer(address), (count,), np.float32)
     columns = np.empty((5, _WIDTH), np.float32)
     high, low, one, two, three = columns[0], columns[1], columns[2], columns[3], columns[4]
     wide = np.zeros((3, _WIDTH), np.float64)

@@ -102,6 +102,14 @@ def _small(flat: Tensor, count: int) -> Tensor:
     return rows_of_61.sum(0)
 
 
+def sketch_rows(rows: Tensor) -> Tensor:
+    """:func:`sketch` of each row of short fp32 rows on a CPU, to the bit; shape (rows, 61)."""
+    number, count = rows.shape
+    padded = torch.zeros(number, -(-count // K) * K, dtype=torch.float32)
+    torch.mul(rows, device_signs(count, rows.device), out=padded[:, :count])
+    return padded.view(number, -1, K).sum(1)
+
+
 _rows: list[Tensor] = []
 
 

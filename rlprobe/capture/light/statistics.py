@@ -7,8 +7,9 @@ A leaf of dump.json is ``{"type", "dtype", "shape", "Max", "Min", "Mean", "Norm"
 - ``NonFinite``: ``nan`` or ``inf`` where the tensor holds such values, ``overflow`` where every
   value is finite but the norm or the sketch is not (additive attention masks of -3.4e38).
 
-The four numbers come from the same operations as msprobe's, so that they agree bit for bit. Large
-fp32 tensors on a CPU are read once instead (:mod:`rlprobe.capture.light.onepass`): their largest
+The four numbers come from the same operations as msprobe's, so that they agree bit for bit; those
+of small fp32 tensors on a CPU are made together (:mod:`rlprobe.capture.light.small`). Large fp32
+tensors on a CPU are read once instead (:mod:`rlprobe.capture.light.onepass`): their largest
 and smallest value agree bit for bit, mean and norm to the round-off of fp32.
 """
 
@@ -26,7 +27,7 @@ from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 from rlprobe import sketch as sketch_definition
-from rlprobe.capture.light import onepass
+from rlprobe.capture.light import onepass, small
 from rlprobe.capture.light.sketches import sketch
 
 #: Rows of 0-d results kept before they are packed into one tensor: on a device every 0-d tensor
@@ -109,6 +110,11 @@ class Numbers:
             self.sketch = sketches[self.sketch_row]
         self.place = None
 
+    def take(self, reading: onepass.Reading, sketch: str | None) -> None:
+        """Take what was read on a CPU."""
+        self.high, self.low, self.mean, self.norm = reading[:4]
+        self.sketch = sketch
+
     def fill(self, leaf: Leaf) -> None:
         """Write them into a leaf."""
         leaf["Max"], leaf["Min"] = self.high, self.low
@@ -148,6 +154,11 @@ class Statistics:
         self._loose_sketches: list[Tensor] = []
         self._sketch_count = 0
         self._measured: list[Numbers] = []
+        self._large = onepass.Readings(self._with_sketch)
+        self._small = small.Small(self._with_sketch)
+        #: Of tensors read in one, and of small ones, in the order of their readings.
+        self._of_large: list[Numbers] = []
+        self._of_small: list[Numbers] = []
         self._pending: list[tuple[Leaf, Numbers]] = []
         #: Tensors are not kept alive by this: what a run frees is memory for its next tensor.
         self._seen: dict[Any, tuple[TensorWeakRef, Numbers]] = {}
@@ -227,12 +238,19 @@ class Statistics:
         self._recent.clear()
 
     def _measure(self, x: Tensor) -> Numbers:
-        if onepass.takes(x):
-            reading = onepass.read(x, self._with_sketch)
-            if reading is not None:
-                return _of_reading(reading)
+        if onepass.takes(x) and self._large.add(x):
+            return self._read(self._of_large)
+        if x.dim() and small.takes(x):
+            self._small.add(x)
+            return self._read(self._of_small)
         numbers = self._by_torch(x)
         self._measured.append(numbers)
+        return numbers
+
+    def _read(self, among: list[Numbers]) -> Numbers:
+        """Numbers of the tensor that was read last, which it will have when all are made."""
+        numbers = Numbers("full", None, 0 if self._with_sketch else -1)
+        among.append(numbers)
         return numbers
 
     def _by_torch(self, x: Tensor) -> Numbers:
@@ -286,6 +304,16 @@ class Statistics:
         values = {dtype: column.read() for dtype, column in self._columns.items()}
         for numbers in self._measured:
             numbers.read(values, sketches)
+        for found, of in (
+            (self._large.found(), self._of_large),
+            (self._small.found(), self._of_small),
+        ):
+            encoded: list[str | None] = [None] * len(found)
+            if self._with_sketch and found:
+                blocks = [one.sketch for one in found if one.sketch is not None]
+                encoded = _encoded(np.stack(blocks))
+            for numbers, reading, sketched in zip(of, found, encoded, strict=True):
+                numbers.take(reading, sketched)
         for reader in self.readers:
             reader()
         for leaf, numbers in self._pending:
@@ -293,15 +321,6 @@ class Statistics:
         filled = len(self._pending)
         self._reset()
         return filled
-
-
-def _of_reading(reading: onepass.Reading) -> Numbers:
-    numbers = Numbers("full", None, -1)
-    numbers.high, numbers.low = reading.high, reading.low
-    numbers.mean, numbers.norm = reading.mean, reading.norm
-    if reading.sketch is not None:
-        numbers.sketch = sketch_definition.encode(reading.sketch)
-    return numbers
 
 
 def _key(tensor: Tensor) -> Any:
