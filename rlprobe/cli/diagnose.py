@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+from pathlib import Path
 from typing import Any
 
 from rlprobe.cli.common import given_path, require_results, write_json
@@ -47,13 +48,22 @@ def _say_extent(extents: Extents) -> None:
             _log.info("%s: %s (%s): %s", said, f"{count:,}", reason, meanings[reason])
 
 
+def written(results: Path) -> diagnosis.Diagnosis:
+    """Judge results, and write what was found beside them.
+
+    Raises:
+        RlprobeError: they cannot be read or written.
+    """
+    found = sharpened(results, diagnose(results))
+    write_json(results / diagnosis.NAME, found.as_dict())
+    return found
+
+
 def run(args: argparse.Namespace) -> int:
     require_results(args.results)
-    found = sharpened(args.results, diagnose(args.results))
-    value = found.as_dict()
-    write_json(args.results / diagnosis.NAME, value)
+    found = written(args.results)
     if args.json is not None:
-        write_json(args.json, value)
+        write_json(args.json, found.as_dict())
     refused = found.verdict == diagnosis.NOT_COMPARABLE and not args.no_fail
     if not refused:
         _log.info("%s", found.sentence)

@@ -27,7 +27,8 @@ def add_parser(subparsers: Any) -> None:
         type=given_path,
         metavar="RESULTS_DIR",
         nargs="+",
-        help="results of an alignment, with diagnosis.json; with --index as many as there are",
+        help="results of an alignment, with diagnosis.json, or of `rlprobe compare -o`, which are "
+        "judged first where they are not; with --index as many as there are",
     )
     parser.add_argument(
         "--format",
@@ -112,6 +113,7 @@ def _some_have_pages(directories: list[Path]) -> None:
 
 def _one(results: Path, form: str, *, texts: bool) -> Path:
     require_results(results)
+    _judged(results)
     if form == "html":
         from rlprobe.report import page
 
@@ -126,3 +128,19 @@ def _one(results: Path, form: str, *, texts: bool) -> Path:
     else:
         write_json(path, found.as_dict())
     return path
+
+
+def _judged(results: Path) -> None:
+    """Judge two sides of which no diagnosis is there yet: a page of them needs nothing else.
+
+    An alignment's diagnosis is its workflow's.
+    """
+    from rlprobe.diagnose import diagnosis
+    from rlprobe.dumps.results import SIDES
+
+    if not (results / SIDES).is_file() or (results / diagnosis.NAME).exists():
+        return
+    from rlprobe.cli.diagnose import written
+
+    _log.info("%s has no %s yet; it is made first", results, diagnosis.NAME)
+    _log.info("%s", written(results).sentence)

@@ -134,6 +134,21 @@ def test_key_data_alone_are_what_is_said_on_the_screen(
     assert ("Key data that part:" in lines) is (error > 0)
 
 
+@pytest.mark.parametrize("form", ["html", "md", "json"])
+def test_a_page_of_two_sides_that_nobody_judged_is_judged_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    padded(tmp_path / "b/data", (0, 0), [0, 1])
+    padded(tmp_path / "t/data", (0, 0), [1, 0], 0.25)
+    sides = [str(tmp_path / side) for side in "bt"]
+    assert main(["compare", *sides, "-o", str(tmp_path / "o"), "-q"]) == 0
+    assert main(["report", str(tmp_path / "o"), "--format", form]) == 0
+    assert "has no diagnosis.json yet" in capsys.readouterr().err
+    assert (tmp_path / f"o/report.{form}").is_file() and (tmp_path / "o/diagnosis.json").is_file()
+    assert main(["report", str(tmp_path / "o"), "--format", form]) == 0
+    assert "has no diagnosis.json yet" not in capsys.readouterr().err
+
+
 def both_sides(tmp: Path) -> tuple[Path, Path]:
     """Key data of two samples, the same on both sides."""
     sides = tmp / "b/data", tmp / "t/data"
