@@ -341,3 +341,19 @@ def test_a_jagged_entry_of_a_batch_in_one_storage_keeps_its_name(tmp_path: Path)
     values.owner(ids, "batch position_ids")
     assert values.given(ids)["from"] == "batch position_ids"
     assert values.given(ids.values()[2:4])["from"] == "batch position_ids"
+
+
+def test_a_batch_that_lies_in_one_storage_is_not_looked_at_by_what_is_traced(
+    tmp_path: Path,
+) -> None:
+    whole = torch.ones(64)
+    batch = {
+        "dummy_tensor": whole[:1],
+        "positions": torch.nested.nested_tensor_from_jagged(whole[1:11], torch.tensor([0, 4, 10])),
+        "weights": whole[11:32].view(3, 7),
+        "mask": torch.ones(3, 7, dtype=torch.bool),
+    }
+    operators = update(tmp_path, kind="outputs", batch=batch).operators
+    names = {value.origin for op in operators for value in op.inputs}
+    assert {"batch weights", "batch mask"} <= names and "batch dummy_tensor" not in names
+    assert not any("nested" in op.name for op in operators), "asked by the probe alone"
