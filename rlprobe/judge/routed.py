@@ -74,6 +74,39 @@ def routed(results: Results, step: int) -> list[Routed]:
     return found
 
 
+def of_stage(results: Results, stage: str, step: int) -> list[Routed]:
+    """Every router of one stage that both sides recorded.
+
+    Raises:
+        StoreError: a table is damaged.
+    """
+    sides = (_of(results.run(role), stage, step) for role in (BENCHMARK, TARGET))
+    return _joined(stage, step, "benchmark", *sides)
+
+
+def lacking(results: Results, stage: str, step: int) -> dict[str, int]:
+    """Routers of which one side alone has choices of some tokens, and how many.
+
+    None where every router has some: the sides have other tokens then, or recorded no more.
+
+    Raises:
+        StoreError: a table is damaged.
+    """
+    left, right = (_of(results.run(role), stage, step) for role in (BENCHMARK, TARGET))
+    if left is None or right is None:
+        return {}
+    keys = ["module", "token"]
+    lone = pl.concat(
+        [
+            one.select(keys).join(other.select(keys), on=keys, how="anti", maintain_order="left")
+            for one, other in ((left, right), (right, left))
+        ]
+    )
+    counts = dict(lone.group_by("module", maintain_order=True).len().iter_rows())
+    routers = {*left.get_column("module"), *right.get_column("module")}
+    return counts if len(counts) < len(routers) else {}
+
+
 def with_idle(results: Results, stage: str, step: int) -> list[str]:
     """Routers of which a side sent no token to some expert in a stage.
 

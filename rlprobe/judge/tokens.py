@@ -124,7 +124,8 @@ def first_block(
 def errors(results: Results, stage: str, step: int) -> pl.DataFrame | None:
     """The largest error of any token of each record; None where no tokens were sketched.
 
-    Columns ``name``, ``rank`` (the target's) and ``error``, relative to the token's own norm.
+    Columns ``name``, ``rank`` (the target's), ``error``, relative to the token's own norm, and
+    ``odd``: how many tokens are not finite on a side, which have none.
 
     Raises:
         DumpError: the table is damaged.
@@ -132,7 +133,34 @@ def errors(results: Results, stage: str, step: int) -> pl.DataFrame | None:
     tokens = _tokens(results, stage, step, None)
     if tokens is None:
         return None
-    return tokens.group_by("name", rank="rank_target").agg(pl.col("error").max())
+    return tokens.group_by("name", rank="rank_target").agg(
+        pl.col("error").max(), odd=pl.col("error").null_count()
+    )
+
+
+def lacking(results: Results, stage: str, step: int) -> pl.DataFrame | None:
+    """Records in which tokens of a sample are not joined that others of its records have.
+
+    Every block of a pass has the same tokens, whatever the layout and however often it is run
+    again; only what one side lacks is joined in one block and not in the next.
+
+    Returns:
+        Columns ``name`` and ``lost``, how many tokens; None where no tokens were sketched.
+
+    Raises:
+        DumpError: the table is damaged.
+    """
+    tokens = _tokens(results, stage, step, None)
+    if tokens is None:
+        return None
+    sample = ["sample", "occurrence"]
+    of_record = pl.col("name").str.replace(_CALL, "").alias("record")
+    found = (
+        tokens.group_by(*sample, of_record, maintain_order=True)
+        .agg(pl.col("name").first(), held=pl.col("token").n_unique())
+        .with_columns(lost=pl.col("held").max().over(sample).cast(pl.Int64) - pl.col("held"))
+    )
+    return found.filter(pl.col("lost") > 0).select("name", "lost")
 
 
 def of_calls(results: Results, stage: str, step: int) -> pl.DataFrame | None:

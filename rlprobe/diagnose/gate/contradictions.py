@@ -10,7 +10,7 @@ import polars as pl
 
 from rlprobe import sketch_floors
 from rlprobe.diagnose.gate.evidence import Evidence, rows_of
-from rlprobe.judge import tokens
+from rlprobe.judge import routed, tokens
 from rlprobe.judge.logical import layout, whole
 from rlprobe.judge.reasons import INHERITED
 from rlprobe.judge.roundoff import UNIT, unit
@@ -42,6 +42,7 @@ def check(evidence: Evidence) -> list[Said]:
         *_records(evidence),
         *_without_sketches(evidence),
         *_tokens(evidence),
+        *_choices(evidence),
         *_coordinates(evidence),
         *_weights(evidence),
         *_key_data(evidence),
@@ -126,14 +127,31 @@ def _tokens(evidence: Evidence) -> list[Said]:
         apart = tokens.errors(evidence.results, name, evidence.step.number)
         if apart is None:
             continue
+        found += _lacking(evidence, name)
         agree = columns_where(
             finding.stage.rows,
             pl.col("judged")
             & ~pl.col("beyond")
             & (pl.col("excused_by").is_null() | (pl.col("excused_by") == INHERITED)),
-            *("name", "floor", "rank_target", "rank"),
-        ).select("name", "floor", rank=pl.coalesce("rank_target", "rank"))
-        odd = agree.join(apart, on=["name", "rank"], maintain_order="left").filter(
+            *("name", "floor", "rank_target", "rank", "norm_benchmark", "norm_target"),
+        ).select(
+            *("name", "floor"),
+            rank=pl.coalesce("rank_target", "rank"),
+            finite=pl.col("norm_benchmark").is_finite() & pl.col("norm_target").is_finite(),
+        )
+        both = agree.join(apart, on=["name", "rank"], maintain_order="left")
+        hidden = both.filter(pl.col("finite") & (pl.col("odd") > 0))
+        if hidden.height:
+            found.append(
+                say(
+                    "{name}: finite, while tokens of theirs are not: {count:,} records, first "
+                    "{first}",
+                    name=name,
+                    count=hidden.height,
+                    first=hidden.item(0, "name"),
+                )
+            )
+        odd = both.filter(
             pl.col("error") > _OF_TOKENS * pl.max_horizontal("floor", pl.lit(sketch_floors.DEVICES))
         )
         if odd.height:
@@ -146,6 +164,60 @@ def _tokens(evidence: Evidence) -> list[Said]:
                     first=odd.item(0, "name"),
                     error=odd.item(0, "error"),
                     floor=odd.item(0, "floor"),
+                )
+            )
+    return found
+
+
+def _lacking(evidence: Evidence, stage: str) -> list[Said]:
+    """Tokens that one side has not sketched in a record, and has in others."""
+    lost = tokens.lacking(evidence.results, stage, evidence.step.number)
+    if lost is None or lost.is_empty():
+        return []
+    return [
+        say(
+            "{name}: on one side only: {count:,} tokens of records, first of {first}",
+            name=stage,
+            count=int(lost.get_column("lost").sum()),
+            first=lost.item(0, "name"),
+        )
+    ]
+
+
+def _choices(evidence: Evidence) -> list[Said]:
+    """Experts that tokens were sent to, which differ though nothing that they compute does.
+
+    A token that falls the other way at a near tie is seen in what its experts make of it
+    (:mod:`rlprobe.judge.excuses.near_ties`), where calls are judged.
+    """
+    found = []
+    for name, finding in evidence.step.findings.items():
+        stage = finding.stage
+        if stage.misplaced is not None or stage.laid_out is not None:
+            continue
+        lost = routed.lacking(evidence.results, name, evidence.step.number)
+        if lost:
+            found.append(
+                say(
+                    "{name}: on one side only: chosen experts of {count:,} tokens, first of "
+                    "{first}",
+                    name=name,
+                    count=sum(lost.values()),
+                    first=next(iter(lost)),
+                )
+            )
+        own = routed.of_stage(evidence.results, name, evidence.step.number)
+        moved = [one for one in own if one.otherwise]
+        replayed = evidence.target.manifest.declared.get("routing") == "replay"
+        seen = any(process.near_ties for process in stage.processes) or replayed
+        if moved and not seen and finding.origin is None:
+            found.append(
+                say(
+                    "{name}: other experts were chosen for {count:,} tokens, and what experts "
+                    "compute agrees, first in {first}",
+                    name=name,
+                    count=sum(one.otherwise for one in moved),
+                    first=moved[0].module,
                 )
             )
     return found

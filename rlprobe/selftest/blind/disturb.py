@@ -16,6 +16,7 @@ from rlprobe.dumps.beside import statistics
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.selftest.blind.quantities import (
     BUFFER,
+    CHOICE,
     CONTRADICTION,
     DTYPE,
     KEY_DATA,
@@ -29,6 +30,7 @@ from rlprobe.selftest.blind.quantities import (
     SINGLE,
     STEPPED,
     TEN_FLOORS,
+    TOKEN,
     ZERO,
     Quantity,
 )
@@ -64,6 +66,8 @@ def contents(run: Path, quantity: Quantity, way: str) -> dict[str, bytes | None]
         return {quantity.file: _setting(data, quantity, way)}
     if quantity.kind == BUFFER:
         return {quantity.file: _buffer(data, quantity, way)}
+    if quantity.kind in (TOKEN, CHOICE):
+        return {quantity.file: _line(data, quantity, way)}
     return {quantity.file: _weight(data, quantity, way)}
 
 
@@ -297,6 +301,27 @@ def _weight(data: bytes, quantity: Quantity, way: str) -> bytes:
         if all(moved[name] == row[name] for name in moved):
             raise UnchangedError
         row |= moved
+    changed = pl.DataFrame([row], schema=table.schema)
+    return _parquet(table, pl.concat([table[:at], changed, table[at + 1 :]]))
+
+
+def _line(data: bytes, quantity: Quantity, way: str) -> bytes:
+    """A token's sketch or experts; another expert where a sketch would be ten floors off."""
+    table = pl.read_parquet(io.BytesIO(data))
+    at = quantity.row or 0
+    if way == MISSING:
+        return _parquet(table, pl.concat([table[:at], table[at + 1 :]]))
+    row = table.row(at, named=True)
+    if quantity.kind == CHOICE:
+        free = sorted(set(range(row["experts"])) - set(row["chosen"]))
+        if not free:
+            raise UnchangedError
+        row["chosen"] = sorted([*row["chosen"][1:], free[0]])
+    else:
+        factor = {NAN: float("nan"), ZERO: 0.0}.get(way, 1.0 + _size(quantity))
+        if not any(row["sketch"]):
+            raise UnchangedError
+        row["sketch"] = [value * factor for value in row["sketch"]]
     changed = pl.DataFrame([row], schema=table.schema)
     return _parquet(table, pl.concat([table[:at], changed, table[at + 1 :]]))
 

@@ -40,6 +40,7 @@ from rlprobe.selftest.blind.quantities import (
     MISSING,
     RECORD,
     SETTING,
+    TOKEN,
     WEIGHT,
     Quantity,
 )
@@ -204,7 +205,7 @@ class Laboratory:
         assert was is not None
         target = Run(was.store, was.path, Manifest.load(self.target))
         kept = {name: vars(was)[name] for name in REMEMBERED - {MADE_OF.get(quantity.kind, "")}}
-        if quantity.kind in (RECORD, METRIC, SETTING):  # its key data are what they were
+        if quantity.kind in (RECORD, TOKEN, METRIC, SETTING):  # its key data are what they were
             kept |= {name: getattr(was, name) for name in ("_checked_data", "recorded")}
             vars(target).update(kept)
         else:
@@ -224,6 +225,8 @@ class Laboratory:
         target = results.run(TARGET)
         if quantity.kind == RECORD:
             return self._samples
+        if quantity.kind == TOKEN:
+            return Samples(self._benchmark, self.target, opened=self._key_data())
         if not of_one_key(quantity) or target is None:
             return None
         opened = self._key_data()[0], target.recorded
@@ -235,7 +238,7 @@ class Laboratory:
         one_key = of_one_key(quantity)
         # weights tell how shards of records lie, of which one process has none
         of_gate = (METRIC, SETTING) if self._has_shards else (METRIC, SETTING, WEIGHT)
-        if not one_key and quantity.kind != RECORD and quantity.kind not in of_gate:
+        if not one_key and quantity.kind not in (RECORD, TOKEN, *of_gate):
             return Kept()
         touched = {quantity.stage}
         if one_key and quantity.key in propagated.NAMES:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -18,7 +19,7 @@ from rlprobe.judge.keydata import LATER, result_of, stage_of
 from rlprobe.judge.reasons import LATER_STEP, MASKED_VALUE
 from rlprobe.store.read import Run
 
-RECORD, KEY_DATA, METRIC, WEIGHT, PROOF, SETTING, BUFFER = (
+RECORD, KEY_DATA, METRIC, WEIGHT, PROOF, SETTING, BUFFER, TOKEN, CHOICE = (
     "record",
     "key_data",
     "metric",
@@ -26,6 +27,8 @@ RECORD, KEY_DATA, METRIC, WEIGHT, PROOF, SETTING, BUFFER = (
     "proof",
     "setting",
     "buffer",
+    "token",
+    "choice",
 )
 
 #: Ten times its floor; NaN; zero; another dtype or shape; missing; a statistic that its digest
@@ -52,7 +55,12 @@ WAYS: dict[str, tuple[str, ...]] = {
     PROOF: (TEN_FLOORS, MISSING),
     SETTING: (TEN_FLOORS, NAN, ZERO, MISSING),
     BUFFER: (TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION),
+    TOKEN: (TEN_FLOORS, NAN, ZERO, MISSING),
+    CHOICE: (TEN_FLOORS, MISSING),
 }
+#: A token is held against so many floors of its record
+#: (:mod:`rlprobe.diagnose.gate.contradictions`).
+_OF_TOKENS = 20.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +105,10 @@ def of(judged: Examined) -> list[Quantity]:
     found += _proof(target, extents)
     found += _settings(target)
     found += _buffers(target)
+    floors = {one.record: one for one in found if one.kind == RECORD}
+    for stage in judged.results.stages():
+        found += _tokens(target, stage, floors)
+        found += _choices(target, stage)
     return found
 
 
@@ -244,6 +256,57 @@ def _buffers(target: Run) -> Iterator[Quantity]:
             yield Quantity(
                 BUFFER, None, "buffers.json", number, group, name, None, None, key=kept["name"]
             )
+
+
+def _tokens(
+    target: Run, stage: str, records: Mapping[tuple[int, int, str] | None, Quantity]
+) -> Iterator[Quantity]:
+    """The first, middle and last token of every call whose tokens are sketched: there are
+    thousands, and all of one call are held against the same.
+
+    Args:
+        target: the run.
+        stage: canonical name.
+        records: by step, rank and name; what no record is of (a router's choices beside it) is
+            among :func:`_choices`.
+    """
+    table = target.token_sketches(stage)
+    if table is None:
+        return
+    calls: dict[tuple[Any, ...], list[int]] = {}
+    keys = ("step", "rank", "name", "micro_step")
+    for number, key in enumerate(table.select(keys).iter_rows()):
+        calls.setdefault(key, []).append(number)
+    for (step, rank, name, micro), rows in calls.items():
+        record = records.get((step, rank, name))
+        if record is None:
+            continue
+        group = (TOKEN, stage, name, str(micro), str(step), str(rank))
+        floor = _OF_TOKENS * (record.floor or 0.0)
+        for number in dict.fromkeys((rows[0], rows[len(rows) // 2], rows[-1])):
+            yield Quantity(
+                TOKEN, stage, f"token_sketches/{stage}.parquet", number, group,
+                f"token {number - rows[0]} of {name} (step {step}, rank {rank})", floor,
+                record.declared,
+            )  # fmt: skip
+
+
+def _choices(target: Run, stage: str) -> Iterator[Quantity]:
+    """The experts of the first, middle and last token of every router."""
+    table = target.routing(stage)
+    if table is None:
+        return
+    routers: dict[tuple[Any, ...], list[int]] = {}
+    for number, key in enumerate(table.select("step", "rank", "module").iter_rows()):
+        routers.setdefault(key, []).append(number)
+    for (step, rank, module), rows in routers.items():
+        group = (CHOICE, stage, module, "", str(step), str(rank))
+        for number in dict.fromkeys((rows[0], rows[len(rows) // 2], rows[-1])):
+            yield Quantity(
+                CHOICE, None, f"routing/{stage}.parquet", number, group,
+                f"choice {number - rows[0]} of {module} ({stage}, step {step}, rank {rank})",
+                None, None,
+            )  # fmt: skip
 
 
 def is_below(quantity: Quantity, way: str) -> bool:

@@ -15,10 +15,12 @@ from rlprobe.judge.inputs import Results
 from rlprobe.roles import TARGET
 from rlprobe.selftest.blind.quantities import (
     BUFFER,
+    CHOICE,
     KEY_DATA,
     METRIC,
     PROOF,
     SETTING,
+    TOKEN,
     WEIGHT,
     Quantity,
 )
@@ -75,6 +77,8 @@ MADE_OF = {
     METRIC: "metrics",
     BUFFER: "buffers",
     SETTING: "optimizers",
+    TOKEN: "token_sketches",
+    CHOICE: "routing",
 }
 
 

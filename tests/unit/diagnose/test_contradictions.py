@@ -102,6 +102,70 @@ def test_a_token_that_parts_in_a_record_that_agrees_is_said(
     assert (item is not None and "a token of theirs does not" in item.evidence) == said
 
 
+CALLS = ("Module.l.0.B.forward.0.output.0", "Module.l.1.B.forward.0.output.0")
+
+
+def sketched(*lines: tuple[str, int, float | None], sample: str = "s") -> pl.DataFrame:
+    """Joined tokens of one sample: record, token and error."""
+    table = [(0, 0, name, sample, token, 0, error) for name, token, error in lines]
+    keys = ("step", "order", "name", "sample", "token", "rank_target", "error")
+    kinds = {"error": pl.Float64, "rank_target": pl.Int32}
+    return pl.DataFrame(table, schema=keys, schema_overrides=kinds, orient="row").with_columns(
+        occurrence=pl.lit(0, pl.UInt32), response_at=pl.lit(3, pl.Int32),
+        rank_benchmark=pl.lit(0, pl.Int32), error_uncertainty=pl.lit(0.17),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({}, None, True),
+        ({}, 1e-7, False),
+        # a record that is not finite says so itself
+        ({"norm_target": float("nan")}, None, False),
+        ({"beyond": True}, None, False),
+    ],
+)
+def test_a_token_that_is_not_finite_in_a_record_that_is_is_said(
+    changes: dict[str, Any], error: float | None, said: bool
+) -> None:
+    judged = {"judged": True, "beyond": False, "excused_by": None, "rank_target": None}
+    table = rows(**(judged | changes)).with_columns(
+        pl.col("excused_by").cast(pl.String), pl.col("rank_target", "rank").cast(pl.Int32)
+    )
+    tokens = sketched(*((table.item(0, "name"), n, error if n == 2 else 1e-7) for n in range(5)))
+    item = recorded.check(evidence(table, tokens=tokens.lazy()))
+    assert (item is not None and "tokens of theirs are not" in item.evidence) == said
+
+
+def every(*calls: str, without: tuple[str, int] | None = None) -> list[tuple[str, int, float]]:
+    return [(call, n, 1e-7) for call in calls for n in range(5) if (call, n) != without]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (sketched(*every(*CALLS)), ""),
+        (sketched(*every(*CALLS, without=(CALLS[1], 0))), f"first of {CALLS[1]}"),
+        (sketched(*every(*CALLS, without=(CALLS[0], 4))), f"first of {CALLS[0]}"),
+        # what is run again for its gradients has its tokens twice, and a second sample fewer
+        (sketched(*every(*CALLS), *every(CALLS[1].replace("forward.0", "forward.1"))), ""),
+        (pl.concat([sketched(*every(*CALLS)),
+                    sketched((CALLS[0], 0, 0.0), (CALLS[1], 0, 0.0), sample="t")]), ""),
+        # a call in two passes of some tokens each
+        (sketched(*every(CALLS[0]), *((CALLS[1].replace("forward.0", f"forward.{n // 3}"), n, 0.0)
+                                      for n in range(5))), ""),
+    ],
+)  # fmt: skip
+def test_tokens_that_one_side_lacks_are_said(tokens: pl.DataFrame, said: str) -> None:
+    table = rows(judged=False, beyond=False, rank_target=None, excused_by=None).with_columns(
+        pl.col("excused_by").cast(pl.String), pl.col("rank_target", "rank").cast(pl.Int32)
+    )
+    item = recorded.check(evidence(table, tokens=tokens.lazy()))
+    text = "" if item is None else str(item.evidence)
+    assert said in text and bool(said) == ("on one side only" in text)
+
+
 def saved(directory: Path, name: str, values: Any) -> KeyData:
     key_data.write(directory, name, 0, 0, 0, values)
     return KeyData(directory / "data")

@@ -10,9 +10,9 @@ import pytest
 
 from rlprobe import stages
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate import routers
+from rlprobe.diagnose.gate import contradictions, routers
 from rlprobe.dumps import routing
-from rlprobe.judge.routed import routed, with_idle
+from rlprobe.judge.routed import lacking, routed, with_idle
 from rlprobe.roles import BENCHMARK, TARGET
 
 GATE, LATER = "model.layers.2.mlp.gate", "model.layers.10.mlp.gate"
@@ -144,3 +144,53 @@ def test_choices_that_no_side_recorded_are_unknown_where_routing_was_replayed() 
     assert item is not None
     assert item.state == "caveat"
     assert "is not recorded" in str(item.evidence)
+
+
+FEWER: Choices = {token: chosen for token, chosen in WHOLE.items() if token != 2}
+OTHER: Choices = WHOLE | {2: [1, 5]}
+
+
+@pytest.mark.parametrize(
+    ("target", "lost"),
+    [
+        ({GATE: WHOLE, LATER: WHOLE}, {}),
+        ({GATE: WHOLE, LATER: FEWER}, {LATER: 1}),
+        ({GATE: {**WHOLE, 5: [0, 1]}, LATER: WHOLE}, {GATE: 1}),
+        # other tokens, or no more recorded: nothing is lost
+        ({GATE: FEWER, LATER: FEWER}, {}),
+    ],
+)
+def test_choices_that_one_side_lacks_are_told_by_the_other_routers(
+    target: dict[str, Choices], lost: dict[str, int]
+) -> None:
+    whole = Run(actor_update=[(0, GATE, WHOLE), (0, LATER, WHOLE)])
+    other = Run(actor_update=[(0, module, choices) for module, choices in target.items()])
+    assert lacking(Sides(whole, other), "actor_update", 0) == lost  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("choices", "ties", "misplaced", "replay", "said"),
+    [
+        (WHOLE, 0, None, False, False),
+        (OTHER, 0, None, False, True),
+        # a near tie shows in what the experts compute, and is counted there
+        (OTHER, 1, None, False, False),
+        (OTHER, 0, "other samples", False, False),
+        (OTHER, 0, None, True, False),
+    ],
+)
+def test_choices_that_contradict_what_experts_compute_are_said(
+    choices: Choices, ties: int, misplaced: str | None, replay: bool, said: bool
+) -> None:
+    sides = Sides(Run(actor_update=[(0, GATE, WHOLE)]), Run(actor_update=[(0, GATE, choices)]))
+    declared = {"routing": "replay"} if replay else {}
+    stage = types.SimpleNamespace(
+        misplaced=misplaced, laid_out=None, processes=[types.SimpleNamespace(near_ties=ties)]
+    )
+    finding = types.SimpleNamespace(stage=stage, origin=None)
+    evidence: Any = types.SimpleNamespace(
+        results=sides,
+        step=types.SimpleNamespace(number=0, findings={"actor_update": finding}),
+        target=types.SimpleNamespace(manifest=types.SimpleNamespace(declared=declared)),
+    )
+    assert bool(contradictions._choices(evidence)) == said
