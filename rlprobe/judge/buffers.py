@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlprobe import sketch_floors, stages
 from rlprobe.judge.roundoff import FP32, UNIT
 from rlprobe.said import COMMA, Said, joined, listed, of_side, say
-from rlprobe.store.read import Run
+
+if TYPE_CHECKING:
+    from rlprobe.store.read import Run
 
 #: Powers and sines of fp32 are off by some units on any device.
 _MADE = 16 * FP32

@@ -26,7 +26,7 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 import numpy as np
@@ -34,7 +34,9 @@ import numpy.typing as npt
 
 from rlprobe.judge.extent import is_computed
 from rlprobe.said import Said, exactly, say
-from rlprobe.store.read import Run
+
+if TYPE_CHECKING:
+    from rlprobe.store.read import Run
 
 #: Metric -> the trainer's step, counted from 0 -> value.
 Table = Mapping[str, Mapping[int, float]]

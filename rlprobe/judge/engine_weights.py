@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -20,7 +21,9 @@ from rlprobe.judge.unshard import Parameter
 from rlprobe.said import Said, listed, say
 from rlprobe.sketch import distance
 from rlprobe.sketch_floors import SHARDED
-from rlprobe.store.read import Run
+
+if TYPE_CHECKING:
+    from rlprobe.store.read import Run
 
 STALE, HALF, SPLIT, ROUNDED, OTHER = "stale", "half", "split", "rounded", "other"
 _NAMED = 4

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 import polars as pl
 
 from rlprobe.judge.reasons import EXCUSES, METRIC, NO_TRAJECTORY, UNJUDGED
-from rlprobe.store.read import Run
+
+if TYPE_CHECKING:
+    from rlprobe.store.read import Run
 
 
 class Extent(msgspec.Struct, frozen=True):

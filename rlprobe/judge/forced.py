@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,9 @@ from rlprobe.judge.analysis import Step
 from rlprobe.judge.fits import Pair
 from rlprobe.judge.keydata import Difference
 from rlprobe.judge.row import Row
-from rlprobe.store.read import Run
+
+if TYPE_CHECKING:
+    from rlprobe.store.read import Run
 
 #: Of a forward: the whole sample at once, the prompt before decoding, a decoded token.
 PREFILL, PROMPT, DECODE = "prefill", "prompt", "decode"

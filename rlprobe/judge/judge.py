@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import polars as pl
 
@@ -35,7 +36,9 @@ from rlprobe.judge.with_buffers import with_buffers
 from rlprobe.judge.with_settings import with_settings
 from rlprobe.roles import BENCHMARK, TARGET
 from rlprobe.said import say
-from rlprobe.store.read import Run
+
+if TYPE_CHECKING:
+    from rlprobe.store.read import Run
 
 
 @dataclass

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlprobe.said import COMMA, Said, joined, listed, say
-from rlprobe.store.read import Run
+
+if TYPE_CHECKING:
+    from rlprobe.store.read import Run
 
 #: Schedules work rates out in floating-point numbers, and rates may be kept as fp32 tensors.
 _ROUNDING = 1e-6

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.msprobe import dumps
+from tests.msprobe.dumps import call, tensor
+
 
 def say(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -63,3 +66,21 @@ def test_comparing_reads_no_mail_and_starts_no_process(tmp_path: Path) -> None:
         "print(*[n for n in ('email', 'multiprocessing', 'polars') if n in sys.modules])"
     )
     assert say(code) == "polars"
+
+
+def test_two_dumps_that_are_judged_and_printed_open_no_store(tmp_path: Path) -> None:
+    """What reads stored runs, with the models of their manifests, is a seventh of a small pair."""
+    for side, top in (("b", 1.0), ("t", 1.5)):
+        made = {"Module.a.Linear.forward.0": call([tensor()], [tensor((top, -1.0, 0.25, 2.0))])}
+        dumps.write(tmp_path / side / "step0/rank0", made)
+    sides = [str(tmp_path / side) for side in "bt"]
+    code = (
+        "import sys; from rlprobe.cli import main; "
+        f"main(['compare', *{sides!r}, '-o', {str(tmp_path / 'o')!r}]); "
+        "print(*[n for n in ('rlprobe.store.read', 'rlprobe.store.manifest', 'pydantic', 'numba') "
+        "if n in sys.modules], sep=',')"
+    )
+    code += "; print('that is all')"
+    first, *_, imported, last = say(code).splitlines()
+    assert first.startswith("First to part: a (Linear)") and last == "that is all"
+    assert imported == ""
