@@ -104,7 +104,7 @@ def of(judged: Examined) -> list[Quantity]:
     found += _weights(target, extents)
     found += _proof(target, extents)
     found += _settings(target)
-    found += _buffers(target)
+    found += _buffers(target, extents)
     floors = {one.record: one for one in found if one.kind == RECORD}
     for stage in judged.results.stages():
         found += _tokens(target, stage, floors)
@@ -246,15 +246,16 @@ def _settings(target: Run) -> Iterator[Quantity]:
                 )  # fmt: skip
 
 
-def _buffers(target: Run) -> Iterator[Quantity]:
+def _buffers(target: Run, extents: Extents) -> Iterator[Quantity]:
     """What modules keep beside their parameters; ``key`` is its name."""
     for number, line in enumerate(target.buffers()):
         stage, step, role = line["stage"], line["step"], line["role"]
         for kept in line["buffers"]:
             group = (BUFFER, stage, role, kept["name"], str(step), str(line["ranks"]))
             name = f"{kept['name']} ({role}, {stage}, step {step})"
+            declared = _whole_step(extents, stage, step)
             yield Quantity(
-                BUFFER, None, "buffers.json", number, group, name, None, None, key=kept["name"]
+                BUFFER, None, "buffers.json", number, group, name, None, declared, key=kept["name"]
             )
 
 
