@@ -105,6 +105,9 @@ def stage_of(key: str) -> str:
         return GIVEN[key][1]
     if key in HANDED:
         return HANDED[key][1]
+    if key.endswith(_NOT_OF_SAMPLES):
+        role = key.removesuffix(_NOT_OF_SAMPLES).removesuffix("_total")
+        return next((s for s in stages.UPDATE_STAGES if stages.MODEL_ROLE[s] == role), "")
     found = OUTCOMES.get(key) or CHOICES.get(key) or FREE.get(key)
     return found or _GIVEN.get(key, stages.LOG_PROB)
 
@@ -188,6 +191,10 @@ class KeyData:
     def keys(self) -> list[str]:
         """Names of what was recorded of samples (gradient norms are of parameter groups)."""
         return [name for name in self._names if not name.endswith(_NOT_OF_SAMPLES)]
+
+    def norms(self) -> list[str]:
+        """Names of norms of gradients, which are of parameter groups and updates."""
+        return [name for name in self._names if name.endswith(_NOT_OF_SAMPLES)]
 
     def _saved(self, key: str, step: int) -> dict[BatchKey, Saved]:
         if (key, step) not in self._files:

@@ -59,6 +59,12 @@ def names(run: Run) -> list[str]:
     return [] if data is None else data.keys()
 
 
+def norms(run: Run) -> list[str]:
+    """Names of the norms of gradients that a run has among its key data."""
+    data = run.recorded
+    return [] if data is None else data.norms()
+
+
 def is_given(name: str) -> bool:
     """Whether key data are what a stage was given, and not what it computed."""
     return result_of(name) is None and name not in CHOICES

@@ -221,7 +221,8 @@ def _other_steps_key_data(results: Results, steps: Sequence[int]) -> dict[int, l
     for run in (results.run(BENCHMARK), results.run(TARGET)):
         for number in () if run is None else run.manifest.steps:
             if number not in steps and run is not None:
-                there = {n for n in keydata.names(run) if keydata.is_there(run, n, number)}
+                recorded = [*keydata.names(run), *keydata.norms(run)]
+                there = {n for n in recorded if keydata.is_there(run, n, number)}
                 found.setdefault(number, set()).update(there)
     return {number: sorted(names) for number, names in sorted(found.items())}
 

@@ -40,7 +40,7 @@ _Norms = Mapping[str, np.floating[Any]]
 
 def check(evidence: Evidence) -> list[Said]:
     """What norms of gradients contradict, a sentence each."""
-    return [*_of_both(evidence), *_of_parts(evidence)]
+    return [*_of_both(evidence), *_of_parts(evidence), *_of_later_steps(evidence)]
 
 
 def totals(run: Run, role: str, step: int) -> dict[int, float]:
@@ -62,16 +62,7 @@ def totals(run: Run, role: str, step: int) -> dict[int, float]:
 
 def _of_both(evidence: Evidence) -> list[Said]:
     """Norms that the trainer clips by, of each rank and update of the step."""
-    runs = (evidence.benchmark, evidence.target)
-    ranks = [{process.rank for process in run.manifest.layout} for run in runs]
-    left, right = (_norms(run, evidence.step.number) for run in runs)
-    if any(finding.stage.laid_out is not None for finding in evidence.step.findings.values()):
-        # parts of a model have norms of their own; that of the whole does not depend on the layout
-        left, right = (
-            {key: norm for key, norm in side.items() if _TOTAL in key} for side in (left, right)
-        )
-    if ranks[0] != ranks[1]:  # norms of shards have no partner; those of the whole have
-        left, right = (_of_all(side, own) for side, own in zip((left, right), ranks, strict=True))
+    left, right = _sides(evidence, evidence.step.number)
     if not left or not right:
         return []
     allowed = outcomes.norm_floor(found.stage.rows for found in evidence.step.findings.values())
@@ -94,6 +85,48 @@ def _of_both(evidence: Evidence) -> list[Said]:
         elif b.dtype != t.dtype and evidence.results.plan.one_precision:
             found.append(say("{key} is {b} against {t}", key=key, b=b.dtype.name, t=t.dtype.name))
     return [say("gradient norms: {found}", found=listed(found, 4))] if found else []
+
+
+def _of_later_steps(evidence: Evidence) -> list[Said]:
+    """What is wrong of norms however much the sides have parted before: not finite, in another
+    format or on one side alone, in captured steps that are not judged."""
+    if evidence.target.is_joined:  # each step is judged by itself
+        return []
+    captured = [set(run.manifest.steps) for run in (evidence.benchmark, evidence.target)]
+    found = []
+    for step in sorted(s for s in captured[0] & captured[1] if s > evidence.step.number):
+        left, right = _sides(evidence, step)
+        if not left or not right:
+            continue
+        for key in sorted(left.keys() | right.keys()):
+            b, t = left.get(key), right.get(key)
+            if b is None or t is None:
+                found.append(say("{key} of step {step} on one side only", key=key, step=step))
+            elif np.isfinite(b) != np.isfinite(t):
+                found.append(
+                    say("{key} of step {step} is {b:g} against {t:g}", key=key, step=step, b=b, t=t)
+                )
+            elif b.dtype != t.dtype and evidence.results.plan.one_precision:
+                found.append(
+                    say("{key} of step {step} is {b} against {t}", key=key, step=step,
+                        b=b.dtype.name, t=t.dtype.name)
+                )  # fmt: skip
+    return [say("gradient norms: {found}", found=listed(found, 4))] if found else []
+
+
+def _sides(evidence: Evidence, step: int) -> tuple[_Norms, _Norms]:
+    """Norms of both sides that have a partner, by key."""
+    runs = (evidence.benchmark, evidence.target)
+    ranks = [{process.rank for process in run.manifest.layout} for run in runs]
+    left, right = (_norms(run, step) for run in runs)
+    if any(finding.stage.laid_out is not None for finding in evidence.step.findings.values()):
+        # parts of a model have norms of their own; that of the whole does not depend on the layout
+        left, right = (
+            {key: norm for key, norm in side.items() if _TOTAL in key} for side in (left, right)
+        )
+    if ranks[0] != ranks[1]:  # norms of shards have no partner; those of the whole have
+        left, right = (_of_all(side, own) for side, own in zip((left, right), ranks, strict=True))
+    return left, right
 
 
 def _impossible(evidence: Evidence, left: _Norms, right: _Norms, allowed: float) -> set[str]:

@@ -46,7 +46,7 @@ def rows(**changes: Any) -> pl.DataFrame:
 
 def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any = (),
         stages: Any = None, metrics: Any = None, declared: Any = None,
-        sizes: Any = None) -> Any:  # fmt: skip
+        sizes: Any = None, steps: Any = (0,), is_joined: bool = False) -> Any:  # fmt: skip
     laid_out = {"backend": None, "tp": 1, "tp_rank": None, "pp": 1, "ep": 1, **(sizes or {})}
     layout = [SimpleNamespace(rank=rank, role="actor", **laid_out) for rank in range(ranks)]
     kept = {"role": "actor", "dtype": "torch.float32", "digest": "sha256:0", "norm": 1.0}
@@ -70,10 +70,11 @@ def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any 
         mock_proof=lambda: list(proof),
         weights=lambda: table,
         optimizers=list,
+        is_joined=is_joined,
         metrics=lambda: [] if metrics is None else [{"step": 0, "metrics": metrics}],
         manifest=SimpleNamespace(
             layout=layout,
-            steps=[0],
+            steps=list(steps),
             declared=declared or {},
             stages={"actor_update": SimpleNamespace(state="captured"), **(stages or {})},
         ),

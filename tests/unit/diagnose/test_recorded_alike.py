@@ -87,9 +87,14 @@ def test_a_record_of_parameters_that_differs_is_said() -> None:
 
 
 def norms(
-    place: Path, value: Any, rank: int = 0, dtype: Any = np.float32, name: str = "actor_grad_norm"
+    place: Path,
+    value: Any,
+    rank: int = 0,
+    dtype: Any = np.float32,
+    name: str = "actor_grad_norm",
+    step: int = 0,
 ) -> Path:
-    path = place / f"{name}/step0/rank{rank}/micro_step0/{name}.npy"
+    path = place / f"{name}/step{step}/rank{rank}/micro_step0/{name}.npy"
     path.parent.mkdir(parents=True)
     np.save(path, np.asarray(value, dtype))
     return place
@@ -179,6 +184,32 @@ def test_a_norm_of_another_format_is_said(tmp_path: Path) -> None:
     left, right = norms(tmp_path / "b", 2.0), norms(tmp_path / "t", 2.0, dtype=np.float64)
     assert "float32 against float64" in found(None, run(left), run(right))
     assert found(None, run(left), run(right), one_precision=False) == ""
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "target", "said"),
+    [
+        ((3.0, np.float32), (7.0, np.float32), ""),  # what updates left
+        ((3.0, np.float32), (np.nan, np.float32), "of step 1 is 3 against nan"),
+        ((np.inf, np.float32), (3.0, np.float32), "of step 1 is inf against 3"),
+        ((np.nan, np.float32), (np.nan, np.float32), ""),  # said where it begins
+        ((3.0, np.float32), (3.0, np.float64), "of step 1 is float32 against float64"),
+        ((3.0, np.float32), None, "of step 1 on one side only"),
+    ],
+)
+def test_norms_of_steps_that_are_not_judged_have_one_form(
+    tmp_path: Path, benchmark: Any, target: Any, said: str
+) -> None:
+    for side, own in (("b", benchmark), ("t", target)):
+        norms(tmp_path / side, 2.0)
+        norms(tmp_path / side, 2.0, name="actor_total_grad_norm", step=1)
+        if own is not None:
+            norms(tmp_path / side, own[0], dtype=own[1], step=1)
+    sides = [run(tmp_path / side, steps=[0, 1]) for side in "bt"]
+    text = found(None, *sides)
+    assert (said in text) if said else text == ""
+    joined = [run(tmp_path / side, steps=[0, 1], is_joined=True) for side in "bt"]
+    assert found(None, *joined) == ""  # that step has a gate of its own
 
 
 def test_norms_of_other_shards_are_not_compared(tmp_path: Path) -> None:
