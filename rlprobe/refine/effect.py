@@ -70,6 +70,11 @@ def _tokens(trace: Trace) -> list[int] | None:
 # masks
 
 
+def of_masks(stretch: Stretch) -> bool:
+    """Whether nothing but masks is handed on, whatever was done to them: moved ones, too."""
+    return bool(stretch.working and stretch.changed) and _masks(stretch)
+
+
 def _masks(stretch: Stretch) -> bool:
     """Other pairs are masked: what is handed on are masks, or scores that masks were put to."""
     rest = [op for op in stretch.working if not _makes_mask(op)]

@@ -294,6 +294,8 @@ def _meant(
     cause = meaning.of_operators(operators, stretch.around)
     if cause in ("constant_factor", "layout") and effect.of_angles(stretch):
         return "position"
+    if cause == "layout" and effect.of_masks(stretch):
+        return "mask"
     if cause == "layout" and effect.routed(stretch):
         return "routing"
     if cause == "layout":

@@ -60,6 +60,13 @@ def first_hidden(mask: Tensor) -> Tensor:
     return mask
 
 
+def one_ahead(mask: Tensor) -> Tensor:
+    """k <= q + 1: what is hidden stands one place further on."""
+    moved = mask.clone()
+    moved[..., 1:] = mask[..., :-1]
+    return moved
+
+
 MASKS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "window": (lambda m: m.masked_fill(FAR, LOWEST), "mask"),
     "blocks": (
@@ -67,6 +74,10 @@ MASKS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     ),
     "prefix": (lambda m: m.masked_fill((PLACES < 4)[None] & (PLACES < 4)[:, None], 0.0), "mask"),
     "two at once": (lambda m: m + torch.full((7, 7), LOWEST).tril(-3), "mask"),
+    "one ahead": (one_ahead, "mask"),
+    "rolled": (lambda m: m.roll(1, -1), "mask"),
+    "upside down": (lambda m: m.flip(0).flip(1), "mask"),
+    "another row's": (lambda m: torch.cat([m[1:], m[:1]]), "mask"),
     "slopes": (slopes, "implementation"),
     "softened": (lambda m: m.masked_fill(FAR, -0.5), "implementation"),
 }  # fmt: skip
