@@ -242,7 +242,12 @@ def _where(step: Apart) -> Said:
     """What the sides run in each other's place, in words."""
     benchmark, target = _unlike(step)
     if not (benchmark or target):
-        benchmark, target = step.benchmark, step.target  # the same, by other code
+        return say(
+            "the sides run the same operators by other code: {target} on the target, {benchmark} "
+            "on the benchmark",
+            target=_listed(step.target),
+            benchmark=_listed(step.benchmark),
+        )
     if benchmark and target:
         return say(
             "the target runs {target} where the benchmark runs {benchmark}",
