@@ -22,7 +22,7 @@ from rlprobe.dumps.tensors.spans import spans
 from rlprobe.dumps.tensors.tensorfile import TensorFileError
 from rlprobe.errors import DumpError
 from rlprobe.files import replace_bytes
-from rlprobe.refine import experiments, repeated, seen, trace
+from rlprobe.refine import experiments, repeated, seen, stale, trace
 from rlprobe.refine.difference import IMPLEMENTATION
 from rlprobe.refine.look import Look, look
 from rlprobe.refine.observe import Observed, observe
@@ -187,9 +187,23 @@ def _observed(sides: list[_Side], plan: Plan, suspects: Suspects) -> Observed | 
     return observe(traces[0], traces[1], plan.noise, plan.floor, forward=forward)
 
 
+def _of_age(found: Seen, sides: list[_Side], suspects: Suspects) -> Seen:
+    """Weights that differ; older ones where one side still has those that its stage began with."""
+    traces = sides[0].trace, sides[1].trace
+    if traces[0] is None or traces[1] is None:
+        return found
+    older = stale.found((traces[0], traces[1]), (sides[0].run, sides[1].run), suspects)
+    if older is None:
+        return found
+    return Seen("stale_weights", say("{first}; {older}", first=found.statement, older=older),
+                [*found.evidence, older])  # fmt: skip
+
+
 def _seen(watched: Observed, sides: list[_Side], plan: Plan, suspects: Suspects) -> Seen:
     """What the traces show; operators that draw are random where what they make is."""
     found = seen.of_traces(watched, plan, suspects)
+    if found.cause == "weights" and plan.updated:
+        found = _of_age(found, sides, suspects)
     backward = ".backward." in suspects.record
     again = [trace.fixed(side.trace, backward=backward) for side in sides if side.trace is not None]
     if found.cause != "nondeterministic" or not all(again):
@@ -228,7 +242,7 @@ class _Side:
     """One run's tensors of the suspects."""
 
     def __init__(self, run: Run, suspects: Suspects) -> None:
-        self._run = run
+        self.run = run
         table = pl.read_parquet(run.records(suspects.stage), glob=False).filter(
             (pl.col("step") == suspects.step) & (pl.col("rank") == suspects.rank)
         )
@@ -263,7 +277,7 @@ class _Side:
         try:
             tensor = self._source.open(data, shape)
         except TensorFileError as error:
-            raise DumpError(f"{self._run.path}: {data}: {error}") from error
+            raise DumpError(f"{self.run.path}: {data}: {error}") from error
         return numbers(tensor.view().reshape(-1), tensor.dtype, True).reshape(tensor.shape)
 
     def experiment(self) -> experiments.Side:

@@ -52,6 +52,8 @@ class Plan(msgspec.Struct, frozen=True):
     #: The floor of the record that is looked at, where that is another one: a law of it is held
     #: against its own, and not against that of a loss, whose parts may cancel.
     of_record: float | None = None
+    #: Whether weights had been updated within the step before what is looked at ran.
+    updated: bool = False
     #: Where the benchmark was imported: the command for its site, and the one for here afterwards.
     elsewhere: str = ""
     afterwards: str = ""
@@ -108,6 +110,7 @@ def find(directory: Path, budget_mib: int) -> Plan:
         noise=_noise(diverged),
         floor=_floor(diverged),
         of_record=_of_record(diverged),
+        updated=bool(origin.row.get("update")),
     )
 
 
