@@ -7,6 +7,7 @@ benchmark's was told, that is why.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -79,6 +80,14 @@ def said(entry: Entry, module: str, floor: float, *, later: bool = False) -> Sai
     outputs, gradients = _largest(entry.outputs), _largest(entry.gradients)
     if outputs is None:
         return None
+    if any(
+        math.isnan(float(size)) for size in (*entry.outputs.values(), *entry.gradients.values())
+    ):
+        return say(
+            "on the inputs that the benchmark's was given, one side's {module} makes numbers that "
+            "are not finite, so that nothing says by how much the two differ",
+            module=module,
+        )
     text = say(
         "on the inputs that the benchmark's was given, the target's {module} makes outputs that "
         "differ from the benchmark's by {size:.2g}",
@@ -108,7 +117,7 @@ def setting(entry: Entry, module: str, floor: float) -> Said | None:
         entry, module, floor: as of :func:`said`.
     """
     own = _largest(entry.outputs)
-    if own is None or not floor or own[1] <= floor:
+    if own is None or not floor or not own[1] > floor:
         return None
     for one in entry.told:
         made = _largest(one.outputs) if one.tried and one.failed is None else None

@@ -315,6 +315,12 @@ def _nearer(found: Experiments, kept: list[_Four], way: Said, given: float) -> _
     apart, differ = _error(own_b, own_t), _error(wide_b, wide_t)
     if not apart or not np.isfinite(apart):
         return None
+    if not np.isfinite(differ):
+        found.evidence.append(
+            say("{way}, in fp64, a side makes numbers that are not finite: nothing is known of it",
+                way=way)
+        )  # fmt: skip
+        return None
     # in fp64 too they differ by what comes in with their inputs
     inherited = min(_INHERITED * given, _MOST_INHERITED * apart)
     if not differ <= max(_SAME * apart, inherited):

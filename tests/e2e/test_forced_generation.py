@@ -109,7 +109,10 @@ def test_a_cache_off_by_one_is_found_in_decoding(pipeline: Pipeline, faults: Pat
     assert apart(found, "prefill") == apart(found, "prompt") == 0
     assert apart(found, "decode") == SAMPLES * (TOKENS - 1)
     assert "prefills of prompt and response: 0 of 8 part" in diagnosis.cause.evidence
-    assert any("forced_decode_log_probs part from token 1" in e for e in diagnosis.cause.evidence)
+    assert any(
+        "forced_decode_log_probs: token 1 of the response is the first" in e
+        for e in diagnosis.cause.evidence
+    )
     assert ", 0 of them near ties." in diagnosis.sentence
     # training goes on with what was recorded: the fault is in no other stage
     others = [cell for cell in diagnosis.stages if cell.stage not in stages.ENGINE_STAGES]

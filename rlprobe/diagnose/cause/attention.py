@@ -87,8 +87,8 @@ def _along(scene: Scene) -> list[Said]:
         first = min(onset, key=lambda d: d.position or 0)
         said.append(
             say(
-                "{name} part from token {position} of the response on, in the sample that "
-                "differs most",
+                "{name}: token {position} of the response is the first that differs by a tenth of "
+                "the largest difference or more, in the sample that differs most",
                 name=first.name,
                 position=first.position,
             )

@@ -141,12 +141,17 @@ def _advantages(found: dict[str, Difference]) -> GateItem:
                 "advantage estimator's settings"
             ),
         )
+    if not difference.error:
+        said = say("the same for {joined} samples", joined=difference.joined)
+        return opened(ADVANTAGES, said)
     return opened(
         ADVANTAGES,
         say(
-            "agree within {error:.3g} (relative L2) for {joined} samples",
+            "differ by {error:.3g} (relative L2) for {joined} samples, of which values and "
+            "log-probs explain {allowed:.3g}",
             error=difference.error,
             joined=difference.joined,
+            allowed=allowed,
         ),
     )
 

@@ -24,8 +24,9 @@ from rlprobe.store.read import Run
 _SUMMED = 1e-6
 #: Two numbers that are equal before they are rounded to a format differ by no more roundings.
 _ROUNDED = 2.0
-#: A sketch estimates the length of a difference to 9 %: five times that is never reached.
-_ESTIMATED = 1.5
+#: A sketch estimates the length of a difference to 9 %. Five times that is never reached: what it
+#: says is no less than 0.55 of the difference.
+_ESTIMATED = 1.0 / 0.55
 #: Floors that a single token is never apart by: the largest of thousands, from a sketch of 17.
 _OF_TOKENS = 20.0
 _SIDES = ("benchmark", "target")
