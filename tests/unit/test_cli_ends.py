@@ -64,9 +64,10 @@ def test_a_closed_pipe_leaves_the_exit_code(
 
 def test_a_package_that_is_lacking_is_named(tmp_path: Path) -> None:
     """As in an image in which rlprobe was installed without what it needs."""
-    for module in ("msgspec", "polars", "pydantic"):
+    verdict, check = ["verdict", "x"], ["config", "check", "x"]
+    for module, command in (("msgspec", verdict), ("polars", verdict), ("pydantic", check)):
         hook = f"import sys; sys.modules[{module!r}] = None"
-        code = f"{hook}; from rlprobe.cli import main; sys.exit(main(['verdict', 'x']))"
+        code = f"{hook}; from rlprobe.cli import main; sys.exit(main({command}))"
         done = subprocess.run(
             [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True,
             check=False, env={**os.environ, "PYTHONPATH": str(ROOT)},
