@@ -12,7 +12,7 @@ import polars as pl
 from rlprobe.compare import misnamed, undumped
 from rlprobe.compare.tables import Held, Stored, Table
 from rlprobe.dumps import framework, records
-from rlprobe.said import Said, say
+from rlprobe.said import Said, listed, say
 from rlprobe.store import listing
 
 if TYPE_CHECKING:
@@ -118,10 +118,9 @@ class DumpStage(StageSource):
         if lost := undumped.below(self.root):
             notes.append(
                 say(
-                    "without dump.json, and so without records: {names}{others}, in {place}; a run "
-                    "that ended early or a copy that is not whole leaves such directories",
-                    names=", ".join(lost[:_NAMED]),
-                    others=f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else "",
+                    "without dump.json, and so without records: {names}, in {place}; a run that "
+                    "ended early or a copy that is not whole leaves such directories",
+                    names=listed(lost, _NAMED),
                     place=str(self.root),
                 )
             )

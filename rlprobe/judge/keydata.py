@@ -13,8 +13,9 @@ import numpy as np
 
 from rlprobe.compare.samples.apart import value_by_value
 from rlprobe.compare.samples.pairing import joined
-from rlprobe.dumps import key_data as files
-from rlprobe.dumps.key_data import (
+from rlprobe.dumps import key_names
+from rlprobe.dumps.key_data import Array, Row
+from rlprobe.dumps.key_names import (
     ADVANTAGES,
     CHOICES,
     FREE,
@@ -25,8 +26,6 @@ from rlprobe.dumps.key_data import (
     REWARDS,
     SAMPLE_REWARDS,
     TOKENS,
-    Array,
-    Row,
 )
 from rlprobe.judge import digits, fits
 
@@ -45,7 +44,7 @@ LATER = " (later updates)"
 
 def stage_of(name: str) -> str:
     """The stage whose micro-batches key data are of."""
-    return files.stage_of(name.removesuffix(LATER))
+    return key_names.stage_of(name.removesuffix(LATER))
 
 
 def result_of(name: str) -> str | None:

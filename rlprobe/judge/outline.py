@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import polars as pl
 
 from rlprobe import stages
-from rlprobe.compare import lacking, measures, scalars
+from rlprobe.compare import lacking, measures
 from rlprobe.compare.writer import Summary
 from rlprobe.dumps.results import KEY_DATA
-from rlprobe.judge import analysis, compared, decisive, equipped, generated, keydata, unsized
+from rlprobe.judge import analysis, compared, equipped, generated, keydata, outlined, unsized
 from rlprobe.judge.analysis import HELD, Finding, Step
 from rlprobe.judge.generated import Generated
 from rlprobe.judge.inputs import Results
@@ -30,9 +30,6 @@ WORST = 10
 MOST = 100_000
 #: The greediest beginning that names a call: arguments are not called so.
 _OF_CALL = re.compile(r"(.*\.(?:forward|backward)(?:\.\d+)?)\.(?:input|output|parameters)\b")
-#: Of a statistic, an error is at least this; of elements, it is this.
-_BOUND = "statistics"
-_WORDS = {decisive.NORM: " of the norm", decisive.DENSE: " of what all elements share"}
 
 
 def first_step(results: Results) -> int:
@@ -128,8 +125,8 @@ def _first(
     what = f"{origin.module} ({origin.operator})" if origin.module else str(origin.operator)
     where = f"{diverged.stage.name}, step {step.number}, rank {diverged.rank or 0}"
     yield f"First to part: {_brief(what)}, in {where}"
-    yield f"  {_names(row)}"
-    yield f"  {_size(row)}"
+    yield f"  {outlined.names(row)}"
+    yield f"  {outlined.size(row)}"
     if origin.reason:
         yield f"  {_brief(origin.reason)}"
     yield from _given(step)
@@ -262,64 +259,6 @@ def _far(difference: Difference) -> str:
     return f"differs by {difference.error:.3g} (relative L2)"
 
 
-def _names(row: Row) -> str:
-    benchmark, target = row.get("name_benchmark"), row.get("name_target")
-    name = lacking.short(str(benchmark or row.get("name")))
-    if benchmark and target and benchmark != target:
-        name += f" | target: {lacking.short(str(target))}"
-    within = row.get("within")
-    # a module's name says itself where it is
-    return f"{name}, in {lacking.short(within)}" if within and not row.get("module") else name
-
-
-def _size(row: Row) -> str:
-    measure = decisive.of(row)
-    values = _values(row)
-    if values is not None and not _is_number(row):
-        return values
-    if measure.error is None:
-        return values or _of_unknown_size(row)
-    least = "at least " if row.get("error_kind") == _BOUND and values is None else ""
-    of = _WORDS.get(measure.name, "")
-    text = f"error{of} {least}{measure.error:.3g}"
-    text = text if values is None else f"{values}, {text}"
-    excess = row.get("excess")
-    if not isinstance(excess, float):
-        return text
-    if math.isinf(excess):
-        return f"{text}; there is no round-off in it"
-    return f"{text}, {_times(excess)} what round-off allows ({measure.floor or 0.0:.2g})"
-
-
-def _of_unknown_size(row: Row) -> str:
-    """What is known of a difference that no number is given for."""
-    if row.get("status") != measures.NONFINITE:
-        return "it differs, and statistics do not say by how much"
-    side = row.get("reason")
-    return (
-        "not finite on both sides, and not the same"
-        if side not in ("benchmark", "target")
-        else f"not finite on the {side} only"
-    )
-
-
-def _values(row: Row) -> str | None:
-    """Both values of an argument that is no tensor; None of a tensor."""
-    sides = [row.get(f"value_{side}") for side in ("benchmark", "target")]
-    shapes = [row.get(f"shape_{side}") for side in ("benchmark", "target")]
-    if any(shape is not None for shape in shapes) or None in sides:
-        return None
-    return " against ".join(lacking.short(str(value)) for value in sides)
-
-
-def _is_number(row: Row) -> bool:
-    return {row.get("dtype_benchmark"), row.get("dtype_target")} <= set(scalars.NUMBERS)
-
-
-def _times(excess: float) -> str:
-    return f"{excess:,.0f} times" if excess >= 10 else f"{excess:.1f} times"
-
-
 def _beyond(step: Step) -> pl.DataFrame:
     """Records beyond their floor, the furthest first."""
     found = [
@@ -370,7 +309,7 @@ def _worst(step: Step, stacks: Mapping[str, Sequence[str]]) -> Iterator[str]:
         where = f"{row['stage']}: " if many else ""
         others = f" and {count - 1} more" if count > 1 else ""
         where += f"rank {row['rank']}{others}: " if ranks else ""
-        yield f"  {times:>15}  {size:>9}  {where}{_names(row)}"
+        yield f"  {times:>15}  {size:>9}  {where}{outlined.names(row)}"
         # records of one call, and often its neighbours', have one stack
         called = tuple(_stack(row, stacks))
         yield from ["      called as one above"] if called and called in told else called
@@ -498,7 +437,7 @@ def _next(
     if diverged is not None and diverged.origin is not None:
         row = diverged.origin.row
         call = _call(str(row.get("name_benchmark") or row.get("name")))
-        if row.get("error_kind") == _BOUND and _values(row) is None:
+        if outlined.is_bound(row):
             yield (
                 "  see which elements differ: dump both sides again with task tensor and list "
                 f"{_listed(call)}"

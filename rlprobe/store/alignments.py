@@ -72,11 +72,14 @@ def keeping(store: Path, name: str, keys: Iterable[str]) -> Iterator[None]:
 
 
 def _former(path: Path) -> list[str]:
-    """Runs that the record names now; none where it cannot be read, as it is written anew."""
-    try:
-        return load(path).keys if path.exists() else []
-    except StoreError:
-        return []
+    """Runs that the record names now, or its copy where it is damaged; none where neither can be
+    read, as it is written anew."""
+    for source in (path, copy_of(path)):
+        try:
+            return parse(path, source).keys
+        except StoreError:
+            continue
+    return []
 
 
 def record_alignment(store: Path, name: str, keys: Iterable[str]) -> Path:

@@ -14,7 +14,7 @@ import pytest
 from rlprobe import stages
 from rlprobe.cli import main
 from rlprobe.compare.samples.run import Samples
-from rlprobe.dumps import key_data
+from rlprobe.dumps import key_names
 from tests.unit.batches import (
     SAMPLES,
     compared,
@@ -238,7 +238,7 @@ def test_rows_that_do_not_fit_their_micro_batch_say_so(
     benchmark, target = both_sides(tmp_path)
     save(benchmark, key, (0, 0), np.zeros((2, 2)))
     save(target, key, (0, 0), np.zeros((rows, 2)))
-    (note,) = compared(tmp_path, key_data.stage_of(key))["notes"]
+    (note,) = compared(tmp_path, key_names.stage_of(key))["notes"]
     assert f"({said}); they are not joined" in note
 
 

@@ -15,7 +15,8 @@ from rlprobe.compare.samples import joining, sketches
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import read_bytes
 from rlprobe.dumps import proof
-from rlprobe.dumps.key_data import BatchKey, KeyData, MicroBatch, stage_of
+from rlprobe.dumps.key_data import BatchKey, KeyData, MicroBatch
+from rlprobe.dumps.key_names import stage_of
 from rlprobe.dumps.parquet import UNREADABLE
 from rlprobe.dumps.results import KEY_DATA, TOKEN_SKETCHES
 from rlprobe.errors import DumpError, StoreError

@@ -12,7 +12,7 @@ from rlprobe.diagnose.cause import measure
 from rlprobe.diagnose.cause.around import Scene, Symptoms
 from rlprobe.diagnose.cause.differences import Array, Fact, Margins, Record, Tokens
 from rlprobe.diagnose.cause.hypotheses import permuted, subset, temperature
-from rlprobe.dumps.key_data import INPUT_IDS, RESPONSES
+from rlprobe.dumps.key_names import INPUT_IDS, RESPONSES
 from rlprobe.judge import execution, fits, forced, given
 from rlprobe.judge.row import Row
 from rlprobe.judge.row import first as first_row

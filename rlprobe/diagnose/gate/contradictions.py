@@ -28,7 +28,7 @@ _ROUNDED = 2.0
 #: says is no less than 0.55 of the difference.
 _ESTIMATED = 1.0 / 0.55
 #: Floors that a single token is never apart by: the largest of thousands, from a sketch of 17.
-_OF_TOKENS = 20.0
+OF_TOKENS = 20.0
 _SIDES = ("benchmark", "target")
 _STATISTICS = ("max", "min", "mean", "norm")
 #: What says which parameter of which process and stage.
@@ -153,7 +153,7 @@ def _tokens(evidence: Evidence) -> list[Said]:
                 )
             )
         odd = both.filter(
-            pl.col("error") > _OF_TOKENS * pl.max_horizontal("floor", pl.lit(sketch_floors.DEVICES))
+            pl.col("error") > OF_TOKENS * pl.max_horizontal("floor", pl.lit(sketch_floors.DEVICES))
         )
         if odd.height:
             found.append(
@@ -270,7 +270,7 @@ def _within(left: whole.Whole, right: whole.Whole, floor: float | None) -> bool:
     if not (left.finite or right.finite):
         return True
     apart = distance(left.sketch.sum(0), right.sketch.sum(0)) / left.norm
-    allowed = _OF_TOKENS * max(floor or 0.0, sketch_floors.DEVICES)
+    allowed = OF_TOKENS * max(floor or 0.0, sketch_floors.DEVICES)
     return bool(apart <= allowed)  # NaN is not
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 
 from rlprobe import stages
+from rlprobe.diagnose.gate.contradictions import OF_TOKENS
 from rlprobe.diagnose.run import Examined
 from rlprobe.judge import extent, tables
 from rlprobe.judge.curves import Curve
@@ -58,9 +59,6 @@ WAYS: dict[str, tuple[str, ...]] = {
     TOKEN: (TEN_FLOORS, NAN, ZERO, MISSING),
     CHOICE: (TEN_FLOORS, MISSING),
 }
-#: A token is held against so many floors of its record
-#: (:mod:`rlprobe.diagnose.gate.contradictions`).
-_OF_TOKENS = 20.0
 
 
 @dataclass(frozen=True)
@@ -283,7 +281,7 @@ def _tokens(
         if record is None:
             continue
         group = (TOKEN, stage, name, str(micro), str(step), str(rank))
-        floor = _OF_TOKENS * (record.floor or 0.0)
+        floor = OF_TOKENS * (record.floor or 0.0)
         for number in dict.fromkeys((rows[0], rows[len(rows) // 2], rows[-1])):
             yield Quantity(
                 TOKEN, stage, f"token_sketches/{stage}.parquet", number, group,

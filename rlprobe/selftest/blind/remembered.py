@@ -10,7 +10,8 @@ from typing import Any
 import polars as pl
 
 from rlprobe.dumps import results as tables
-from rlprobe.dumps.key_data import TOKENS, BatchKey, KeyData, MicroBatch, Row
+from rlprobe.dumps.key_data import BatchKey, KeyData, MicroBatch, Row
+from rlprobe.dumps.key_names import TOKENS
 from rlprobe.judge.inputs import Results
 from rlprobe.roles import TARGET
 from rlprobe.selftest.blind.quantities import (

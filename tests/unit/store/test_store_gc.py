@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 from rlprobe.errors import StoreError
-from rlprobe.store.alignments import alignments, forget_alignment, keeping, record_alignment
+from rlprobe.store.alignments import (
+    alignments,
+    copy_of,
+    forget_alignment,
+    keeping,
+    record_alignment,
+)
 from rlprobe.store.gc import collect, remove
 from rlprobe.store.keys import run_key
 from rlprobe.store.objects import Objects
@@ -327,7 +333,16 @@ def test_what_another_process_waits_for_stays_kept(committed, store):
 def test_a_record_that_cannot_be_read_is_written_anew(committed, store):
     run = committed()
     path = record_alignment(store, "cpu", [run.key])
-    path.write_text("{", encoding="utf-8")
+    for place in (path, copy_of(path)):
+        place.write_text("{", encoding="utf-8")
     with keeping(store, "cpu", [run.key]):
         pass
     assert alignments(store) == {"cpu": [run.key]}
+
+
+def test_what_a_damaged_records_copy_names_is_kept(committed, store):
+    finished = committed()
+    record_alignment(store, "cpu", [finished.key]).write_text("{", encoding="utf-8")
+    with pytest.raises(StoreError, match="no memory"), keeping(store, "cpu", ["0" * 64]):
+        raise StoreError("no memory")
+    assert collect(store).runs == []
