@@ -228,7 +228,6 @@ def test_a_cache_off_by_one_is_found_in_decoding_only(run: Run) -> None:
     assert decode.beyond == decode.passes
 
 
-@pytest.mark.long
 def test_a_layer_that_an_update_did_not_reach_is_named(half: Variant) -> None:
     table = compared(half)
     weights = table.filter(slot="parameters")

@@ -254,7 +254,10 @@ def test_a_loop_that_waits_for_what_is_not_run_is_left(
     script.write_text(f"{loop}\npython3 train.py\n")
     read = trace.read([str(script)], timeout_s=30)
     assert read.status == 0
-    assert read.commands[-1].argv == ("python3", "train.py")
+    every = [command.argv for command in read.commands]
+    at = every.index(("python3", "train.py"))
+    # of a pipeline that is left a process may note its command a moment later
+    assert every[at + 1 :] in ([], [("/usr/bin/touch", "made")])
     assert [path.name for path in tmp_path.iterdir()] == ["run.sh"]
 
 

@@ -78,7 +78,7 @@ def read(
     *,
     timeout_s: float = _TIMEOUT_S,
 ) -> Script:
-    """What a script would run, in order.
+    """What a script would run, in order; of a pipeline whose loop is left, a command may be late.
 
     Args:
         script: the script's path and its arguments.
