@@ -203,11 +203,31 @@ def function(reference: str, key: str) -> str:
         known = toplevel.names(file)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error}") from error
-    if known is not None and name not in known:
+    if known is not None and name not in known.bound:
         raise ConfigError(
-            f"{key}: {file} has no {name}; it has: {', '.join(sorted(known)) or 'nothing'}"
+            f"{key}: {file} has no {name}; it has: {', '.join(sorted(known.bound)) or 'nothing'}"
         )
+    if known is not None and name in known.literals:
+        raise ConfigError(f"{key}: {name} of {file} is no function")
     return f"{_digest(file)}:{name}"
+
+
+def fault(reference: str, key: str) -> str:
+    """Identity of a planted fault, ``FILE.py:NAME``.
+
+    Raises:
+        ConfigError: as :func:`function`, or nothing can have declared the name a fault.
+    """
+    found = function(reference, key)
+    path, _, name = reference.rpartition(":")
+    known = toplevel.names(_existing(path, key))
+    if known is not None and name in known.plain:
+        raise ConfigError(
+            f"{key}: {name} of {path} is declared neither a fault nor a benign change; write "
+            "@fault(stage=…, module=…, cause=…) or @benign() above it; under a decorator are: "
+            + (", ".join(sorted(known.decorated)) or "none")
+        )
+    return found
 
 
 def entry_point(section: EntryPointSection | None) -> dict[str, str | None] | None:

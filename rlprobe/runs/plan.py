@@ -92,7 +92,7 @@ def plan(
                 else identity.environment(side.container, side.lock, where),
                 fault=None
                 if fault is None or not located
-                else identity.function(fault, "target.fault"),
+                else identity.fault(fault, "target.fault"),
                 entry_point=start,
                 code={}
                 if imported or not located

@@ -138,7 +138,11 @@ def test_common_overrides_come_before_the_sides_own() -> None:
     assert runs["benchmark"].overrides == ("a=1",)
 
 
-FAULT = "def f():\n    pass\n\n\ndef g():\n    pass\n"
+FAULT = (
+    "from rlprobe.faults import benign\n\n\n"
+    "@benign()\ndef f(site):\n    yield\n\n\n"
+    "@benign()\ndef g(site):\n    yield\n"
+)
 
 
 @pytest.fixture
@@ -230,7 +234,9 @@ def test_what_does_not_exist_is_named_before_anything_runs(
 @pytest.mark.parametrize(
     ("text", "name", "expected"),
     [
-        (FAULT, "F", r"faults\.py has no F; it has: f, g"),
+        (FAULT, "F", r"faults\.py has no F; it has: benign, f, g"),
+        (FAULT + "STRENGTH = -(1.0)\n", "STRENGTH", "STRENGTH of .*faults.py is no function"),
+        ("names = ['a', (1, 2)]\n", "names", "names of .*faults.py is no function"),
         ("import os.path\nfor a in ():\n    b = 1\n", "c", "has no c; it has: a, b, os"),
         ("class A:\n    def f(self):\n        g = 1\n", "f", "has no f; it has: A"),
         ("", "f", "has no f; it has: nothing"),
@@ -246,6 +252,50 @@ def test_a_name_that_a_file_does_not_have_is_named_with_those_it_has(
         planned(target={"fault": reference})
     with pytest.raises(ConfigError, match=f"data\\.reward_function: .*{expected}"):
         planned(data={"train_files": "builtin:arithmetic", "reward_function": reference})
+
+
+PLAIN = "def helper(site):\n    yield\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected"),
+    [
+        (FAULT + PLAIN, "helper", "under a decorator are: f, g$"),
+        (PLAIN, "helper", "under a decorator are: none$"),
+        ("class helper:\n    pass\n", "helper", "under a decorator are: none$"),
+        # what another one calls is not declared by that
+        (FAULT.replace("yield", "yield from helper(site)") + PLAIN, "helper", "are: f, g$"),
+    ],
+)
+def test_a_function_that_declares_no_fault_is_refused_when_the_file_is_read(
+    faults: Callable[[str], str], text: str, name: str, expected: str
+) -> None:
+    reference = f"{faults(text)}:{name}"
+    said = f"target\\.fault: {name} of .* is declared neither a fault nor a benign .*{expected}"
+    with pytest.raises(ConfigError, match=said):
+        planned(target={"fault": reference})
+    with pytest.raises(ConfigError, match=said):
+        planned({FAULT_ENV: reference})
+    # a reward function has no such mark
+    planned(data={"train_files": "builtin:arithmetic", "reward_function": reference})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PLAIN + "helper = benign()(helper)\n",
+        PLAIN + "mark(helper)\n",
+        PLAIN + "for each in (helper,):\n    benign()(each)\n",
+        PLAIN + "CASES = {'a': helper}\n",
+        "from mine import helper\n",
+        "try:\n    from mine import helper\nexcept ImportError:\n    helper = None\n",
+        "if True:\n    @benign()\n    def helper(site):\n        yield\nelse:\n    helper = 1\n",
+    ],
+)
+def test_what_may_have_been_declared_elsewhere_in_the_file_passes(
+    faults: Callable[[str], str], text: str
+) -> None:
+    assert planned(target={"fault": f"{faults(text)}:helper"})["target"].fault is not None
 
 
 @pytest.mark.parametrize(
