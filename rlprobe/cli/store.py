@@ -283,6 +283,16 @@ def _gc(args: argparse.Namespace) -> tuple[int, Any]:
         f"{counted(found.objects, 'object')}, {_size(found.bytes)}; kept "
         f"{counted(found.kept_runs, 'run')}"
     )
+    if found.attempts:
+        print(
+            f"{'and' if args.dry_run else 'also'} what failed or killed attempts at "
+            f"{counted(len(found.attempts), 'run')} left, {_size(found.attempts_bytes)}"
+        )
+    for name in found.uncommitted:
+        print(
+            f"scratch/{name} ran to its end and is not committed: `rlprobe run` commits it, "
+            "`rlprobe run --force` makes it anew"
+        )
     return 0, dataclasses.asdict(found)
 
 

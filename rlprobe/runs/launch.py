@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlprobe import files, frameworks, redaction, stages
+from rlprobe import frameworks, redaction, stages
 from rlprobe.capture import determinism
 from rlprobe.capture.session import ENV, CaptureOptions, ReplayOptions, Session
-from rlprobe.claims import claimed
 from rlprobe.dumps import places
 from rlprobe.errors import RlprobeError, RunError, StoreError
 from rlprobe.files import replace_text
@@ -38,6 +37,7 @@ from rlprobe.runs import (
 from rlprobe.runs.follow import Progress
 from rlprobe.runs.plan import FAULT_ENV
 from rlprobe.spec import RunSpec
+from rlprobe.store import attempts
 from rlprobe.store.commit import commit
 from rlprobe.store.read import STATES, Run
 from rlprobe.terminal import duration
@@ -93,7 +93,7 @@ def launch(
     store = store.absolute()
     manifest = _manifest(store, spec)
     _require_imported(spec, store, force=force)
-    with _only_one(store, spec.key):
+    with _alone(store, spec.key):
         if manifest.exists() and not force:
             _log.info("%s: already in the store as %s", spec.role, spec.key[:12])
             _tell_if_stale(spec, store)
@@ -101,8 +101,9 @@ def launch(
         log = (log or store / "logs" / f"{spec.role}-{spec.key[:12]}.log").absolute()
         log.parent.mkdir(parents=True, exist_ok=True)
         scratch = (None if force else _finished(store, spec)) or _fresh(store, spec)
-        if not _record(scratch).exists():
-            _execute(spec, store, scratch, log, start or _start)
+        if not attempts.record(scratch).exists():
+            with _saying_what_stays(scratch):
+                _execute(spec, store, scratch, log, start or _start)
         else:
             _log.info("%s: committing what an interrupted run had finished", spec.role)
         try:
@@ -113,6 +114,15 @@ def launch(
         shutil.rmtree(scratch, ignore_errors=True)
     _log.info("%s: committed as %s", spec.role, spec.key[:12])
     return manifest
+
+
+@contextlib.contextmanager
+def _saying_what_stays(scratch: Path) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        _log.info("what it left stays in %s until the next attempt, or `rlprobe store gc`", scratch)
+        raise
 
 
 def require(spec: RunSpec, store: Path, *, force: bool = False) -> None:
@@ -174,48 +184,29 @@ def _tell_if_stale(spec: RunSpec, store: Path) -> None:
         )  # fmt: skip
 
 
-@contextlib.contextmanager
-def _only_one(store: Path, key: str) -> Iterator[None]:
-    """Two alignments may share a run: the second waits for the first and then finds it done.
-
-    On a file system without locks it is refused instead: an attempt clears away what earlier ones
-    left, and must not take a living one's for that.
-    """
-    path = store / "locks" / f"{key}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _alone(store: Path, key: str) -> contextlib.AbstractContextManager[None]:
+    """Two alignments may share a run: the second waits for the first and then finds it done."""
 
     def waiting() -> None:
         _log.info("waiting: another process is making run %s", key[:12])
 
-    with path.open("a") as handle:
-        if files.hold(handle.fileno(), waiting=waiting):
-            yield
-        else:
-            with claimed(path.with_suffix(".holder")):
-                yield
-
-
-def _attempts(store: Path, spec: RunSpec) -> list[Path]:
-    return sorted((store / "scratch").glob(f"{spec.key[:16]}-*"))
-
-
-def _record(scratch: Path) -> Path:
-    """Written last by a run that did everything it was asked for."""
-    return scratch / "side" / "run.json"
+    return attempts.alone(store, key, waiting=waiting)
 
 
 def _finished(store: Path, spec: RunSpec) -> Path | None:
     """An earlier attempt that ran to its end and was not committed."""
-    return next((path for path in _attempts(store, spec) if _record(path).exists()), None)
+    return next(
+        (path for path in attempts.of(store, spec.key) if attempts.record(path).exists()), None
+    )
 
 
 def _fresh(store: Path, spec: RunSpec) -> Path:
     """A directory for this attempt; what a killed or failed one left goes first."""
-    for left in _attempts(store, spec):
+    for left in attempts.of(store, spec.key):
         process.end_marked(left.name)
         shutil.rmtree(left)
     job = os.environ.get("SLURM_JOB_ID") or os.getpid()
-    path = store / "scratch" / f"{spec.key[:16]}-{job}"
+    path = attempts.named(store, spec.key, job)
     (path / "dump").mkdir(parents=True)
     (path / "side").mkdir()
     return path
@@ -370,7 +361,7 @@ def _execute(spec: RunSpec, store: Path, scratch: Path, log: Path, start: Start)
         "environment": redaction.value(dict(exported)),
         "image": containers.image_id(spec.container),
     }
-    replace_text(_record(scratch), json.dumps(record, indent=1), durable=True)
+    replace_text(attempts.record(scratch), json.dumps(record, indent=1), durable=True)
 
 
 def _patiently(run: Started, start: Start) -> tuple[int, Mapping[str, str]]:

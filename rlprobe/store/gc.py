@@ -2,7 +2,7 @@
 
 Reached are the runs that recorded alignments name, the runs those were replayed from, and the
 objects of all these. Everything else goes: runs (out of sight first), objects, and what killed
-processes left. Nothing is deleted while anybody adds to the store.
+processes and failed attempts left. Nothing is deleted while anybody adds to the store.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlprobe.errors import StoreError
-from rlprobe.store import alignments, copies, locks, read, workspace
+from rlprobe.store import alignments, attempts, copies, locks, read, workspace
 from rlprobe.store.manifest import NAME, Manifest
 from rlprobe.store.objects import NFS, Objects, Stored
 from rlprobe.terminal import counted
@@ -32,6 +32,11 @@ class Collected:
     #: Workspaces that killed processes left.
     leftovers: int = 0
     kept_runs: int = 0
+    #: What failed and killed attempts at runs left, by name.
+    attempts: list[str] = field(default_factory=list)
+    attempts_bytes: int = 0
+    #: Attempts that ran to their end, were not committed, and stay.
+    uncommitted: list[str] = field(default_factory=list)
 
 
 def collect(
@@ -70,6 +75,9 @@ def collect(
         found = Collected(kept_runs=len(reached), leftovers=left)
         _collect_runs(store, reached, found, dry_run)
         _collect_objects(store, reached.values(), found, dry_run)
+        found.attempts, found.attempts_bytes, found.uncommitted = attempts.clear(
+            store, dry_run=dry_run
+        )
     return found
 
 

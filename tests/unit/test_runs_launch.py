@@ -26,6 +26,7 @@ from rlprobe.runs import devices
 from rlprobe.runs import launch as launching
 from rlprobe.runs.plan import plan
 from rlprobe.spec import RunSpec
+from rlprobe.store import gc
 from rlprobe.store.verify import verify
 
 pytestmark = pytest.mark.slow
@@ -191,6 +192,20 @@ def test_what_a_killed_run_left_is_not_taken_for_its_end(bench: Bench) -> None:
     (left / "side").mkdir()
     bench.launch()
     assert bench.started == 1
+    assert not left.exists()
+
+
+def test_where_a_failed_run_left_its_output_is_said_and_gc_removes_it(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.script.write_text("raise SystemExit(5)\n")
+    with caplog.at_level("INFO"), pytest.raises(RunError, match="exit status 5"):
+        bench.launch()
+    (left,) = (bench.store / "scratch").iterdir()
+    assert f"what it left stays in {left} until the next attempt, or `rlprobe store gc`" in (
+        caplog.text
+    )
+    assert gc.collect(bench.store).attempts == [left.name]
     assert not left.exists()
 
 

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from rlprobe import files
+from rlprobe.cli import main
 from rlprobe.errors import StoreError
+from rlprobe.store import attempts
 from rlprobe.store.alignments import (
     alignments,
     copy_of,
@@ -346,3 +349,74 @@ def test_what_a_damaged_records_copy_names_is_kept(committed, store):
     with pytest.raises(StoreError, match="no memory"), keeping(store, "cpu", ["0" * 64]):
         raise StoreError("no memory")
     assert collect(store).runs == []
+
+
+def attempt(store, key, *, ended=False):
+    """What a run that nobody makes any more left."""
+    (store / "locks").mkdir(parents=True, exist_ok=True)
+    (store / "locks" / f"{key}.lock").touch()
+    left = attempts.named(store, key, 4711)
+    (left / "side").mkdir(parents=True)
+    (left / "side" / "records.bin").write_bytes(b"x" * 8192)
+    if ended:
+        attempts.record(left).write_text("{}")
+    return left
+
+
+def test_what_a_failed_attempt_left_goes_with_its_size(committed, store):
+    record_alignment(store, "cpu", [committed().key])
+    left = attempt(store, "ab" * 32)
+    would = collect(store, dry_run=True)
+    assert left.is_dir()
+    assert would.attempts == [left.name] and would.attempts_bytes >= 8192
+    assert collect(store).attempts == [left.name]
+    assert not left.exists()
+    assert collect(store).attempts == []
+
+
+def test_an_attempt_that_somebody_is_at_work_on_stays(committed, store):
+    record_alignment(store, "cpu", [committed().key])
+    busy, idle = attempt(store, "ab" * 32), attempt(store, "cd" * 32)
+    with attempts.alone(store, "ab" * 32):
+        assert collect(store).attempts == [idle.name]
+    assert busy.is_dir()
+    assert collect(store).attempts == [busy.name]
+
+
+def test_on_a_file_system_without_locks_the_holders_file_says_who_is_at_work(
+    committed, store, monkeypatch
+):
+    record_alignment(store, "cpu", [committed().key])
+    left = attempt(store, "ab" * 32)
+    monkeypatch.setattr(files, "hold", lambda *_, **__: False)
+    with attempts.alone(store, "ab" * 32):
+        assert collect(store, lock=False).attempts == []
+    assert collect(store, lock=False).attempts == [left.name]
+
+
+def test_an_attempt_that_ran_to_its_end_stays_until_its_run_is_in_the_store(committed, store):
+    run = committed()
+    record_alignment(store, "cpu", [run.key])
+    ended, in_the_store = attempt(store, "ab" * 32, ended=True), attempt(store, run.key, ended=True)
+    found = collect(store)
+    assert found.uncommitted == [ended.name] and ended.is_dir()
+    assert found.attempts == [in_the_store.name] and not in_the_store.exists()
+
+
+def test_of_an_attempt_without_a_lock_nothing_is_known_and_it_stays(committed, store):
+    record_alignment(store, "cpu", [committed().key])
+    left = attempt(store, "ab" * 32)
+    (store / "locks" / f"{'ab' * 32}.lock").unlink()
+    (store / "scratch" / "mine").mkdir()
+    assert collect(store).attempts == []
+    assert left.is_dir() and (store / "scratch" / "mine").is_dir()
+
+
+def test_the_command_says_what_attempts_left(committed, store, capsys):
+    record_alignment(store, "cpu", [committed().key])
+    attempt(store, "ab" * 32)
+    ended = attempt(store, "cd" * 32, ended=True)
+    assert main(["store", "gc", "--store", str(store)]) == 0
+    said = capsys.readouterr().out
+    assert "also what failed or killed attempts at 1 run left, " in said
+    assert f"scratch/{ended.name} ran to its end and is not committed" in said
