@@ -16,7 +16,8 @@ from rlprobe.judge import digits, judge, keydata, stage_results
 from rlprobe.judge.outcomes import OTHER_FORMAT
 from rlprobe.judge.stage import Stage
 from tests.unit.diagnose.test_later_updates import compared, judged
-from tests.unit.test_noise_bounds import BF16, FP16, rounded
+from tests.unit.noise_rows import BF16, FP16
+from tests.unit.test_noise_bounds import rounded
 
 NAME = "old_log_probs"
 VALUES = -np.abs(np.random.default_rng(5).standard_normal((4, 24))).astype(np.float32) - 0.01
