@@ -6,6 +6,7 @@ not its consequence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,11 +62,14 @@ def differences(step: Both, beside: Beside, noise: float, floor: float) -> list[
     # what a batch holds is held against its noise: a loss, whose parts cancel, may differ by more
     moved = changed or changes(b, t, 0.0, given, _GROWTH * noise)
     found += entering(b, t, Changed(changed, moved), noise, beside.collective)
-    return found or _kernel(step, beside, given)
+    return found or _kernel(step, beside, given, max(noise, floor))
 
 
-def _kernel(step: Both, beside: Beside, given: float) -> list[Difference]:
-    """The operator itself, where it makes more of a difference than what it is given explains."""
+def _kernel(step: Both, beside: Beside, given: float, agreed: float) -> list[Difference]:
+    """The operator itself, where it makes more of a difference than what it is given explains.
+
+    Of numbers that are apart already nothing is blamed: what it takes of other ranks is not seen.
+    """
     b, t = step.benchmark, step.target
     if scalars(b) != scalars(t):
         return []
@@ -73,7 +77,7 @@ def _kernel(step: Both, beside: Beside, given: float) -> list[Difference]:
     if meaning.plain(t) in meaning.VIEWS:
         return []
     same = _is_own(b, t, given)
-    if bounds is None and not same:
+    if (bounds is None and not same) or _are_apart(b, t, agreed):
         if any(error(*pair) not in (0.0, None) for pair in zip(b.outputs, t.outputs, strict=False)):
             beside.untold.append(step)
         return []
@@ -171,6 +175,13 @@ def _race(op: Operator, side: str) -> Difference:
         side=of_side(side),
     )
     return Difference("nondeterministic", said, True, "race")
+
+
+def _are_apart(b: Operator, t: Operator, agreed: float) -> bool:
+    """Whether an input is known to differ by more than numbers that agree, and all they grow to."""
+    least = max(agreed, ROUND_OFFS * UNIT["torch.float32"])
+    sizes = (error(one, other) for one, other in zip(b.inputs, t.inputs, strict=False))
+    return any(size is not None and _GROWTH * least < size < math.inf for size in sizes)
 
 
 def _inputs_differ(b: Operator, t: Operator) -> float:

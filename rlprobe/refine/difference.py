@@ -10,6 +10,8 @@ from rlprobe.said import Said
 IMPLEMENTATION = "implementation"
 #: Kind of a parameter or buffer, which has no noise of its own.
 CONSTANT = "constant"
+#: Kinds of what an operator is given: the same numbers laid out otherwise, or another one's.
+VIEWS, WIRING = "views", "wiring"
 #: Kind of a value that is there once a collective has run, and that no operator made.
 COLLECTIVE = "collective"
 
@@ -24,7 +26,7 @@ class Difference:
     #: Whether numbers differ from here on.
     effective: bool
     #: ``scalar``, ``value``, ``constant`` (a parameter or buffer), ``collective``, ``format``,
-    #: ``operators`` or ``kernel``.
+    #: ``operators``, ``moves`` (which only lay out), ``views``, ``wiring`` or ``kernel``.
     kind: str
     #: The operator that makes something else, of which one call stands for all.
     of: str = ""

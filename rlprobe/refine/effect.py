@@ -306,7 +306,7 @@ def of_angles(stretch: Stretch) -> bool:
     """
     tables = [v for op in stretch.trace.operators for v in op.inputs if _is_table(v)]
     return bool(stretch.changed) and all(
-        _is_table(one) and any(_are_of_angles(one, other) for other in tables)
+        _is_table(one) and any(are_of_angles(one, other) for other in tables)
         for pair in stretch.changed
         for one in pair
     )
@@ -314,16 +314,18 @@ def of_angles(stretch: Stretch) -> bool:
 
 def _has_angles(values: Sequence[Value]) -> bool:
     tables = [v for v in values if _is_table(v)]
-    return any(_are_of_angles(one, other) for one in tables for other in tables)
+    return any(are_of_angles(one, other) for one in tables for other in tables)
 
 
-def _are_of_angles(one: Value, other: Value) -> bool:
-    """Whether two tables may be of cosines and of sines of the same angles.
+def are_of_angles(one: Value, other: Value) -> bool:
+    """Whether two values may be tables of cosines and of sines of the same angles.
 
     They may be of two traces, whose numbers of values mean nothing to each other.
     """
     return (
-        one.shape == other.shape
+        _is_table(one)
+        and _is_table(other)
+        and one.shape == other.shape
         and (one.digest is None or one.digest != other.digest)
         and (one.norm, one.max, one.min) != (other.norm, other.max, other.min)
         and math.isclose(

@@ -28,7 +28,14 @@ from rlprobe.refine import (
     written,
 )
 from rlprobe.refine.bounds import Bounds
-from rlprobe.refine.difference import CONSTANT, IMPLEMENTATION, Difference, number
+from rlprobe.refine.difference import (
+    CONSTANT,
+    IMPLEMENTATION,
+    VIEWS,
+    WIRING,
+    Difference,
+    number,
+)
 from rlprobe.refine.pairing import Apart, Both, pair, reordered, scalars
 from rlprobe.refine.stretch import Stretch
 from rlprobe.refine.trace import ELSEWHERE, Operator, Trace, Value, taken
@@ -36,6 +43,8 @@ from rlprobe.said import Said, listed, of_side, say
 
 #: Differences listed.
 _MOST = 8
+#: Kind of operators that only lay numbers out, on either side others.
+_MOVES = "moves"
 #: Operators of one stretch that are named.
 _NAMED = 6
 
@@ -53,8 +62,14 @@ class Observed:
 
     @property
     def first(self) -> Difference | None:
-        """The first difference that changes numbers."""
-        return next((d for d in self.differences if d.effective), None)
+        """The first difference that changes numbers.
+
+        Of views of the same that each side takes by other operators what these are given to tells.
+        """
+        effective = [d for d in self.differences if d.effective]
+        if effective and effective[0].kind == _MOVES:
+            return next((d for d in effective if d.kind in (VIEWS, WIRING)), effective[0])
+        return effective[0] if effective else None
 
 
 def observe(
@@ -84,7 +99,8 @@ def observe(
     if target.kind == "update":
         found.differences += settings.differences(benchmark, target)
         found.differences += settings.counts(benchmark, target)
-        steps = pair(*sides)  # in the order they ran: gradients are added up before the step
+        # in the order they ran: gradients are added up before the step
+        steps = pair(*(sorted(side, key=lambda op: op.n) for side in sides))
     else:
         ways = (True,) if forward and target.kind == "module" else (True, False)
         steps = [step for way in ways for step in pair(*(_way(s, way) for s in sides))]
@@ -211,16 +227,43 @@ def _apart(
         cause = _meant(step, traces, used, floor, who == "target")
     elif not lone:
         # what they make of the same numbers shows where these are used
-        cause, differs = IMPLEMENTATION, False
-        said = say(
-            "views differ: {target} on the target, {benchmark} on the benchmark",
-            target=_listed(step.target) or say("none"),
-            benchmark=_listed(step.benchmark) or say("none"),
-        )
+        cause, differs = IMPLEMENTATION, _overwrites(step, used, floor)
+        if differs:
+            said = say(
+                "the {side} alone writes other numbers over what agreed until then: {operators}",
+                side=of_side("target" if step.target else "benchmark"),
+                operators=_listed(step.target or step.benchmark),
+            )
+        else:
+            said = say(
+                "views differ: {target} on the target, {benchmark} on the benchmark",
+                target=_listed(step.target) or say("none"),
+                benchmark=_listed(step.benchmark) or say("none"),
+            )
     else:
         cause = _of_both(step, traces, used, floor)
         said = _where(step)
-    return Difference(cause, said, differs, "operators")
+    views = all(wiring.is_view(op) for op in (*step.benchmark, *step.target))
+    return Difference(cause, said, differs, _MOVES if views and len(lone) == 2 else "operators")
+
+
+def _overwrites(step: Apart, used: list[tuple[Value, Value]], floor: float) -> bool:
+    """Whether one side alone writes other numbers over what agreed until then."""
+    if bool(step.benchmark) is bool(step.target):
+        return False
+    before = {
+        op.inputs[0].value: op.inputs[0]
+        for op in (*step.benchmark, *step.target)
+        if meaning.plain(op) == "copy" and op.inputs
+    }
+    own = bool(step.target)
+    handed = [(pair[own], pair[not own]) for pair in used]
+    return any(
+        both.differ(other, after, 0.0, floor)
+        and not both.differ(other, before[after.value], 0.0, floor)
+        for after, other in handed
+        if after.value in before
+    )
 
 
 def _unlike(step: Apart) -> tuple[list[Operator], list[Operator]]:

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 
 from rlprobe.diagnose.cause.hypotheses.experts import is_choice
 from rlprobe.judge.roundoff import UNIT
-from rlprobe.refine import meaning
-from rlprobe.refine.difference import IMPLEMENTATION, Difference, apart, number
+from rlprobe.refine import effect, meaning
+from rlprobe.refine.difference import IMPLEMENTATION, VIEWS, WIRING, Difference, apart, number
 from rlprobe.refine.pairing import Apart, Both
-from rlprobe.refine.trace import ROUND_OFFS, Operator, Trace, Value, error, measurable
-from rlprobe.said import Said, listed, of_side, say
+from rlprobe.refine.trace import ELSEWHERE, ROUND_OFFS, Operator, Trace, Value, error, measurable
+from rlprobe.said import Said, exactly, listed, of_side, say
 
 #: Standard deviations by which a norm may be off.
 _DEVIATIONS = 3.0
+#: Where what a stage was given comes from.
+_BATCH = "batch "
 #: Views of one value that are named.
 _NAMED = 4
 
@@ -118,33 +120,45 @@ class _Source:
     """Where a value comes from: what it is a view of, by which views, and who made that."""
 
     value: Value
-    views: list[Operator]
+    views: list[_View]
     maker: Both | None
 
     @property
     def said(self) -> Said:
         """The views in words."""
-        return listed([_named(op) for op in self.views] or [say("none")], _NAMED)
+        return listed([view.said for view in self.views] or [say("none")], _NAMED)
 
 
-def _named(op: Operator) -> str:
-    numbers = [
-        f"{a.name}={number(a.scalar)}"
-        for a in op.arguments
-        if not a.tensors and not a.default and a.name not in ("memory_format", "implicit")
-    ]
-    return f"{op.name}({', '.join(numbers)})" if numbers else op.name
+@dataclass(frozen=True)
+class _View:
+    """An operator that lays numbers out otherwise, and which of its results is taken."""
+
+    operator: Operator
+    place: int
+
+    @property
+    def said(self) -> str:
+        op = self.operator
+        numbers = [
+            f"{a.name}={number(a.scalar)}"
+            for a in op.arguments
+            if not a.tensors and not a.default and a.name not in ("memory_format", "implicit")
+        ]
+        text = f"{op.name}({', '.join(numbers)})" if numbers else op.name
+        return f"{text}[{self.place}]" if len(op.outputs) > 1 else text
+
+
+#: Who made a value: an operator that both sides run, or the name by which it came in on both; None
+#: where neither is known.
+_End = Both | str | None
 
 
 @dataclass(frozen=True)
 class _Wire:
-    """An argument of an operator: who made it on the benchmark, and who on the target.
+    """An argument of an operator: where it comes from on the benchmark, and where on the target."""
 
-    None: no operator that both sides run; it came in with what the stage was given.
-    """
-
-    benchmark: Both | None
-    target: Both | None
+    benchmark: _End
+    target: _End
 
 
 class Wires:
@@ -158,13 +172,19 @@ class Wires:
     def __init__(self, steps: Sequence[Both | Apart], floor: float) -> None:
         self._floor = floor
         self._allowed = max(floor, ROUND_OFFS * UNIT["torch.float32"])
-        self._views: tuple[dict[int, Operator], dict[int, Operator]] = ({}, {})
+        self._steps = steps
+        self._views: tuple[dict[int, _View], dict[int, _View]] = ({}, {})
         self._made: tuple[dict[int, Both], dict[int, Both]] = ({}, {})
         self._lone: tuple[set[int], set[int]] = (set(), set())
+        #: What came in, by name, and the names of values that did; of two values of one name none.
+        self._named: tuple[dict[str, Value | None], dict[str, Value | None]] = ({}, {})
+        self._names: tuple[dict[int, str], dict[int, str]] = ({}, {})
+        #: What operators that compute are given.
+        self._used: tuple[list[Value], list[Value]] = ([], [])
         for step in steps:
             self._take(step)
         self._crossed = {
-            (id(wire.benchmark), id(wire.target))
+            (_key(wire.benchmark), _key(wire.target))
             for step in steps
             if isinstance(step, Both)
             for wire in self._wires(step)
@@ -175,12 +195,25 @@ class Wires:
             for op in [given] if isinstance(given, Operator) else given:
                 # what gives back what it was given made nothing
                 made = {v.value for v in op.outputs} - {v.value for v in op.inputs}
-                if _is_view(op):
-                    self._views[side].update(dict.fromkeys(made, op))
-                elif isinstance(step, Both):
+                self._enter(op, side)
+                if is_view(op):
+                    places = enumerate(op.outputs)
+                    found = {v.value: _View(op, i) for i, v in places if v.value in made}
+                    self._views[side].update(found)
+                    continue
+                self._used[side].extend(op.inputs)
+                if isinstance(step, Both):
                     self._made[side].update(dict.fromkeys(made, step))
                 else:
                     self._lone[side].update(made)
+
+    def _enter(self, op: Operator, side: int) -> None:
+        named, names = self._named[side], self._names[side]
+        for v in op.inputs:
+            if v.origin is None or v.origin == ELSEWHERE or v.value in names:
+                continue
+            names[v.value] = v.origin
+            named[v.origin] = None if v.origin in named else v
 
     def difference(self, step: Both, changed: bool) -> Difference | None:
         """What an operator is given in another's place; None where nothing is.
@@ -189,7 +222,7 @@ class Wires:
             step: the operator on both sides.
             changed: whether its results differ.
         """
-        if _is_view(step.target):
+        if is_view(step.target):
             return None
         laid = self._laid_out(step, changed)
         if laid is not None:
@@ -197,11 +230,14 @@ class Wires:
         for wire in self._wires(step):
             # where what the one made goes to the other's place, and back, they have traded places
             known = wire.benchmark is not None and wire.target is not None
-            traded = known and (id(wire.target), id(wire.benchmark)) in self._crossed
+            traded = known and (_key(wire.target), _key(wire.benchmark)) in self._crossed
             said = _given(step, wire)
             if traded:
                 said += say("; the two have traded places")
-            return Difference("layout" if traded else IMPLEMENTATION, said, changed, "wiring")
+            ends = (wire.benchmark, wire.target)
+            # what a stage was given means something by its name
+            moved = traded and not any(str(end).startswith(_BATCH) for end in ends)
+            return Difference(_of_traded(step, moved), said, changed, WIRING)
         return None
 
     def _laid_out(self, step: Both, changed: bool) -> Difference | None:
@@ -216,7 +252,7 @@ class Wires:
         if not pairs:
             return None
         moved = are_moved([(one, other) for one, other, *_ in pairs], self._floor)
-        _, _, b, t = pairs[0]
+        one, other, b, t = pairs[0]
         said = say(
             "{operator} is given numbers that agree before {target} on the target and {benchmark} "
             "on the benchmark",
@@ -224,14 +260,41 @@ class Wires:
             target=t.said,
             benchmark=b.said,
         )
-        return Difference("layout" if moved else IMPLEMENTATION, said, changed, "views")
+        if moved:
+            return Difference("layout", said, changed, VIEWS)
+        traded = self._is_used(other, 0) and self._is_used(one, 1)
+        if traded:
+            said += say("; either side uses the other's part in another place")
+        cause = "position" if traded and self._turns(step) else _of_traded(step, traded)
+        return Difference(cause, said, changed, VIEWS)
+
+    def _turns(self, step: Both) -> bool:
+        """Whether an operator, or what goes on with its result as it is, multiplies by angles."""
+        follows = {v.value for v in step.target.inputs}
+        for op in (s.target for s in self._steps if isinstance(s, Both)):
+            if op.n < step.target.n or not follows & {v.value for v in op.inputs}:
+                continue
+            kind = meaning.plain(op)
+            if kind in ("mul", "addcmul") and any(map(self._is_of_angles, op.inputs)):
+                return True
+            if op is step.target or kind in meaning.VIEWS | meaning.MOVES | {"neg"}:
+                follows |= {v.value for v in op.outputs}
+        return False
+
+    def _is_of_angles(self, value: Value) -> bool:
+        return any(effect.are_of_angles(value, other) for other in self._used[1])
+
+    def _is_used(self, value: Value, side: int) -> bool:
+        """Whether an operator of a side is given what another side's value holds."""
+        sizes = (error(value, own) for own in self._used[side])
+        return any(size is not None and size <= self._allowed for size in sizes)
 
     def _wires(self, step: Both) -> list[_Wire]:
         found = []
         for one, other in self._differing(step):
             sources = [self._source(v, side) for side, v in enumerate((one, other))]
-            b, t = (source.maker for source in sources)
-            if b is t or step in (b, t):
+            b, t = (self._end(source, side) for side, source in enumerate(sources))
+            if _key(b) == _key(t) or id(step) in (_key(b), _key(t)):
                 continue
             # what operators of one side alone made is a difference of theirs
             if any(
@@ -242,9 +305,20 @@ class Wires:
             if (b is None or t is None) and not (measurable(one, other) and _computes(b or t)):
                 continue
             # each of the two makes on either side what it makes on the other
-            if all(maker is None or self._agrees(maker) for maker in (b, t)):
+            if all(not isinstance(end, Both) or self._agrees(end) for end in (b, t)):
                 found.append(_Wire(b, t))
         return found
+
+    def _end(self, source: _Source, side: int) -> _End:
+        """Who made a value, or its name where by that name the same came in on both sides."""
+        name = self._names[side].get(source.value.value)
+        if source.maker is not None or name is None:
+            return source.maker
+        both = [named.get(name) for named in self._named]
+        if both[0] is None or both[1] is None:
+            return None
+        size = error(both[0], both[1])
+        return name if size is not None and size <= self._allowed else None
 
     def _differing(self, step: Both) -> list[tuple[Value, Value]]:
         pairs = zip(step.benchmark.inputs, step.target.inputs, strict=False)
@@ -256,12 +330,12 @@ class Wires:
         ]
 
     def _source(self, value: Value, side: int) -> _Source:
-        views: list[Operator] = []
-        while (op := self._views[side].get(value.value)) is not None and op not in views:
-            if not _is_as_made(value, op):
+        views: list[_View] = []
+        while (view := self._views[side].get(value.value)) is not None and view not in views:
+            if not _is_as_made(value, view.operator):
                 break
-            views.append(op)
-            value = op.inputs[0]
+            views.append(view)
+            value = view.operator.inputs[0]
         maker = self._made[side].get(value.value)
         ran = None if maker is None else (maker.benchmark, maker.target)[side]
         if ran is None or not _is_as_made(value, ran):
@@ -275,25 +349,47 @@ class Wires:
         return bool(sizes) and all(size is not None and size <= self._allowed for size in sizes)
 
 
-def _computes(step: Both | None) -> bool:
+def _key(end: _End) -> int | str | None:
+    return id(end) if isinstance(end, Both) else end
+
+
+def _computes(end: _End) -> bool:
     """Whether an operator computes numbers, and is no constant and no memory to write to."""
-    return step is not None and meaning.plain(step.target) not in meaning.VIEWS | meaning.MAKES
+    return isinstance(end, Both) and meaning.plain(end.target) not in meaning.VIEWS | meaning.MAKES
+
+
+def _of_traded(step: Both, traded: bool) -> str:
+    """The class of an operator that is given other numbers, which may have traded places.
+
+    The terms of a difference, or of a quotient, that trade places are the negative, or another
+    number: no numbers in other places.
+    """
+    return "layout" if traded and meaning.plain(step.target) not in _ORDERED else IMPLEMENTATION
+
+
+#: Operators that make something else of their two arguments in another order, element by element.
+_ORDERED = frozenset({"sub", "rsub", "div", "true_divide", "pow", "atan2", "remainder", "fmod"})
+
+
+def _from(end: Both | str, side: int) -> Said:
+    if isinstance(end, str):
+        return exactly(end)
+    return say("what {maker} made", maker=(end.benchmark, end.target)[side].said)
 
 
 def _given(step: Both, wire: _Wire) -> Said:
     """What an operator is given on either side, in words."""
     if wire.benchmark is not None and wire.target is not None:
         return say(
-            "{operator} is given what {target} made on the target, and what {benchmark} made "
-            "on the benchmark",
+            "{operator} is given {target} on the target, and {benchmark} on the benchmark",
             operator=step.target.said,
-            target=wire.target.target.said,
-            benchmark=wire.benchmark.benchmark.said,
+            target=_from(wire.target, 1),
+            benchmark=_from(wire.benchmark, 0),
         )
     side, other, maker = "target", "benchmark", wire.target
     if maker is None:
         side, other, maker = "benchmark", "target", wire.benchmark
-    assert maker is not None
+    assert isinstance(maker, Both)
     return say(
         "{operator} is given what {maker} made on the {side}, and other numbers on the {other}, "
         "although it makes the same there",
@@ -310,6 +406,6 @@ def _is_as_made(value: Value, op: Operator) -> bool:
     return made is not None and made.digest == value.digest
 
 
-def _is_view(op: Operator) -> bool:
+def is_view(op: Operator) -> bool:
     """Whether an operator lays one value's numbers out otherwise, and makes none."""
     return meaning.plain(op) in meaning.VIEWS | meaning.MOVES and len(op.inputs) == 1

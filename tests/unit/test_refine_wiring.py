@@ -1,0 +1,134 @@
+"""What operators are given that belongs elsewhere: operands, parts and parameters exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
+
+from rlprobe.refine.observe import observe  # noqa: E402
+from tests.unit.traced import first, run, wrapped  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+Make = Callable[["Parts", Tensor], Tensor]
+
+
+class Parts(nn.Module):
+    """A fused projection, two others, and two parameters of one shape."""
+
+    def __init__(self, make: Make) -> None:
+        super().__init__()
+        self.make = make
+        self.both, self.one, self.other = nn.Linear(24, 48), nn.Linear(24, 24), nn.Linear(24, 24)
+        self.act = nn.SiLU()
+        self.first, self.second = (nn.Parameter(torch.randn(24, 24) / 5) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.make(self, x)
+
+
+def parts(make: Make) -> Callable[[Any], None]:
+    def change(made: Any) -> None:
+        torch.manual_seed(3)
+        made.layers[1].norm = Parts(make)
+
+    return change
+
+
+def gate_first(m: Parts, x: Tensor) -> Tensor:
+    gate, up = m.both(x).chunk(2, -1)
+    return m.act(gate) * up
+
+
+def up_first(m: Parts, x: Tensor) -> Tensor:
+    up, gate = m.both(x).chunk(2, -1)
+    return m.act(gate) * up
+
+
+def up_first_by_slices(m: Parts, x: Tensor) -> Tensor:
+    fused = m.both(x)
+    return m.act(fused[..., 24:]) * fused[..., :24]
+
+
+def gate_twice(m: Parts, x: Tensor) -> Tensor:
+    gate, _ = m.both(x).chunk(2, -1)
+    return m.act(gate) * gate
+
+
+def up_alone(m: Parts, x: Tensor) -> Tensor:
+    _, up = m.both(x).chunk(2, -1)
+    return m.act(up) * up
+
+
+def _less(turned: bool) -> Make:
+    def make(m: Parts, x: Tensor) -> Tensor:
+        one, other = m.one(x), m.other(x)
+        return other - one if turned else one - other
+
+    return make
+
+
+def _products(turned: bool) -> Make:
+    def make(m: Parts, x: Tensor) -> Tensor:
+        one, other = m.one(x), m.other(x)[:, :, :7]
+        one = one[:, :, :7]
+        return nn.functional.pad(other @ one if turned else one @ other, (0, 17))
+
+    return make
+
+
+def _parameters(turned: bool) -> Make:
+    def make(m: Parts, x: Tensor) -> Tensor:
+        one, other = (m.second, m.first) if turned else (m.first, m.second)
+        return m.act(x @ one) * (x @ other)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "cause", "said"),
+    [
+        (gate_first, up_first, "layout", "either side uses the other's part in another place"),
+        (gate_first, up_first_by_slices, "layout", "either side uses the other's part"),
+        (gate_first, up_alone, "implementation", "numbers that agree before"),
+        (gate_first, gate_twice, "implementation", "numbers that agree before"),
+        (_less(False), _less(True), "implementation", "the two have traded places"),
+        (_products(False), _products(True), "layout", "the two have traded places"),
+        (_parameters(False), _parameters(True), "layout", "given second on the target, and first"),
+    ],
+)
+def test_what_is_given_in_anothers_place_is_named(
+    tmp_path: Path, right: Make, wrong: Make, cause: str, said: str
+) -> None:
+    sides = [run(tmp_path / n, parts(make))[0] for n, make in (("b", right), ("t", wrong))]
+    found = first(observe(*sides, forward=True))
+    assert (found.cause, said in found.said) == (cause, True), found.said
+
+
+def test_the_same_parts_in_the_same_places_differ_in_nothing(tmp_path: Path) -> None:
+    sides = [run(tmp_path / n, parts(gate_first))[0] for n in "bt"]
+    assert observe(*sides, forward=True).first is None
+
+
+def _turned(back: bool) -> Callable[[Tensor], Tensor]:
+    angles = torch.outer(torch.arange(7.0) + 1, torch.linspace(1.0, 0.3, 12)).repeat(1, 2)
+
+    def turn(y: Tensor) -> Tensor:
+        one, other = y[..., :12], y[..., 12:]
+        half = torch.cat([-one, other] if back else [-other, one], -1)
+        return y * angles.cos() + half * angles.sin()
+
+    return turn
+
+
+def test_halves_of_a_rotation_that_trade_places_are_of_other_positions(tmp_path: Path) -> None:
+    sides = [run(tmp_path / n, wrapped(_turned(back)))[0] for n, back in (("b", 0), ("t", 1))]
+    found = first(observe(*sides, forward=True))
+    assert found.cause == "position", found.said
