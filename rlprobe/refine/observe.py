@@ -267,8 +267,14 @@ def _overwrites(step: Apart, used: list[tuple[Value, Value]], floor: float) -> b
 
 
 def _unlike(step: Apart) -> tuple[list[Operator], list[Operator]]:
-    """What each side runs, views apart, without what the other runs as well by other code."""
+    """What each side runs, views apart, without what the other runs as well by other code.
+
+    Where one side computes, what the other lays out is nothing that it runs in that place.
+    """
     sides = [[op for op in side if _working([op])] for side in (step.benchmark, step.target)]
+    lays = [all(map(wiring.is_view, side)) for side in sides]
+    if lays[0] != lays[1]:
+        sides = [[] if only else side for side, only in zip(sides, lays, strict=True)]
     kinds = [Counter((op.name, str(scalars(op))) for op in side) for side in sides]
     rest: tuple[list[Operator], list[Operator]] = ([], [])
     for side, own in zip(sides, rest, strict=True):

@@ -67,6 +67,7 @@ def _alike(b: Operator, t: Operator) -> bool:
         and b.direction == t.direction
         and _same_place(b, t)
         and _dtypes(b) == _dtypes(t)
+        and [v.shape for v in b.inputs] == [v.shape for v in t.inputs]
         and scalars(b) == scalars(t)
     )
 
@@ -175,43 +176,84 @@ def _middle(benchmark: list[Operator], target: list[Operator]) -> list[Both | Ap
 
 
 def reordered(steps: list[Both | Apart]) -> list[Both | Apart]:
-    """Steps in which a module within, run by both sides at other places, has its partner.
+    """Steps in which operators that both sides run in another order have their partners.
 
-    The order of calls that do not depend on each other is no difference. Operators have no identity
-    of their own to be found again by; a module has its name, where it ran once on either side.
+    The order of what does not depend on each other is no difference. A module within has its name,
+    where it ran once on either side; an operator is known by what it is given, where that is the
+    same for it alone.
     """
-    lone = [
-        {
-            op.name: op
-            for step in steps
-            if isinstance(step, Apart)
-            for op in _operators(step, side)
-            if op.name.startswith("module::")
-        }
-        for side in (0, 1)
-    ]
-    calls = Counter(
-        op.name for step in steps for op in (*_operators(step, 0), *_operators(step, 1))
-    )
-    both = {name for name in lone[0] if name in lone[1] and calls[name] == 2}
+    partners = _partners(steps)
+    taken = {id(b) for b in partners.values()} | {*partners}
     found: list[Both | Apart] = []
     for step in steps:
-        if isinstance(step, Both):
+        if isinstance(step, Both) and not {id(step.benchmark), id(step.target)} & taken:
             found.append(step)
             continue
         rest: list[Operator] = []
-        ahead = [op for op in step.benchmark if op.name not in both]
-        for op in step.target:
-            if op.name not in both:
+        ahead = [op for op in _operators(step, 0) if id(op) not in taken]
+        for op in _operators(step, 1):
+            if id(op) not in partners:
                 rest.append(op)
                 continue
             if ahead or rest:
                 found.append(Apart(ahead, rest))
-            found.append(Both(lone[0][op.name], op))
+            found.append(Both(partners[id(op)], op))
             ahead, rest = [], []
         if ahead or rest:
             found.append(Apart(ahead, rest))
     return found
+
+
+def _partners(steps: list[Both | Apart]) -> dict[int, Operator]:
+    """The benchmark's operator by the target's (its identity), of those that have changed order."""
+    free: tuple[dict[str, list[Operator]], dict[str, list[Operator]]] = ({}, {})
+    for step in steps:
+        if isinstance(step, Both) and not _is_given_others(step):
+            continue
+        for side in (0, 1):
+            for op in _operators(step, side):
+                free[side].setdefault(op.name, []).append(op)
+    calls = Counter(
+        op.name for step in steps for op in (*_operators(step, 0), *_operators(step, 1))
+    )
+    found: dict[int, Operator] = {}
+    for name in free[0].keys() & free[1].keys():
+        benchmark, target = free[0][name], free[1][name]
+        if name.startswith("module::"):
+            if calls[name] == 2:
+                found[id(target[0])] = benchmark[0]
+        elif meaning.plain(target[0]) not in meaning.MOVES | meaning.VIEWS | meaning.MAKES:
+            found |= _matched(benchmark, target)
+    return found
+
+
+def _matched(benchmark: list[Operator], target: list[Operator]) -> dict[int, Operator]:
+    """Operators of one name that are each given what one of the other side alone is given."""
+    if len(benchmark) * len(target) > _MATCHED:
+        return {}
+    alike = [[_is_one(b, t) for t in target] for b in benchmark]
+    return {
+        id(t): b
+        for i, b in enumerate(benchmark)
+        for j, t in enumerate(target)
+        if alike[i][j] and sum(alike[i]) == 1 and sum(row[j] for row in alike) == 1
+    }
+
+
+#: Pairs of operators of one name that are looked at.
+_MATCHED = 10_000
+
+
+def _is_one(b: Operator, t: Operator) -> bool:
+    same = b.direction == t.direction and scalars(b) == scalars(t)
+    return same and [v.shape for v in b.inputs] == [v.shape for v in t.inputs] and given_alike(b, t)
+
+
+def _is_given_others(step: Both) -> bool:
+    """Whether two operators that were taken for each other are given other numbers."""
+    pairs = zip(step.benchmark.inputs, step.target.inputs, strict=False)
+    sizes = [error(one, other) for one, other in pairs]
+    return any(size is None or size > _CLOSE for size in sizes)
 
 
 def _operators(step: Both | Apart, side: int) -> list[Operator]:

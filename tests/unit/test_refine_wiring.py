@@ -132,3 +132,73 @@ def test_halves_of_a_rotation_that_trade_places_are_of_other_positions(tmp_path:
     sides = [run(tmp_path / n, wrapped(_turned(back)))[0] for n, back in (("b", 0), ("t", 1))]
     found = first(observe(*sides, forward=True))
     assert found.cause == "position", found.said
+
+
+class _Detached(nn.Module):
+    """A norm whose backward pass takes the root for a constant, or not."""
+
+    def __init__(self, detached: bool, swap: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(24))
+        self.detached, self.swap = detached, swap
+
+    def forward(self, x: Tensor) -> Tensor:
+        root = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        root = root.detach() if self.detached else root
+        return self.weight * (root * x if self.swap else x * root)
+
+
+def _norm(**options: bool) -> Callable[[Any], None]:
+    def change(made: Any) -> None:
+        made.layers[1].norm = _Detached(**options)
+
+    return change
+
+
+class _Linear(torch.autograd.Function):
+    """A product whose backward pass begins with either of its two, and loses rows of one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, lost: int) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.lost = lost
+        return x @ w.t()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, Tensor, None]:
+        x, w = ctx.saved_tensors
+        d = gradients[0]
+        dx = d @ w
+        dw = d.reshape(-1, 24).t() @ x.reshape(-1, 24)
+        if ctx.lost:
+            dw[-ctx.lost :] = 0.0
+        return dx, dw, None
+
+
+def _linear(lost: int | None) -> Callable[[Any], None]:
+    def change(made: Any) -> None:
+        torch.manual_seed(3)
+        norm = nn.Linear(24, 24, bias=False)
+        made.layers[1].norm = norm
+        if lost is not None:
+            norm.forward = lambda x: _Linear.apply(x, norm.weight, lost)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "said", "never"),
+    [
+        (_norm(detached=False), _norm(detached=True), "the benchmark runs aten::mul", "the target"),
+        (_norm(detached=False), _norm(detached=True, swap=True), "the benchmark runs", "is given"),
+        (_linear(None), _linear(3), "fill_", "aten::mm"),
+        (_linear(0), _linear(3), "fill_", "aten::mm"),
+    ],
+)
+def test_products_of_a_backward_pass_are_not_taken_for_each_other(
+    tmp_path: Path, right: Any, wrong: Any, said: str, never: str
+) -> None:
+    sides = [run(tmp_path / n, change)[0] for n, change in (("b", right), ("t", wrong))]
+    found = first(observe(*sides))
+    text = found.said.replace("which the target does not", "").replace("which the benchmark", "")
+    assert (found.cause, said in text, never in text) == ("implementation", True, False), text
