@@ -32,6 +32,7 @@ from rlprobe.capture.trace.again import (
 from rlprobe.capture.trace.backward import Backward
 from rlprobe.capture.trace.exchange import Keeper
 from rlprobe.capture.trace.file import TraceFile
+from rlprobe.capture.trace.hooks import Hooks
 from rlprobe.capture.trace.operators import Operators, scalar, tensors
 from rlprobe.capture.trace.told import Told, told
 from rlprobe.capture.trace.values import Values
@@ -67,6 +68,7 @@ class Tracing:
         self._values = Values(context.directory, "trace", self._allow, self._keeps)
         self._mode = Operators(self._values, self._wanted, self._file.operator, self._adds_up)
         self._handles: list[Any] = []
+        self._hooks = Hooks(lambda: not self._inside, self._hook_begins, self._hook_ends)
         self._inside = 0
         self._micro_step = 0
         self._updating = False
@@ -93,6 +95,7 @@ class Tracing:
 
     def begin(self, models: list[nn.Module]) -> None:
         """An entry of the stage begins."""
+        self._hooks.over = False
         if self.kind == MODULE:
             named = list(named_modules(models))
             wanted = self._options.trace_module
@@ -112,6 +115,7 @@ class Tracing:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._hooks.over = True
         while self._entered:
             self._leave()
         self._file.publish()
@@ -280,10 +284,12 @@ class Tracing:
         self._inside = 0
         self._ranges.clear()
         self._enter()
+        self._hooks.__enter__()
 
     def _ends(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._entered or in_backward() or self._before is None:
             return
+        self._hooks.__exit__(None, None, None)
         self._leave()
         self._ranges.append(int(torch.autograd._get_sequence_nr()))
         before, self._before = self._before, None
@@ -391,3 +397,10 @@ class Tracing:
     def _node_ends(self, *_: Any) -> None:
         if self._entered:
             self._leave()
+
+    def _hook_begins(self) -> None:
+        self._inside = 0
+        self._mode.__enter__()
+
+    def _hook_ends(self) -> None:
+        self._mode.__exit__(None, None, None)
