@@ -16,6 +16,7 @@ from rlprobe.judge import forced, tokens
 from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.logical.ranks import Place
+from rlprobe.judge.origin import REDUCTION_OVER_RANKS, Origin
 from rlprobe.judge.outcomes import SINGLE_VALUE
 from rlprobe.judge.row import Row, columns_where
 from rlprobe.rollouts import hdf5
@@ -48,13 +49,20 @@ def of(results: Results, step: Step, diverged: Finding, benchmark: Run) -> First
         module=origin.module,
         # a record of a whole stage is of no call
         call=row.get("call") if diverged.stage.laid_out is None else None,
-        operator=origin.operator,
+        operator=_operator(origin, benchmark),
         sample=sample,
         token=token,
         benchmark=_side(row, "benchmark"),
         target=_side(row, "target"),
         phase=_phase(diverged, forward),
     )
+
+
+def _operator(origin: Origin, run: Run) -> str | None:
+    """What made the first divergence: one process reduces nothing over ranks."""
+    alone = max((process.world_size for process in run.manifest.layout), default=1) == 1
+    reduces = origin.operator == REDUCTION_OVER_RANKS
+    return "accumulated gradients" if reduces and alone else origin.operator
 
 
 def _forward(step: Step, diverged: Finding, benchmark: Run) -> forced.Forward | None:

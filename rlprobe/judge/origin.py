@@ -40,6 +40,8 @@ MODULE, GLUE, STAGE_INPUT, LOSS, WEIGHT_GRADIENT, ACCUMULATION = (
 #: A module through which one side alone passes a gradient back.
 CUT = "cut"
 REDUCTION, CLIPPING, OPTIMIZER, WEIGHTS = "reduction", "clipping", "optimizer", "weights"
+#: What a reduction is called where gradients part that several processes reduce.
+REDUCTION_OVER_RANKS = "gradient reduction"
 #: What an optimizer was told, whether or not what it made of it is beyond a floor.
 SETTING = "setting"
 #: What a module keeps beside its parameters (:mod:`rlprobe.judge.buffers`), likewise.
@@ -399,7 +401,7 @@ def _gradient(row: Row, rows: pl.DataFrame) -> Origin:
         REDUCTION,
         None,
         # what made them is not known where nothing was judged that ran before
-        "gradient reduction" if has_activations(rows) else "gradients",
+        REDUCTION_OVER_RANKS if has_activations(rows) else "gradients",
         row,
         say("{before}, and the parameters' accumulated or reduced gradients differ", before=before),
     )

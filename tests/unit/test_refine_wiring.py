@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import Tensor, nn  # noqa: E402
+from torch.autograd import Function  # noqa: E402
 
 from rlprobe.refine.observe import observe  # noqa: E402
 from tests.unit.traced import first, run, wrapped  # noqa: E402
@@ -129,7 +130,9 @@ def _turned(back: bool) -> Callable[[Tensor], Tensor]:
 
 
 def test_halves_of_a_rotation_that_trade_places_are_of_other_positions(tmp_path: Path) -> None:
-    sides = [run(tmp_path / n, wrapped(_turned(back)))[0] for n, back in (("b", 0), ("t", 1))]
+    sides = [
+        run(tmp_path / n, wrapped(_turned(back)))[0] for n, back in (("b", False), ("t", True))
+    ]
     found = first(observe(*sides, forward=True))
     assert found.cause == "position", found.said
 
@@ -155,7 +158,7 @@ def _norm(**options: bool) -> Callable[[Any], None]:
     return change
 
 
-class _Linear(torch.autograd.Function):
+class _Linear(Function):
     """A product whose backward pass begins with either of its two, and loses rows of one."""
 
     @staticmethod
