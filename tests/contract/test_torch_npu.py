@@ -31,6 +31,8 @@ VERSIONS = ("2.5.1", "2.7.1", "2.9.0", "2.14.0")
 #: CANN's own functions among the names that torch_npu's library leaves open.
 _CANN = re.compile(r"^(acl|Msprof|rt[A-Z])\w*$")
 _LIBRARIES = ("ascendcl", "acl_op_compiler", "acl_tdt_channel", "ge_runner", "graph", "hccl")
+#: Recorded on every device, and not of the NPU's table.
+_OTHER_DEVICES = {"cudnn_benchmark", "cudnn_deterministic", "default_dtype"}
 _CONFIG, _MEMORY = "torch_npu/npu/npu_config.py", "torch_npu/npu/memory.py"
 
 
@@ -96,7 +98,7 @@ def _ask(environment: dict[str, str], code: str) -> Any:
 
 
 @pytest.mark.cell("device", "torch_npu without a device: switches read back", RUN)
-def test_the_npus_switches_are_set_and_read_back(environment: dict[str, str]) -> None:
+def test_the_npus_switches_are_set_and_read_back(environment: dict[str, str], root: Path) -> None:
     before, done, after, versions = _ask(
         environment,
         """
@@ -119,6 +121,14 @@ print(json.dumps([before, done, provenance.switches(), provenance.versions()]))
     assert after["allow_internal_format"] == after["jit_compile"] == "disable"
     assert after["acl_precision_mode"] == "must_keep_origin_dtype"
     assert "torch-npu" in versions
+    documented = (root / "docs/capture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \| `(\S+)` \|$", documented, re.M)
+    read = {
+        name: (f"`{before[name]}`" if name in before else "—", str(after[name])) for name in after
+    }
+    assert {name: (was, now) for name, was, now in rows} == {
+        name: found for name, found in read.items() if name not in _OTHER_DEVICES
+    }, "docs/capture.md, before and after"
 
 
 def test_a_snapshot_of_memory_is_taken_as_torch_npu_takes_it(environment: dict[str, str]) -> None:
