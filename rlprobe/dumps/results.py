@@ -80,10 +80,21 @@ class Joined(msgspec.Struct, frozen=True):
     matched: int = 0
 
 
+class Sketched(msgspec.Struct, frozen=True):
+    """Sketches of tokens."""
+
+    #: Step -> tokens that one side has and the other has in no record; comparisons of earlier
+    #: versions do not count them.
+    alone: dict[str, int] = {}
+    #: Micro-batches of either side that do not fit their key data, and are not joined.
+    left_out: int = 0
+
+
 class Samples(msgspec.Struct, frozen=True):
     """What was joined by sample."""
 
     keys: dict[str, Joined] = {}
+    token_sketches: Sketched | None = None
 
 
 class Of(msgspec.Struct, frozen=True):

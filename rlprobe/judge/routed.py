@@ -87,7 +87,8 @@ def of_stage(results: Results, stage: str, step: int) -> list[Routed]:
 def lacking(results: Results, stage: str, step: int) -> dict[str, int]:
     """Routers of which one side alone has choices of some tokens, and how many.
 
-    None where every router has some: the sides have other tokens then, or recorded no more.
+    Where every router of an engine that was led through responses has some, that is no loss: what
+    it has cached it does not run again.
 
     Raises:
         StoreError: a table is damaged.
@@ -104,7 +105,7 @@ def lacking(results: Results, stage: str, step: int) -> dict[str, int]:
     )
     counts = dict(lone.group_by("module", maintain_order=True).len().iter_rows())
     routers = {*left.get_column("module"), *right.get_column("module")}
-    return counts if len(counts) < len(routers) else {}
+    return {} if stage in stages.ENGINE_STAGES and len(counts) == len(routers) else counts
 
 
 def with_idle(results: Results, stage: str, step: int) -> list[str]:

@@ -14,6 +14,7 @@ from rlprobe.errors import DumpError
 from rlprobe.judge.inputs import Results
 from rlprobe.judge.keydata import change_point
 from rlprobe.roles import BENCHMARK, TARGET
+from rlprobe.stages import ENGINE_STAGES
 
 #: The number of a call in a record's name.
 _CALL = r"\.forward\.(\d+)"
@@ -161,6 +162,28 @@ def lacking(results: Results, stage: str, step: int) -> pl.DataFrame | None:
         .with_columns(lost=pl.col("held").max().over(sample).cast(pl.Int64) - pl.col("held"))
     )
     return found.filter(pl.col("lost") > 0).select("name", "lost")
+
+
+def alone(results: Results, stage: str, step: int, *, alike: bool) -> int:
+    """How many tokens one side has that the other has in no record of a stage.
+
+    Not of what an engine is led through: what it has cached it does not run again.
+
+    Args:
+        results: what was compared.
+        stage: canonical name.
+        step: captured step, from 0.
+        alike: both sides hold the same samples in the same places. Where they do not, a
+            micro-batch that is padded to another size could not be joined, and lacks nothing.
+
+    Raises:
+        DumpError: the comparison is damaged.
+    """
+    summary = results.summary(TARGET, stage)
+    found = None if summary is None or summary.samples is None else summary.samples.token_sketches
+    if stage in ENGINE_STAGES or found is None or (found.left_out and not alike):
+        return 0
+    return found.alone.get(str(step), 0)
 
 
 def of_calls(results: Results, stage: str, step: int) -> pl.DataFrame | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +235,52 @@ def test_token_sketches_meet_across_padding_packing_and_batches(tmp_path: Path) 
     differing = table.filter(pl.col("error") > 1e-6)
     assert differing.select("sample", "token").rows() == [(DIGESTS[0], 4)]
     assert differing["error"][0] == pytest.approx(1e-3, rel=1e-3)
+
+
+def sketched(lost: Collection[tuple[int, int]] = (), per_batch: int = 2) -> list[Any]:
+    """Rows of two blocks' worth of calls, without these tokens (sample, place) in any of them."""
+    return [
+        (0, sample // per_batch, sample % per_batch, token, np.full(17, 1.0 + token), call)
+        for sample, (prompt, response) in enumerate(SAMPLES)
+        for token in range(len(prompt) + len(response))
+        for call in (2 * (sample // per_batch), 2 * (sample // per_batch) + 1)
+        if (sample, token) not in lost
+    ]
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "target", "alone", "left_out"),
+    [
+        ([], [], 0, 0),
+        ([], [(0, 0)], 1, 0),
+        ([(0, 0)], [], 1, 0),
+        ([], [(1, 2), (2, 1)], 2, 0),
+        ([(1, 2)], [(1, 2)], 0, 0),
+        # a whole sample, and the longest of a micro-batch, which fits no key data then
+        ([], [(2, n) for n in range(3)], 3, 0),
+        ([], [(0, n) for n in range(5)], 9, 1),
+    ],
+)
+def test_tokens_that_one_side_has_in_no_record_are_counted(
+    tmp_path: Path, benchmark: list[Any], target: list[Any], alone: int, left_out: int
+) -> None:
+    for side, lost in (("b", benchmark), ("t", target)):
+        for micro in range(2):
+            ragged(tmp_path / side / "data", (0, micro), [2 * micro, 2 * micro + 1])
+        token_sketches(tmp_path / side, sketched(lost))
+    found = both(tmp_path, stages.ACTOR_UPDATE).summary["token_sketches"]
+    assert sum(found["alone"].values()) == alone and found["left_out"] == left_out
+
+
+def test_replicas_of_one_side_are_no_tokens_that_the_other_lacks(tmp_path: Path) -> None:
+    """Two ranks of one model have every token twice."""
+    for side, ranks in (("b", 1), ("t", 2)):
+        rows = [(rank, *row[1:]) for rank in range(ranks) for row in sketched()]
+        for rank in range(ranks):
+            for micro in range(2):
+                ragged(tmp_path / side / "data", (rank, micro), [2 * micro, 2 * micro + 1])
+        token_sketches(tmp_path / side, rows)
+    assert both(tmp_path, stages.ACTOR_UPDATE).summary["token_sketches"]["alone"] == {}
 
 
 def passes(samples: Sequence[int], wrong: tuple[int, int, int] | None = None) -> list[Any]:

@@ -129,7 +129,7 @@ class Samples:
                 notes += _unread((benchmark, target), key, (step, other))
                 notes += joined.notes
         table = pl.concat([pl.DataFrame(schema=joining.SCHEMA), *tables])
-        tokens = self._tokens((benchmark, target), stage, steps, notes)
+        tokens, apart = self._tokens((benchmark, target), stage, steps, notes)
         if table.is_empty() and tokens is None and not notes:
             return None
         found = {KEY_DATA: table}
@@ -138,7 +138,7 @@ class Samples:
             found[TOKEN_SKETCHES] = tokens
             errors = tokens.get_column("error")
             largest = errors.filter(errors.is_finite()).max()
-            sketched = {"tokens": tokens.height, "max_error": largest}
+            sketched = {"tokens": tokens.height, "max_error": largest} | apart
         summary = {"keys": joining.described(table), "token_sketches": sketched, "notes": notes}
         return Compared(summary, {name: t for name, t in found.items() if not t.is_empty()})
 
@@ -148,13 +148,14 @@ class Samples:
         stage: str,
         steps: Mapping[int, int],
         notes: list[str],
-    ) -> pl.DataFrame | None:
-        """The stage's token sketches, joined; None where a side has none."""
+    ) -> tuple[pl.DataFrame | None, dict[str, Any]]:
+        """The stage's token sketches, joined; None where a side has none. And what was not joined:
+        how many tokens one side has in no record, by step, and micro-batches of either side."""
         name = f"token_sketches/{stage}.parquet"
         paths = [path for side in self._paths if (path := listing.found(side, name)) is not None]
         if len(paths) < len(self._paths):
-            return None
-        found = []
+            return None, {}
+        found, left_out = [], 0
         for name, side, path, own in zip(
             ("benchmark", "target"), sides, paths, (list(steps), list(steps.values())), strict=True
         ):
@@ -167,6 +168,7 @@ class Samples:
                     f"samples the micro-batches of {stage} hold; they are not joined"
                 )
             placed = sketches.placed(sketched, batches)
+            left_out += placed.left_out
             if placed.left_out > 0 and not lacking:
                 notes.append(
                     f"token sketches of the {name}: not joined are "
@@ -179,7 +181,8 @@ class Samples:
                     pl.col("step").replace_strict(own, list(steps), return_dtype=pl.Int32)
                 )
             )
-        return sketches.compare(*found)
+        alone = {str(step): count for step, count in sketches.alone(*found).items()}
+        return sketches.compare(*found), {"alone": alone, "left_out": left_out}
 
 
 def _lacking(sides: tuple[KeyData, KeyData], keys: Sequence[str]) -> list[str]:

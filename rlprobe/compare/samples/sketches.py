@@ -60,6 +60,9 @@ POSITIONS: dict[str, Any] = {
 _CALL = r"\.(forward|backward)\.(\d+)\."
 MASKED, RAGGED, PACKED = "masked", "ragged", "packed"
 
+#: What says which token of a step it is, in whatever record.
+_PLACED = ["step", "digest", "occurrence", "place"]
+
 Batches = Mapping[int, Mapping[BatchKey, MicroBatch]]
 
 
@@ -245,6 +248,32 @@ def compare(benchmark: pl.DataFrame, target: pl.DataFrame) -> pl.DataFrame:
         .select(pl.col(name).cast(kind) for name, kind in SCHEMA.items())
         .sort("step", "order", "sample", "occurrence", "token")
     )
+
+
+def alone(benchmark: pl.DataFrame, target: pl.DataFrame) -> dict[int, int]:
+    """Tokens that one side has and the other has in no record at all, how many by step.
+
+    Args:
+        benchmark, target: tables of :func:`placed`.
+    """
+    sides = [side.select(*_PLACED).unique() for side in (benchmark, target)]
+    times = [side.group_by("step", "digest").agg(pl.col("occurrence").max()) for side in sides]
+    # replicas of a model have a sample once each, and one side may have more of them
+    unlike = (
+        times[0]
+        .join(times[1], on=["step", "digest"], suffix="_other")
+        .filter(pl.col("occurrence") != pl.col("occurrence_other"))
+    )
+    keys = pl.struct("step", "digest")
+    once = keys.is_in(unlike.select(keys).to_series().implode())
+    left, right = (
+        side.with_columns(occurrence=pl.when(once).then(0).otherwise("occurrence")).unique()
+        for side in sides
+    )
+    lone = pl.concat(
+        [one.join(other, on=_PLACED, how="anti") for one, other in ((left, right), (right, left))]
+    )
+    return dict(sorted(lone.group_by("step").len().iter_rows()))
 
 
 def _distance(benchmark: pl.Series, target: pl.Series) -> tuple[pl.Series, int]:

@@ -171,17 +171,24 @@ def _tokens(evidence: Evidence) -> list[Said]:
 
 
 def _lacking(evidence: Evidence, stage: str) -> list[Said]:
-    """Tokens that one side has not sketched in a record, and has in others."""
+    """Tokens that one side has not sketched in a record, or in none of a stage."""
+    own = evidence.step.findings[stage].stage
+    alike = own.laid_out is None and own.misplaced is None
+    alone = tokens.alone(evidence.results, stage, evidence.step.number, alike=alike)
+    of_all = [
+        say("{name}: on one side only: {count:,} tokens, in every record", name=stage, count=alone)
+    ]
     lost = tokens.lacking(evidence.results, stage, evidence.step.number)
     if lost is None or lost.is_empty():
-        return []
+        return of_all if alone else []
     return [
+        *(of_all if alone else []),
         say(
             "{name}: on one side only: {count:,} tokens of records, first of {first}",
             name=stage,
             count=int(lost.get_column("lost").sum()),
             first=lost.item(0, "name"),
-        )
+        ),
     ]
 
 

@@ -89,6 +89,7 @@ def evidence(
     key_data: Any = None,
     stage: str = "actor_update",
     tokens: pl.LazyFrame | None = None,
+    summary: Any = None,
 ) -> Any:
     """What the gate looks at: one stage of these rows, key data, and two runs."""
     judged = SimpleNamespace(
@@ -101,6 +102,7 @@ def evidence(
             stages=lambda: [stage],
             compared=lambda pair, stage: Path("/nowhere"),
             table=lambda pair, stage, name: tokens,
+            summary=lambda pair, stage: summary,
         ),
         step=SimpleNamespace(
             number=0,

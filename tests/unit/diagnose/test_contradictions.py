@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from rlprobe.capture import key_data
 from rlprobe.diagnose.gate import precise, recorded, settings
 from rlprobe.dumps.key_data import KeyData
+from rlprobe.dumps.results import Samples, Sketched
 from rlprobe.judge import excuse, keydata, reasons
 from tests.unit.diagnose.stand_ins import evidence, found, rows, run
 
@@ -164,6 +166,34 @@ def test_tokens_that_one_side_lacks_are_said(tokens: pl.DataFrame, said: str) ->
     item = recorded.check(evidence(table, tokens=tokens.lazy()))
     text = "" if item is None else str(item.evidence)
     assert said in text and bool(said) == ("on one side only" in text)
+
+
+@pytest.mark.parametrize(
+    ("stage", "found", "misplaced", "said"),
+    [
+        ("actor_update", {"alone": {"0": 2}}, None, True),
+        ("actor_update", {"alone": {"1": 2}}, None, False),
+        ("actor_update", {"alone": {}}, None, False),
+        ("actor_update", {"alone": {"0": 2}, "left_out": 1}, None, True),
+        # a micro-batch that is padded otherwise is not joined, and lacks nothing
+        ("actor_update", {"alone": {"0": 2}, "left_out": 1}, "spread", False),
+        ("actor_update", {"alone": {"0": 2}}, "spread", True),
+        ("forced_generation", {"alone": {"0": 2}}, None, False),
+        ("actor_update", None, None, False),
+    ],
+)
+def test_tokens_that_one_side_has_in_no_record_are_said(
+    stage: str, found: dict[str, Any] | None, misplaced: str | None, said: bool
+) -> None:
+    table = rows(judged=False, beyond=False, rank_target=None, excused_by=None).with_columns(
+        pl.col("excused_by").cast(pl.String), pl.col("rank_target", "rank").cast(pl.Int32)
+    )
+    samples = Samples(token_sketches=None if found is None else Sketched(**found))
+    asked = evidence(table, stage=stage, tokens=sketched(*every(*CALLS)).lazy(),
+                     summary=SimpleNamespace(samples=samples))  # fmt: skip
+    asked.step.findings[stage].stage.misplaced = misplaced
+    item = recorded.check(asked)
+    assert ("2 tokens, in every record" in ("" if item is None else str(item.evidence))) == said
 
 
 def saved(directory: Path, name: str, values: Any) -> KeyData:

@@ -156,16 +156,24 @@ OTHER: Choices = WHOLE | {2: [1, 5]}
         ({GATE: WHOLE, LATER: WHOLE}, {}),
         ({GATE: WHOLE, LATER: FEWER}, {LATER: 1}),
         ({GATE: {**WHOLE, 5: [0, 1]}, LATER: WHOLE}, {GATE: 1}),
-        # other tokens, or no more recorded: nothing is lost
-        ({GATE: FEWER, LATER: FEWER}, {}),
+        # a token that no router has
+        ({GATE: FEWER, LATER: FEWER}, {GATE: 1, LATER: 1}),
     ],
 )
-def test_choices_that_one_side_lacks_are_told_by_the_other_routers(
+def test_choices_that_one_side_lacks_are_counted(
     target: dict[str, Choices], lost: dict[str, int]
 ) -> None:
     whole = Run(actor_update=[(0, GATE, WHOLE), (0, LATER, WHOLE)])
     other = Run(actor_update=[(0, module, choices) for module, choices in target.items()])
     assert lacking(Sides(whole, other), "actor_update", 0) == lost  # type: ignore[arg-type]
+
+
+def test_an_engine_may_have_cached_what_none_of_its_routers_is_given_again() -> None:
+    whole = Run(forced_generation=[(0, GATE, WHOLE), (0, LATER, WHOLE)])
+    for later, lost in ((FEWER, {}), (WHOLE, {GATE: 1})):
+        other = Run(forced_generation=[(0, GATE, FEWER), (0, LATER, later)])
+        found = lacking(Sides(whole, other), "forced_generation", 0)  # type: ignore[arg-type]
+        assert found == lost
 
 
 @pytest.mark.parametrize(
