@@ -10,9 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rlprobe.judge import digits
 from rlprobe.judge.roundoff import UNIT
-from rlprobe.refine import conditioning, meaning, wiring
+from rlprobe.refine import conditioning, meaning, rounded, wiring
 from rlprobe.refine.bounds import Bounds
 from rlprobe.refine.difference import IMPLEMENTATION, Difference, apart, number
 from rlprobe.refine.entering import Changed, entering
@@ -103,10 +102,10 @@ def _kernel(step: Both, beside: Beside, given: float, agreed: float) -> list[Dif
             size=_size(b, t),
             most=max(_relative(size, v) for size, v in zip(bounds or [], b.outputs, strict=False)),
         )
-    rounded = _rounds(b, t)
-    if rounded is None:
+    short = _rounds(b, t)
+    if short is None:
         return [Difference(IMPLEMENTATION, said, True, "kernel", t.said)]
-    side, name = rounded
+    side, name = short
     said += say(
         "; on the {side} alone, what it makes are {format} numbers",
         format=name,
@@ -126,20 +125,8 @@ def _rounds(b: Operator, t: Operator) -> tuple[str, str] | None:
         for one, other in zip(b.outputs, t.outputs, strict=False)
         if error(one, other) != 0.0
     ]
-    found = {_shorter(one, other) for one, other in pairs}
+    found = {rounded.by(one, other) for one, other in pairs}
     return found.pop() if len(found) == 1 else None
-
-
-def _shorter(one: Value, other: Value) -> tuple[str, str] | None:
-    size = error(one, other)
-    if one.bits is None or other.bits is None or size is None:
-        return None
-    side = "target" if other.bits < one.bits else "benchmark"
-    low, high = sorted((one.bits, other.bits))
-    for name, kept in digits.FORMATS.items():
-        if low <= kept < high and size <= 2.0**-kept:
-            return side, name
-    return None
 
 
 def _relative(size: float, value: Value) -> float:

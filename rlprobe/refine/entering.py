@@ -7,15 +7,13 @@ here; anything else may differ by the noise that such values have.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
-from rlprobe.judge import digits
 from rlprobe.judge.roundoff import UNIT
-from rlprobe.refine import meaning
+from rlprobe.refine import meaning, rounded
 from rlprobe.refine.difference import COLLECTIVE, CONSTANT, Difference, number
 from rlprobe.refine.trace import ELSEWHERE, ROUND_OFFS, Operator, Value, error
-from rlprobe.said import NOTHING_SAID, say
+from rlprobe.said import NOTHING_SAID, of_side, say
 
 #: Values that the comparison has judged, or leaves to what is made of them.
 _JUDGED = ("input ", "module ", "model output ", "gradient of ")
@@ -138,32 +136,17 @@ def _said(
             name=name,
             how=how,
         )
-    rounded = _rounded(v, w)
-    if rounded is not None and known is not None and not known.startswith(_COMPUTED):
-        said += say("; what it holds are {format} numbers on the target alone", format=rounded)
+    short = rounded.by(v, w)
+    if short is not None and known is not None and not known.startswith(_COMPUTED):
+        side, format_ = short
+        said += say(
+            "; on the {side} alone, what it holds are {format} numbers",
+            format=format_,
+            side=of_side(side),
+        )
         return Difference("rounding_order", said, changed, CONSTANT)
     constant = known is not None and not known.startswith(_COMPUTED)
     return Difference(_cause(name, v, w, known), said, changed, CONSTANT if constant else "value")
-
-
-def _rounded(v: Value, w: Value) -> str | None:
-    """The shorter format that the target's numbers are of and the benchmark's are not.
-
-    As far as they are recorded: all of up to 8 numbers, of more the largest and the smallest. The
-    two differ by no more than a rounding to it.
-    """
-    sides = [_numbers(value) for value in (v, w)]
-    size = error(v, w)
-    bits = [digits.bits(numbers) for numbers in sides]
-    for name, kept in digits.FORMATS.items():
-        if bits[1] <= kept < bits[0] and size is not None and size <= 2.0**-kept:
-            return name
-    return None
-
-
-def _numbers(value: Value) -> list[float]:
-    held = value.elements or [value.max, value.min]
-    return [float(n) for n in held if isinstance(n, (int, float)) and math.isfinite(n)]
 
 
 def _is_constant(value: Value) -> bool:

@@ -287,17 +287,21 @@ def _with_table(table: Tensor) -> Callable[[Any], None]:
 
 
 TABLE = torch.linspace(0.31, 0.97, 24)
+SHORT = TABLE.bfloat16().float()
+#: Its ends are short numbers, and what is between them is another multiple.
+ENDS = torch.cat([SHORT[:1], TABLE[1:-1] * 1.0005, SHORT[-1:]])
 
 
 @pytest.mark.parametrize(
     ("other", "cause", "said"),
     [
-        (TABLE.bfloat16().float(), "rounding_order", "bfloat16 numbers on the target alone"),
-        (TABLE.half().float(), "rounding_order", "float16 numbers on the target alone"),
+        (SHORT, "rounding_order", "on the target alone, what it holds are bfloat16"),
+        (TABLE.half().float(), "rounding_order", "on the target alone, what it holds are float16"),
         (TABLE * 1.001, "unknown", "table, given to"),
+        (ENDS, "unknown", "table, given to"),
         (TABLE + 1e-8, None, ""),
     ],
-    ids=["bf16", "fp16", "a multiple", "a last bit"],
+    ids=["bf16", "fp16", "a multiple", "short ends", "a last bit"],
 )
 def test_a_buffer_that_differs_by_less_than_results_may_is_what_differs(
     tmp_path: Path, other: Tensor, cause: str | None, said: str
@@ -309,3 +313,12 @@ def test_a_buffer_that_differs_by_less_than_results_may_is_what_differs(
     found = observe(sides[0], sides[1], 1e-6, floor, forward=True).first
     assert (found and found.cause) == cause, found
     assert found is None or said in found.said
+
+
+def test_a_buffer_that_the_benchmark_rounds_is_said_to_be_its(tmp_path: Path) -> None:
+    sides = [
+        run(tmp_path / name, _with_table(table))[0] for name, table in (("b", SHORT), ("t", TABLE))
+    ]
+    found = first(observe(sides[0], sides[1], 1e-6, 3e-3, forward=True))
+    assert found.cause == "rounding_order"
+    assert "on the benchmark alone, what it holds are bfloat16 numbers" in found.said
