@@ -144,6 +144,10 @@ _WORDS = {
 }
 
 
+def _size(error: float, about: bool) -> Said:
+    return say("about {size:.2g}", size=error) if about else exactly(f"{error:.2g}")
+
+
 def diverged(
     plan: Plan,
     first: First,
@@ -183,9 +187,9 @@ def diverged(
         if measure.name != ELEMENTS:
             what = say("error of the {what}", what=_WORDS[measure.name])
         size = say(
-            ", {what} {error:.2g}, {times} its noise floor",
+            ", {what} {error}, {times} its noise floor",
             what=what,
-            error=measure.error,
+            error=_size(measure.error, measure.about),
             times=_times(excess),
         )
     text = say(

@@ -26,6 +26,8 @@ class Measure:
     name: str
     error: float | None
     floor: float | None
+    #: Whether the error was made of a sketch, which tells it to some percent.
+    about: bool = False
 
 
 def of(row: Row) -> Measure:
@@ -35,7 +37,8 @@ def of(row: Row) -> Measure:
         # an error would be of what is finite on both sides, which is not what it is judged by
         return Measure(ELEMENTS, None, floor)
     single = row.get("error_kind") == SINGLE_VALUE
-    plain = Measure(SINGLE_VALUE if single else ELEMENTS, error, floor)
+    about = row.get("error_kind") == measures.SKETCH and bool(row.get("error_uncertainty"))
+    plain = Measure(SINGLE_VALUE if single else ELEMENTS, error, floor, about)
     if not isinstance(excess, float) or not isinstance(error, float) or not floor:
         return plain
     of_format = row.get("error_kind") == OTHER_FORMAT or row.get("other_format")

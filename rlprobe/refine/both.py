@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.refine import conditioning, meaning, rounded, wiring
 from rlprobe.refine.bounds import Bounds
-from rlprobe.refine.difference import IMPLEMENTATION, Difference, apart, number
+from rlprobe.refine.difference import IMPLEMENTATION, Difference, apart, number, sized
 from rlprobe.refine.entering import Changed, entering
 from rlprobe.refine.pairing import Both, scalars
 from rlprobe.refine.trace import ROUND_OFFS, Operator, Value, error, measurable
@@ -205,9 +205,11 @@ def changes(
     return False
 
 
-def _size(b: Operator, t: Operator) -> str:
-    sizes = [error(one, other) for one, other in zip(b.outputs, t.outputs, strict=False)]
-    return f"{max((size for size in sizes if size is not None), default=0.0):.2g}"
+def _size(b: Operator, t: Operator) -> Said:
+    """The largest difference of their results."""
+    pairs = zip(b.outputs, t.outputs, strict=False)
+    sizes = [(error(one, other) or 0.0, math.prod(one.shape)) for one, other in pairs]
+    return sized(*max(sizes, default=(0.0, 0)))
 
 
 def _formats(b: Operator, t: Operator, changed: bool) -> list[Difference]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlprobe.said import Said
+from rlprobe import sketch
+from rlprobe.said import Said, exactly, say
 
 #: The class of operators that differ and mean nothing by themselves.
 IMPLEMENTATION = "implementation"
@@ -30,6 +31,13 @@ class Difference:
     kind: str
     #: The operator that makes something else, of which one call stands for all.
     of: str = ""
+
+
+def sized(size: float, count: int) -> Said:
+    """A relative difference in words: a sketch of more numbers than it has tells it about."""
+    if count > sketch.K and size:
+        return say("about {size:.2g}", size=size)
+    return exactly(f"{size:.2g}")
 
 
 def number(value: object) -> str:

@@ -7,11 +7,12 @@ here; anything else may differ by the noise that such values have.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from rlprobe.judge.roundoff import UNIT
 from rlprobe.refine import meaning, rounded
-from rlprobe.refine.difference import COLLECTIVE, CONSTANT, Difference, number
+from rlprobe.refine.difference import COLLECTIVE, CONSTANT, Difference, number, sized
 from rlprobe.refine.trace import ELSEWHERE, ROUND_OFFS, Operator, Value, error
 from rlprobe.said import NOTHING_SAID, of_side, say
 
@@ -109,7 +110,11 @@ def _said(
             operator=op.said,
         )
         return Difference(meaning.of_name(name) or "hyperparameter", said, changed, "value")
-    how = say(" by {size:.2g}", size=size) if size != float("inf") else NOTHING_SAID
+    how = (
+        say(" by {size}", size=sized(size, math.prod(v.shape)))
+        if size != float("inf")
+        else NOTHING_SAID
+    )
     if known is None and collective is not None:
         said = say(
             "what is there after {collective}, given to {operator} as {name}, differs{how}",

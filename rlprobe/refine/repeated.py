@@ -40,9 +40,9 @@ def by_chance(runs: list[Run], plan: Plan, suspects: Suspects) -> Seen | None:
             continue
         names = [of_side(name) for name in (BENCHMARK, TARGET)]
         said = say(
-            "run once more, the {side} makes other numbers of {record} (they differ by {own:.2g}, "
-            "the two sides by {apart:.2g}), while all before it repeats bit for bit, and so does "
-            "the {other}",
+            "run once more, the {side} makes other numbers of {record} (they differ by about "
+            "{own:.2g}, the two sides by {apart:.2g}), while all before it repeats bit for bit, "
+            "and so does the {other}",
             side=names[side],
             record=suspects.record,
             own=own,

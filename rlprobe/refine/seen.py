@@ -76,7 +76,7 @@ def _none(watched: Observed, plan: Plan) -> Said:
     return say(
         "of {benchmark} and {target} operators traced on benchmark and target, none is seen to "
         "differ by itself; of {count} that are given other numbers nothing tells what these make, "
-        "first of all of {operator}, which makes {made:.2g} of {given:.2g}",
+        "first of all of {operator}, which makes about {made:.2g} of {given:.2g}",
         benchmark=benchmark,
         target=target,
         count=len(watched.untold),

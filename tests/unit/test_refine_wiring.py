@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.autograd import Function  # noqa: E402
 
+from rlprobe.refine.difference import sized  # noqa: E402
 from rlprobe.refine.observe import observe  # noqa: E402
 from tests.unit.traced import first, run, wrapped  # noqa: E402
 
@@ -205,3 +206,11 @@ def test_products_of_a_backward_pass_are_not_taken_for_each_other(
     found = first(observe(*sides))
     text = found.said.replace("which the target does not", "").replace("which the benchmark", "")
     assert (found.cause, said in text, never in text) == ("implementation", True, False), text
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "said"),
+    [(0.314, 62, "about 0.31"), (0.314, 61, "0.31"), (0.314, 1, "0.31"), (0.0, 4096, "0")],
+)
+def test_a_size_that_a_sketch_tells_is_said_to_be_about(size: float, count: int, said: str) -> None:
+    assert sized(size, count) == said

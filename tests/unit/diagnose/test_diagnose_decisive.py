@@ -39,3 +39,14 @@ def test_what_has_no_finite_ratio_is_told_as_it_is() -> None:
     found = decisive.of(row(excess=float("inf"), floor=0.0))
     assert (found.name, found.error, found.floor) == ("elements", 0.01, 0.0)
     assert decisive.of(row(error=None, excess=None)).error is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "uncertainty", "about"),
+    [("sketch", 0.09, True), ("sketch", 0.0, False), ("tensor", None, False), (None, None, False)],
+)
+def test_an_error_of_a_sketch_is_told_as_about(
+    kind: str | None, uncertainty: float | None, about: bool
+) -> None:
+    found = decisive.of(row(error=0.4, excess=4.0, error_kind=kind, error_uncertainty=uncertainty))
+    assert found.about is about
