@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 if TYPE_CHECKING:
     import polars as pl
 
+    from rlprobe.compare.stacks import Called
+
 
 def run(args: argparse.Namespace, beside: Executor | None) -> int:
     """The exit code.
@@ -114,12 +116,14 @@ def _two_sides(args: argparse.Namespace, beside: Executor | None) -> _Outcome:
         plan = _planned(benchmark, target, options) if args.table or args.stacks else []
         if args.table and not plan:
             _log.warning("note: no records were compared, so that there is no table of them")
-        for stage in plan if args.table else ():
-            _write_table(args.out / stage.stage, stage, args.table)
+        called = _called() if plan else None
+        if args.table and called is not None:
+            for stage in plan:
+                _write_table(args.out / stage.stage, stage, args.table, called)
         # with --no-fail a job goes on to diagnose, which judges everything
         found = any(s.compared or s.joined for s in summaries)
         if found and not (args.quiet or args.no_fail):
-            _print(args, summaries, plan)
+            _print(args, summaries, plan, called)
     return insufficient(summaries, options), [s.as_dict() for s in summaries]
 
 
@@ -131,7 +135,19 @@ def _planned(benchmark: Side, target: Side, options: Options) -> list[StagePlan]
         return []
 
 
-def _print(args: argparse.Namespace, summaries: list[Summary], plan: list[StagePlan]) -> None:
+def _called() -> Called:
+    # Imported here: most comparisons ask for no stacks.
+    from rlprobe.compare.stacks import Called
+
+    return Called()
+
+
+def _print(
+    args: argparse.Namespace,
+    summaries: list[Summary],
+    plan: list[StagePlan],
+    called: Called | None,
+) -> None:
     """What was found, for whoever sits before the screen."""
     # Imported here: judging is not needed before something was compared.
     with uncollected():
@@ -145,25 +161,22 @@ def _print(args: argparse.Namespace, summaries: list[Summary], plan: list[StageP
         return
     results = Results.of_comparison(args.out, [s.stage for s in summaries])
     step = judge(results, outline.first_step(results))
-    called: dict[str, Sequence[str]] = {}
-    if args.stacks:
-        from rlprobe.compare import stacks
-
-        called = stacks.both(plan, outline.listed(step))
-    for line in outline.lines(step, summaries, str(args.out), called):
+    stacks: dict[str, Sequence[str]] = {}
+    if args.stacks and called is not None:
+        stacks = called.both(plan, outline.listed(step))
+    for line in outline.lines(step, summaries, str(args.out), stacks):
         print(terminal.safe(line))
 
 
-def _write_table(directory: Path, stage: StagePlan, kind: str) -> None:
+def _write_table(directory: Path, stage: StagePlan, kind: str, called: Called) -> None:
     import polars as pl
 
-    from rlprobe.compare import stacks
     from rlprobe.compare.msprobe import table
     from rlprobe.documents import csvfile
     from rlprobe.dumps.results import RECORDS
 
     records = pl.read_parquet(directory / RECORDS, glob=False)
-    made = table.table(records, stacks=stacks.column(records, stage))
+    made = table.table(records, stacks=called.column(records, stage))
     if kind in ("csv", "both"):
         with written(directory / "table.csv") as path:
             # every cell of msprobe's table is a text, numbers too

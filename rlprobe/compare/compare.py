@@ -292,7 +292,7 @@ _ADVICE = {
     measures.XOR_EQUAL: _CHECKSUMS_ONLY,
     **dict.fromkeys(
         measures.NO_STATISTICS.values(),
-        "dump these with task tensor: msprobe takes no statistics of their type",
+        "dump with summary_mode statistics; a type that msprobe takes none of, with task tensor",
     ),
 }
 

@@ -48,6 +48,8 @@ def named(rows: pl.DataFrame) -> pl.DataFrame:
     ]
     status = pl.col("status")
     none = pl.col("reason").is_in(list(measures.NONE_THERE.values())).fill_null(False)
+    # that a number of it is not finite says nothing of why it was not compared
+    why = pl.when(~pl.col("reason").is_in(["benchmark", "target", "both"])).then("reason")
     scalars = pl.col("shape_benchmark").is_null() & pl.col("shape_target").is_null()
     reason = (
         pl.when(none)
@@ -57,7 +59,7 @@ def named(rows: pl.DataFrame) -> pl.DataFrame:
         .when(status == measures.UNREADABLE)
         .then(pl.lit(UNREADABLE))
         .when(status.is_in(list(NO_SUCH)))
-        .then(pl.coalesce("reason", status.replace_strict(NO_SUCH, default=None)))
+        .then(pl.coalesce(why, status.replace_strict(NO_SUCH, default=None)))
         .when((status == measures.DTYPE) & scalars)
         .then(pl.lit(TYPES))
         .when((status == measures.DTYPE) & pl.col("error_kind").is_not_null())

@@ -40,8 +40,12 @@ def require_apart(out: Path, inputs: Iterable[Path]) -> None:
     """Make sure that no result is written into what is compared, nor the other way round.
 
     Raises:
-        UsageError: ``out`` is an input, lies in one, or holds one.
+        UsageError: ``out`` is an input, lies in one, or holds one; or it is no directory, or lies
+            in what is none.
     """
+    for part in (out, *out.parents):
+        if part.exists() and not part.is_dir():
+            raise UsageError(f"-o {out}: {part} is a file; give a directory, which is made")
     there = out.resolve()
     for path in inputs:
         given = path.resolve()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import polars as pl
 
-from rlprobe.compare.planner import StagePlan
+from rlprobe.compare.planner import Pairing, StagePlan
 from rlprobe.compare.stage_sources import Process, StageSource
 from rlprobe.dumps import construct
 from rlprobe.errors import DumpError
 
 _log = logging.getLogger(__name__)
-_Said = TypeVar("_Said", str, str | None)
+#: Stage, side and process.
+_Place = tuple[str, str, Process]
 
 #: The call that a record is of: its name up to the direction, and a module's number after it.
 _CALL = re.compile(r"^(.*\.(?:forward|backward)(?:\.\d+)?)(?:\.|$)")
@@ -26,55 +27,107 @@ _FRAME = re.compile(r"\n(?=File )")
 FRAMES = 6
 
 
-def both(plan: Iterable[StagePlan], rows: Iterable[Mapping[str, Any]]) -> dict[str, Sequence[str]]:
-    """Lines about who made each record's call, by the record's name.
+class Called:
+    """Call stacks of what was compared: each file is read once, and said once to be damaged.
 
-    Args:
-        plan: what was compared with what.
-        rows: of judged tables: stage, step, rank, name and both sides' names.
-
-    A file that is damaged is said to be, and costs nothing but what it holds.
-
-    Raises:
-        StoreError: of a stored run, it is not what was committed.
+    A file that is damaged costs nothing but what it holds.
     """
-    known: dict[tuple[str, str, Process], dict[str, str]] = {}
-    told: dict[tuple[str, str, Process], dict[str, str | None]] = {}
-    found: dict[str, Sequence[str]] = {}
-    stages = {stage.stage: stage for stage in plan}
-    for row in rows:
-        for stage in [stages[row["stage"]]] if row.get("stage") in stages else stages.values():
-            said: list[str] = []
-            for pairing in stage.pairings:
-                if (pairing.step, pairing.rank) != (row.get("step"), row.get("rank")):
-                    continue
-                each: dict[str, list[str]] = {}
-                for side, source, process in (
-                    ("benchmark", stage.benchmark, pairing.benchmark),
-                    ("target", stage.target, pairing.target),
-                ):
-                    if source is None or process is None:
-                        continue
-                    place = (stage.stage, side, process)
-                    if place not in known:
-                        known[place] = _read(source.stacks, process)
-                    call = call_of(str(row.get(f"name_{side}") or row.get("name")))
-                    stack = known[place].get(call)
-                    if stack is None and place not in told:
-                        told[place] = _read(source.construct, process)
-                    each[side] = _frames(stack) if stack else _calls(told[place], call)
-                said += _of_sides(each)
-            if said:
-                found[str(row["name"])] = said
-    return found
 
+    def __init__(self) -> None:
+        self._stacks: dict[_Place, dict[str, str] | None] = {}
+        self._around: dict[_Place, dict[str, str | None] | None] = {}
 
-def _read(read: Callable[[Process], dict[str, _Said]], process: Process) -> dict[str, _Said]:
-    try:
-        return read(process)
-    except DumpError as error:
-        _log.warning("%s; nothing of it is shown", error)
-        return {}
+    def both(
+        self, plan: Iterable[StagePlan], rows: Iterable[Mapping[str, Any]]
+    ) -> dict[str, Sequence[str]]:
+        """Lines about who made each record's call, by the record's name.
+
+        Args:
+            plan: what was compared with what.
+            rows: of judged tables: stage, step, rank, name and both sides' names.
+
+        Raises:
+            StoreError: of a stored run, it is not what was committed.
+        """
+        found: dict[str, Sequence[str]] = {}
+        stages = {stage.stage: stage for stage in plan}
+        for row in rows:
+            for stage in [stages[row["stage"]]] if row.get("stage") in stages else stages.values():
+                said: list[str] = []
+                for pairing in stage.pairings:
+                    if (pairing.step, pairing.rank) == (row.get("step"), row.get("rank")):
+                        said += self._of_pair(stage, pairing, row)
+                if said:
+                    found[str(row["name"])] = said
+        return found
+
+    def column(self, records: pl.DataFrame, stage: StagePlan) -> pl.Series:
+        """The target's stack at the first record of each call, null elsewhere, as msprobe has it.
+
+        Args:
+            records: the stage's comparison, all processes.
+            stage: what was compared with what.
+        """
+        stacks: dict[tuple[int, int], dict[str, str]] = {}
+        source = stage.target
+        for pairing in stage.pairings:
+            if source is not None and pairing.target is not None:
+                read = self._stacks_of(stage.stage, "target", source, pairing.target)
+                stacks[pairing.step, pairing.rank] = read or {}
+        seen: set[tuple[int, int, str]] = set()
+        cells: list[str | None] = []
+        for step, rank, name in records.select("step", "rank", "name_target").iter_rows():
+            call = None if name is None else call_of(name)
+            if call is None or (step, rank, call) in seen:
+                cells.append(None)
+                continue
+            seen.add((step, rank, call))
+            cells.append(stacks.get((step, rank), {}).get(call))
+        return pl.Series("stack", cells, dtype=pl.String)
+
+    def _of_pair(self, stage: StagePlan, pairing: Pairing, row: Mapping[str, Any]) -> list[str]:
+        each: dict[str, list[str]] = {}
+        for side, source, process in (
+            ("benchmark", stage.benchmark, pairing.benchmark),
+            ("target", stage.target, pairing.target),
+        ):
+            if source is None or process is None:
+                continue
+            call = call_of(str(row.get(f"name_{side}") or row.get("name")))
+            stacks = self._stacks_of(stage.stage, side, source, process)
+            stack = None if stacks is None else stacks.get(call)
+            each[side] = (
+                _frames(stack)
+                if stack
+                else _calls(
+                    self._around_of(stage.stage, side, source, process), call, stacks is not None
+                )
+            )
+        return _of_sides(each)
+
+    def _stacks_of(
+        self, stage: str, side: str, source: StageSource, process: Process
+    ) -> dict[str, str] | None:
+        place = (stage, side, process)
+        if place not in self._stacks:
+            try:
+                self._stacks[place] = source.stacks(process)
+            except DumpError as error:
+                _log.warning("%s; nothing of it is shown", error)
+                self._stacks[place] = None
+        return self._stacks[place]
+
+    def _around_of(
+        self, stage: str, side: str, source: StageSource, process: Process
+    ) -> dict[str, str | None] | None:
+        place = (stage, side, process)
+        if place not in self._around:
+            try:
+                self._around[place] = source.construct(process)
+            except DumpError as error:  # who judges the records has said so (judge.nesting)
+                _log.debug("%s", error)
+                self._around[place] = None
+        return self._around[place]
 
 
 def call_of(name: str) -> str:
@@ -91,12 +144,16 @@ def _of_sides(each: Mapping[str, list[str]]) -> list[str]:
     return [line for side, (first, *more) in each.items() for line in (f"{side}:{first}", *more)]
 
 
-def _calls(told: Mapping[str, str | None], call: str) -> list[str]:
-    """Without a stack, the calls of modules around it, where the dump tells of them."""
-    around = construct.around(told, call)[:FRAMES]
-    if not around:
-        return [" no stack was recorded"]
-    return [" no stack was recorded; it ran in", *(f"  {outer}" for outer in around)]
+def _calls(told: Mapping[str, str | None] | None, call: str, stacks: bool) -> list[str]:
+    """Without a stack, the calls of modules around it, where the dump tells of them.
+
+    Args:
+        told: which call ran in which; None where that cannot be read.
+        stacks: whether the stacks can be.
+    """
+    none = " no stack was recorded" if stacks else " its stacks cannot be read"
+    around = construct.around(told or {}, call)[:FRAMES]
+    return [f"{none}; it ran in", *(f"  {outer}" for outer in around)] if around else [none]
 
 
 def _frames(stack: str) -> list[str]:
@@ -105,27 +162,3 @@ def _frames(stack: str) -> list[str]:
     shown = [" ".join(frame.split()) for frame in frames[:FRAMES]]
     more = [f"  … {len(frames) - FRAMES} more frames"] if len(frames) > FRAMES else []
     return ["", *(f"  {frame}" for frame in shown), *more]
-
-
-def column(records: pl.DataFrame, stage: StagePlan) -> pl.Series:
-    """The target's stack at the first record of each call, null elsewhere, as msprobe has it.
-
-    Args:
-        records: the stage's comparison, all processes.
-        stage: what was compared with what.
-    """
-    stacks: dict[tuple[int, int], dict[str, str]] = {}
-    source: StageSource | None = stage.target
-    for pairing in stage.pairings:
-        if source is not None and pairing.target is not None:
-            stacks[pairing.step, pairing.rank] = _read(source.stacks, pairing.target)
-    seen: set[tuple[int, int, str]] = set()
-    cells: list[str | None] = []
-    for step, rank, name in records.select("step", "rank", "name_target").iter_rows():
-        call = None if name is None else call_of(name)
-        if call is None or (step, rank, call) in seen:
-            cells.append(None)
-            continue
-        seen.add((step, rank, call))
-        cells.append(stacks.get((step, rank), {}).get(call))
-    return pl.Series("stack", cells, dtype=pl.String)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from rlprobe.judge import execution
+from rlprobe.judge import execution, supplied
 from rlprobe.judge.execution import Call
 from rlprobe.judge.row import Row, first
 from rlprobe.said import Said, of_side, say
@@ -176,7 +176,7 @@ def _forward(row: Row, rows: pl.DataFrame, calls: list[Call]) -> Origin:
             _module(row),
             row["op"],
             row,
-            say("inputs agree within noise and the output does not"),
+            supplied.agreeing(row, rows),
         )
     owner = _encloses(row["call_id"], calls)
     if owner is None:
@@ -191,6 +191,12 @@ def _forward(row: Row, rows: pl.DataFrame, calls: list[Call]) -> Origin:
         )
         return Origin(STAGE_INPUT, None, row["op"], row, say("{where} {why}", where=where, why=why))
     call = calls[owner]
+    parameter = supplied.differing_parameter(call.module, rows)
+    whose = (
+        say("the code of {owner} itself", owner=call.module)
+        if parameter is None
+        else say("{parameter} differs too: other weights, not other code", parameter=parameter)
+    )
     return Origin(
         GLUE,
         call.module,
@@ -198,10 +204,11 @@ def _forward(row: Row, rows: pl.DataFrame, calls: list[Call]) -> Origin:
         row,
         say(
             "input {index} of {module} differs although every output before it and the "
-            "inputs of {owner} agree: the code of {owner} itself",
+            "inputs of {owner} agree: {whose}",
             index=row["index"] or row["slot"],
             module=row["module"] or row["op"],
             owner=call.module,
+            whose=whose,
         ),
     )
 

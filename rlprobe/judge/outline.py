@@ -120,6 +120,7 @@ def _first(
         else:
             yield "Nothing could be judged."
         yield from _given(step)
+        yield from _formats(step)
         return
     origin, row = diverged.origin, diverged.origin.row
     what = f"{origin.module} ({origin.operator})" if origin.module else str(origin.operator)
@@ -130,6 +131,7 @@ def _first(
     if origin.reason:
         yield f"  {_brief(origin.reason)}"
     yield from _given(step)
+    yield from _formats(step)
     yield from _stack(row, stacks)
     yield from _unsized(step)
 
@@ -156,6 +158,19 @@ def _given(step: Step) -> Iterator[str]:
                 f"{'differs' if different.height == 1 else 'differ'}, first "
                 f"{lacking.short(different.item(0, 'name'))}; give both {remedy}, then dump again"
             )
+
+
+def _formats(step: Step) -> Iterator[str]:
+    """Records that are of one format on either side: what is allowed is the coarser one's."""
+    found = [f.stage.rows.filter(equipped.two_formats()) for f in step.findings.values()]
+    count = sum(rows.height for rows in found)
+    if count:
+        row = next(rows for rows in found if rows.height).row(0, named=True)
+        yield (
+            f"  they are of other formats: {counted(count, 'record')}, first "
+            f"{lacking.short(row['name'])} ({row['dtype_benchmark']} against "
+            f"{row['dtype_target']}); round-off is allowed as of the coarser"
+        )
 
 
 def _brief(text: str) -> str:

@@ -23,6 +23,10 @@ UNIT: dict[str, float] = {
     "torch.float8_e4m3fnuz": 2.0**-4,
     "torch.float8_e5m2": 2.0**-3,
     "torch.float8_e5m2fnuz": 2.0**-3,
+    # real and imaginary parts are rounded each, so that their vector is as close as they are
+    "torch.complex128": FP64,
+    "torch.complex64": FP32,
+    "torch.complex32": 2.0**-11,
     "float": FP32,
     "float64": FP32,
     "float32": FP32,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from rlprobe.compare.samples.sketches import SCHEMA
@@ -222,6 +224,27 @@ def of_calls(results: Results, stage: str, step: int) -> pl.DataFrame | None:
     return called.join(held, on=["rank_benchmark", "name"])
 
 
+#: A token agrees up to this share of the largest error of any: tokens that were given the same and
+#: computed alike differ by round-off, if at all.
+_AGREES = 1e-3
+#: Of tokens that differ and are this share of all, others are spared.
+_FEW = 0.5
+
+
+@dataclass(frozen=True)
+class Few:
+    """Tokens of a few neighbouring positions that alone differ, all others agreeing."""
+
+    #: The first and the last position.
+    first: int
+    last: int
+    #: In how many sequences any of them does, and of how many.
+    sequences: int
+    of: int
+    #: Root mean square of their errors, each relative to the token's own norm.
+    size: float
+
+
 @dataclass(frozen=True)
 class Profile:
     """How a block's error lies along its sequences, over all samples of the micro-batches.
@@ -235,6 +258,33 @@ class Profile:
     last: float
     #: Position from which on tokens differ far more than before it; None where they always do.
     onset: int | None
+    #: None where tokens differ all along their sequences.
+    few: Few | None = None
+
+
+def few(lines: Sequence[npt.NDArray[np.float64]]) -> Few | None:
+    """The few neighbouring tokens that alone differ; None where others do as well.
+
+    Args:
+        lines: errors of each sequence's tokens.
+    """
+    peak = max((float(line.max()) for line in lines if line.size), default=0.0)
+    apart = [np.flatnonzero(line > _AGREES * peak) for line in lines]
+    if not any(own.size for own in apart):
+        return None
+    first = min(int(own[0]) for own in apart if own.size)
+    last = max(int(own[-1]) for own in apart if own.size)
+    within = sum(min(len(line), last + 1) - min(len(line), first) for line in lines)
+    if within > _FEW * sum(len(line) for line in lines):
+        return None
+    differing = np.concatenate([line[own] for line, own in zip(lines, apart, strict=True)])
+    return Few(
+        first,
+        last,
+        sum(own.size > 0 for own in apart),
+        len(lines),
+        float(np.sqrt(np.mean(differing**2))),
+    )
 
 
 def profile(
@@ -282,11 +332,23 @@ def profile(
     lines = [line for line in lines if len(line) > _SHORTEST]
     if not lines:
         return None
-    between = float(np.sqrt(np.mean(np.concatenate([line[1:-1] for line in lines]) ** 2)))
-    if not between > 0:
+    between = _together([error for line in lines for error in line[1:-1]])
+    alone = few(lines)
+    if not between > 0 and alone is None:
         return None
-    first, last = (float(np.sqrt(np.mean([line[at] ** 2 for line in lines]))) for at in (0, -1))
-    return Profile(first / between, last / between, change_point(lines))
+    first, last = (_together([line[at] for line in lines]) for at in (0, -1))
+    return Profile(_over(first, between), _over(last, between), change_point(lines), alone)
+
+
+def _together(errors: Sequence[float]) -> float:
+    return float(np.sqrt(np.mean(np.square(errors))))
+
+
+def _over(error: float, between: float) -> float:
+    """How many times the error of the tokens between: infinite where these agree."""
+    if between > 0:
+        return error / between
+    return float("inf") if error > 0 else 0.0
 
 
 def _tokens(results: Results, stage: str, step: int, rank: int | None) -> pl.DataFrame | None:

@@ -132,7 +132,7 @@ def _figures(
         # msprobe writes no file for a tensor without elements
         return empty
     tensors: list[TensorFile] = []
-    problems = []
+    problems: dict[str, str] = {}
     for side, source in zip(("benchmark", "target"), sources, strict=True):
         try:
             if source is None:
@@ -140,9 +140,11 @@ def _figures(
             name, shape, dtype = (row[f"{key}_{side}"] for key in ("data_name", "shape", "dtype"))
             tensors.append(source.open(name, shape, dtype))
         except TensorFileError as error:
-            problems.append(f"{side}: {error}")
+            problems[side] = str(error)
     if problems:
-        reason = "; ".join(problems)
+        reason = "; ".join(f"{side}: {problem}" for side, problem in problems.items())
+        if len(problems) == len(sources) and len(set(problems.values())) == 1:
+            reason = f"both sides: {problems[side]}"
         return {**empty, **unmeasured(measures.UNREADABLE, reason)}
     benchmark, target = tensors
     if _squeezed(benchmark.shape) != _squeezed(target.shape):

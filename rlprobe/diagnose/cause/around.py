@@ -9,7 +9,7 @@ from rlprobe.judge.analysis import Finding, Step
 from rlprobe.judge.origin import Origin
 from rlprobe.judge.row import Row
 from rlprobe.judge.tokens import Profile
-from rlprobe.said import Said
+from rlprobe.said import Said, say
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,28 @@ class Scene:
     def row(self) -> Row:
         """The first record that parts."""
         return self.origin.row
+
+
+def few_tokens(scene: Scene) -> list[Said]:
+    """Which few tokens alone differ, in words; nothing where they differ all along."""
+    few = None if scene.profile is None else scene.profile.few
+    if few is None:
+        return []
+    where = (
+        say("only token {first} differs", first=few.first)
+        if few.first == few.last
+        else say("only tokens {first} to {last} differ", first=few.first, last=few.last)
+    )
+    return [
+        say(
+            "{where}, in {sequences} of {of} sequences, by {size:.2g} of their own norm: all "
+            "others agree",
+            where=where,
+            sequences=few.sequences,
+            of=few.of,
+            size=few.size,
+        )
+    ]
 
 
 @dataclass

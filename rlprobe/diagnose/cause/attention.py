@@ -12,7 +12,7 @@ import re
 import polars as pl
 
 from rlprobe.diagnose.cause import measure
-from rlprobe.diagnose.cause.around import Scene, Symptoms
+from rlprobe.diagnose.cause.around import Scene, Symptoms, few_tokens
 from rlprobe.diagnose.cause.differences import Probabilities, Record, slot
 from rlprobe.judge import origin as kinds
 from rlprobe.judge.row import Row, first, number
@@ -96,6 +96,8 @@ def _along(scene: Scene) -> list[Said]:
     profile = scene.profile
     if profile is None:
         return said
+    if profile.few is not None:
+        return said + few_tokens(scene)
     if profile.onset is not None:
         said.append(say("the block's output parts from position {onset} on", onset=profile.onset))
     for name, size in ((say("first"), profile.first), (say("last"), profile.last)):

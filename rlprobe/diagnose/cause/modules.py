@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from rlprobe.diagnose.cause import measure
-from rlprobe.diagnose.cause.around import Scene, Symptoms
+from rlprobe.diagnose.cause.around import Scene, Symptoms, few_tokens
 from rlprobe.diagnose.cause.differences import Record, slot
 from rlprobe.diagnose.cause.hypotheses import experts, rounding
 from rlprobe.judge import execution
@@ -34,7 +34,7 @@ def described(scene: Scene) -> list[Said]:
                 like=like,
             )
         )
-    return said + _routed(scene)
+    return said + few_tokens(scene) + _routed(scene)
 
 
 def _routed(scene: Scene) -> list[Said]:

@@ -13,6 +13,7 @@ from rlprobe.diagnose.gate import (
     configuration,
     differing,
     extent,
+    formats,
     judged,
     recorded,
     samples,
@@ -70,6 +71,8 @@ def check(results: Results, step: Step, extents: Extents) -> Gate:
         given, other_rewards = _rewards(rollouts, step)
     asked, other_settings = _configuration(results)
     given += asked
+    precision = formats.of_dumps(results, step)
+    given += [precision] if precision is not None else []
     known = {item.item for item in given}
     weight, other_weights = _weights(first)
     held = judged.item(results, step, extents)
@@ -262,6 +265,12 @@ def _tokens(finding: Finding | None) -> tuple[GateItem, Shut | None]:
             say("dump the embedding too (level L0 or mix)"),
         ), None
     different = equipped.differing(rows)
+    if different.is_empty() and equipped.unknown(rows).height:
+        return caveat(
+            samples.TOKENS,
+            _order_unknown(rows.height),
+            say("dump the ids with task tensor to be sure"),
+        ), None
     if different.is_empty():
         exact = bool(rows.get_column("error_kind").is_in(
             [measures.DIGEST, measures.TENSOR]).all())  # fmt: skip
@@ -284,6 +293,15 @@ def _tokens(finding: Finding | None) -> tuple[GateItem, Shut | None]:
     ), _shut(finding, row, "label_or_mask_shift", "token ids", evidence)
 
 
+def _order_unknown(count: int) -> Said:
+    return say(
+        "{unknown}: the xor checksums of {count} records are equal, which are blind to order and "
+        "to values that occur in pairs",
+        unknown=UNKNOWN,
+        count=count,
+    )
+
+
 def _weights(finding: Finding | None) -> tuple[GateItem, Shut | None]:
     """Parameters before the first update, as the forward records of the first stage have them."""
     parameters = None if finding is None else equipped.parameters(finding.stage.rows)
@@ -294,6 +312,12 @@ def _weights(finding: Finding | None) -> tuple[GateItem, Shut | None]:
             say("dump modules (level L0 or mix), which have their parameters beside them"),
         ), None
     different = equipped.differing(parameters)
+    if different.is_empty() and equipped.unknown(parameters).height:
+        return caveat(
+            weights.ITEM,
+            _order_unknown(parameters.height),
+            say("dump modules with summary_mode statistics, or with task tensor"),
+        ), None
     if different.is_empty():
         return opened(
             weights.ITEM,
@@ -405,8 +429,20 @@ def _frameworks(results: Results) -> list[GateItem]:
 
 def _capture(step: Step) -> GateItem:
     kinds: set[str] = set()
+    checksums = 0
     for finding in step.findings.values():
         kinds |= set(finding.stage.rows.get_column("error_kind").drop_nulls().unique())
+        checksums += equipped.by_checksum(finding.stage.rows).height
+    if checksums:
+        return caveat(
+            extent.CAPTURE,
+            say(
+                "checksums and no statistics: of {count} records it is known whether they "
+                "differ, and never by how much",
+                count=f"{checksums:,}",
+            ),
+            say("dump with summary_mode statistics, or task tensor, which say how much"),
+        )
     if kinds and kinds <= {measures.STATISTIC, measures.DIGEST}:
         return caveat(
             extent.CAPTURE,
