@@ -67,7 +67,7 @@ class Observed:
         Of views of the same that each side takes by other operators what these are given to tells.
         """
         effective = [d for d in self.differences if d.effective]
-        if effective and effective[0].kind == _MOVES:
+        if effective and (effective[0].kind, effective[0].cause) == (_MOVES, IMPLEMENTATION):
             return next((d for d in effective if d.kind in (VIEWS, WIRING)), effective[0])
         return effective[0] if effective else None
 
@@ -107,7 +107,7 @@ def observe(
     steps = reordered(steps)
     unused = idle.unused(benchmark, target), idle.unused(target, benchmark)
     ran = idle.Idle(benchmark), idle.Idle(target)
-    wires = wiring.Wires(steps, floor)
+    wires = wiring.Wires(steps, floor, around=target.kind != "module")
     numbers = [_numbers_taken(trace) for trace in (benchmark, target)]
     collective: Operator | None = None
     bounds = Bounds()

@@ -20,8 +20,6 @@ from rlprobe.said import Said, exactly, listed, of_side, say
 
 #: Standard deviations by which a norm may be off.
 _DEVIATIONS = 3.0
-#: Where what a stage was given comes from.
-_BATCH = "batch "
 #: Views of one value that are named.
 _NAMED = 4
 
@@ -167,10 +165,15 @@ class Wires:
     Args:
         steps: of both traces, in order.
         floor: relative difference of values that agree.
+        around: they are of no module: what a loss or an update is given means something by itself,
+            and numbers that trade places there are not the same ones elsewhere.
     """
 
-    def __init__(self, steps: Sequence[Both | Apart], floor: float) -> None:
+    def __init__(
+        self, steps: Sequence[Both | Apart], floor: float, *, around: bool = False
+    ) -> None:
         self._floor = floor
+        self._around = around
         self._allowed = max(floor, ROUND_OFFS * UNIT["torch.float32"])
         self._steps = steps
         self._views: tuple[dict[int, _View], dict[int, _View]] = ({}, {})
@@ -234,10 +237,7 @@ class Wires:
             said = _given(step, wire)
             if traded:
                 said += say("; the two have traded places")
-            ends = (wire.benchmark, wire.target)
-            # what a stage was given means something by its name
-            moved = traded and not any(str(end).startswith(_BATCH) for end in ends)
-            return Difference(_of_traded(step, moved), said, changed, WIRING)
+            return Difference(self._of_traded(step, traded), said, changed, WIRING)
         return None
 
     def _laid_out(self, step: Both, changed: bool) -> Difference | None:
@@ -265,8 +265,17 @@ class Wires:
         traded = self._is_used(other, 0) and self._is_used(one, 1)
         if traded:
             said += say("; either side uses the other's part in another place")
-        cause = "position" if traded and self._turns(step) else _of_traded(step, traded)
+        cause = "position" if traded and self._turns(step) else self._of_traded(step, traded)
         return Difference(cause, said, changed, VIEWS)
+
+    def _of_traded(self, step: Both, traded: bool) -> str:
+        """The class of an operator that is given other numbers, which may have traded places.
+
+        The terms of a difference, or of a quotient, that trade places are the negative, or another
+        number: no numbers in other places.
+        """
+        moves = traded and not self._around and meaning.plain(step.target) not in _ORDERED
+        return "layout" if moves else IMPLEMENTATION
 
     def _turns(self, step: Both) -> bool:
         """Whether an operator, or what goes on with its result as it is, multiplies by angles."""
@@ -276,12 +285,16 @@ class Wires:
                 continue
             kind = meaning.plain(op)
             if kind in ("mul", "addcmul") and any(map(self._is_of_angles, op.inputs)):
-                return True
+                return not self._around
             if op is step.target or kind in meaning.VIEWS | meaning.MOVES | {"neg"}:
                 follows |= {v.value for v in op.outputs}
         return False
 
     def _is_of_angles(self, value: Value) -> bool:
+        """Whether a value that came in, or was made by a cosine or a sine, is a table of angles."""
+        maker = self._source(value, 1).maker
+        if maker is not None and meaning.plain(maker.target) not in _OF_ANGLES:
+            return False
         return any(effect.are_of_angles(value, other) for other in self._used[1])
 
     def _is_used(self, value: Value, side: int) -> bool:
@@ -358,15 +371,8 @@ def _computes(end: _End) -> bool:
     return isinstance(end, Both) and meaning.plain(end.target) not in meaning.VIEWS | meaning.MAKES
 
 
-def _of_traded(step: Both, traded: bool) -> str:
-    """The class of an operator that is given other numbers, which may have traded places.
-
-    The terms of a difference, or of a quotient, that trade places are the negative, or another
-    number: no numbers in other places.
-    """
-    return "layout" if traded and meaning.plain(step.target) not in _ORDERED else IMPLEMENTATION
-
-
+#: What makes a table of angles, and brings it to a format or a scale.
+_OF_ANGLES = frozenset({"cos", "sin", "mul"}) | meaning.CASTS
 #: Operators that make something else of their two arguments in another order, element by element.
 _ORDERED = frozenset({"sub", "rsub", "div", "true_divide", "pow", "atan2", "remainder", "fmod"})
 

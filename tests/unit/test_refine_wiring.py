@@ -86,10 +86,20 @@ def _products(turned: bool) -> Make:
     return make
 
 
-def _parameters(turned: bool) -> Make:
+def _inner(turned: bool) -> Make:
+    """Products that both sides make, in another order."""
+
     def make(m: Parts, x: Tensor) -> Tensor:
         one, other = (m.second, m.first) if turned else (m.first, m.second)
         return m.act(x @ one) * (x @ other)
+
+    return make
+
+
+def _parameters(turned: bool) -> Make:
+    def make(m: Parts, x: Tensor) -> Tensor:
+        one, other = (m.second, m.first) if turned else (m.first, m.second)
+        return x @ (m.act(one) @ other)
 
     return make
 
@@ -103,6 +113,7 @@ def _parameters(turned: bool) -> Make:
         (gate_first, gate_twice, "implementation", "numbers that agree before"),
         (_less(False), _less(True), "implementation", "the two have traded places"),
         (_products(False), _products(True), "layout", "the two have traded places"),
+        (_inner(False), _inner(True), "layout", "the two have traded places"),
         (_parameters(False), _parameters(True), "layout", "given second on the target, and first"),
     ],
 )
@@ -117,6 +128,26 @@ def test_what_is_given_in_anothers_place_is_named(
 def test_the_same_parts_in_the_same_places_differ_in_nothing(tmp_path: Path) -> None:
     sides = [run(tmp_path / n, parts(gate_first))[0] for n in "bt"]
     assert observe(*sides, forward=True).first is None
+
+
+def _gained(turned: bool) -> Callable[[Tensor], Tensor]:
+    """A loss of two parts of its logits."""
+
+    def loss(logits: Tensor) -> Tensor:
+        one, other = logits[:, :-1], logits[:, 1:]
+        one, other = (other, one) if turned else (one, other)
+        return (torch.sigmoid(one) * torch.tanh(other)).mean()
+
+    return loss
+
+
+def test_what_trades_places_in_a_loss_is_no_layout(tmp_path: Path) -> None:
+    sides = [
+        run(tmp_path / str(turned), kind="outputs", module=None, loss=_gained(turned))[0]
+        for turned in (False, True)
+    ]
+    found = first(observe(*sides))
+    assert found.cause == "implementation" and found.kind == "views", found
 
 
 def _turned(back: bool) -> Callable[[Tensor], Tensor]:
