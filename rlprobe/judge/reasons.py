@@ -67,3 +67,11 @@ UNJUDGED: dict[str, str] = {
     CHOICE: "what an engine would have chosen and by how much, which follows from its log-probs",
     GENERATED: "what was generated, and what was made of it: round-off may choose another token",
 }
+
+INTENDED, HARMLESS, UNIMPORTED = "intended", "harmless", "unimported"
+#: What a run says of its software and settings that is held against nothing.
+SETTINGS: dict[str, str] = {
+    INTENDED: "of a process's device, host and determinism, which may differ by intent",
+    HARMLESS: "a setting of the framework that cannot change what is computed",
+    UNIMPORTED: "code of a package that a process need not have imported",
+}

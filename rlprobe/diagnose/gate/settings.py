@@ -12,8 +12,9 @@ import polars as pl
 
 from rlprobe import frameworks
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate import configuration
+from rlprobe.diagnose.gate import configuration, processes
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
+from rlprobe.diagnose.gate.processes import gathered
 from rlprobe.errors import ReplayError
 from rlprobe.judge.roundoff import FP32, UNIT, unit
 from rlprobe.judge.row import columns_where
@@ -135,12 +136,14 @@ def _precision(evidence: Evidence) -> GateItem:
         str(run.manifest.declared.get("precision", "?"))
         for run in (evidence.benchmark, evidence.target)
     ]
-    switches = [_gathered(run, "switches") for run in (evidence.benchmark, evidence.target)]
+    switches = [gathered(run, "switches") for run in (evidence.benchmark, evidence.target)]
+    same = processes.of_one_kind(evidence.benchmark, evidence.target)
+    shared = _as_they_are if same else _shared_switches
     found = [
         text
-        for texts in configuration.differences(*_shared_switches(switches[0], switches[1])).values()
+        for texts in configuration.differences(*shared(switches[0], switches[1])).values()
         for text in texts
-    ]
+    ] or processes.unlike(evidence.benchmark, evidence.target, "switches", shared)
     if declared[0] != declared[1]:
         return caveat(
             PRECISION,
@@ -222,6 +225,12 @@ def _coarser(evidence: Evidence, declared: str) -> Said | None:
     )
 
 
+def _as_they_are(
+    left: Mapping[str, Any], right: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    return dict(left), dict(right)
+
+
 def _shared_switches(
     left: Mapping[str, Any], right: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -239,25 +248,16 @@ def _shared_switches(
     return sides[0], sides[1]
 
 
-def _gathered(run: Run, part: str) -> dict[str, Any]:
-    """A part of every process's environment; values that processes disagree on are listed."""
-    found: dict[str, set[str]] = {}
-    for process in run.environment().values():
-        for key, value in (process.get(part) or {}).items():
-            found.setdefault(str(key), set()).add(str(value))
-    return {key: ", ".join(sorted(values)) for key, values in found.items()}
-
-
 def _versions(evidence: Evidence) -> GateItem:
-    sides = [_gathered(run, "versions") for run in (evidence.benchmark, evidence.target)]
+    sides = [gathered(run, "versions") for run in (evidence.benchmark, evidence.target)]
     if not sides[0] or not sides[1]:
         return caveat(VERSIONS, say("a side did not record its versions"), say("collect it again"))
     found = [
         f"{key}: {sides[0].get(key, '(absent)')} -> {sides[1].get(key, '(absent)')}"
         for key in sorted(sides[0].keys() | sides[1].keys())
         if sides[0].get(key) != sides[1].get(key)
-    ]
-    known = _known_differences(evidence)
+    ] or processes.unlike(evidence.benchmark, evidence.target, "versions")
+    known = [*_unrecorded(evidence), *_known_differences(evidence)]
     if not found and not known:
         return opened(VERSIONS, say("{count} packages, the same versions", count=len(sides[0])))
     differ = say(
@@ -271,6 +271,16 @@ def _versions(evidence: Evidence) -> GateItem:
         joined([*([differ] if found else []), *known], SEMICOLON),
         say("where a model's code is in the framework, the same version makes the same operations"),
     )
+
+
+def _unrecorded(evidence: Evidence) -> list[Said]:
+    """Processes that did not record their versions, nor anything else of their software."""
+    sides = {"benchmark": evidence.benchmark, "target": evidence.target}
+    return [
+        say("not recorded by {names} of the {side}", names=listed(lost, 4), side=of_side(side))
+        for side, run in sides.items()
+        if (lost := processes.unrecorded(run))
+    ]
 
 
 def _known_differences(evidence: Evidence) -> list[Said]:
@@ -294,13 +304,13 @@ def _code(evidence: Evidence) -> GateItem:
     tag that moved, or a package that was edited between two runs shows here.
     """
     sides = {BENCHMARK: evidence.benchmark, TARGET: evidence.target}
-    imported = {role: _gathered(run, "code") for role, run in sides.items()}
+    imported = {role: gathered(run, "code") for role, run in sides.items()}
     stale = []
     for control, run in sorted(evidence.controls.items()):
         role = BENCHMARK if is_perturbed(control) else _SIDE_OF_CONTROL.get(control)
         if role is None:
             continue
-        other = _other_code(imported[role], _gathered(run, "code"))
+        other = _other_code(imported[role], gathered(run, "code"))
         if other:
             stale.append(
                 say(
@@ -321,12 +331,19 @@ def _code(evidence: Evidence) -> GateItem:
                 "--config FILE --role ROLE`, or `rlprobe store rm KEY`"
             ),
         )
-    if not imported[BENCHMARK] or not imported[TARGET]:
+    if bool(imported[BENCHMARK]) != bool(imported[TARGET]):
+        lone = TARGET if imported[BENCHMARK] else BENCHMARK
+        return caveat(
+            CODE,
+            say("the {side} did not record its code", side=of_side(lone)),
+            say("collect it again: equal versions do not say that the code is the same"),
+        )
+    if not imported[BENCHMARK]:
         return opened(
             CODE, say("not recorded by these runs: what versions say is all that is known")
         )
     other = _other_code(imported[BENCHMARK], imported[TARGET])
-    versions = [_gathered(run, "versions") for run in sides.values()]
+    versions = [gathered(run, "versions") for run in sides.values()]
     unsaid = [name for name in other if versions[0].get(name) == versions[1].get(name)]
     if unsaid:
         return caveat(
@@ -354,7 +371,7 @@ def _dropout(evidence: Evidence) -> list[GateItem]:
     on = {
         side: listed([f"{name} {p}" for name, p in sorted(found.items())], 4)
         for side, run in sides.items()
-        if (found := _gathered(run, "dropout"))
+        if (found := gathered(run, "dropout"))
     }
     if not on:
         return []
@@ -391,7 +408,7 @@ def _environment(evidence: Evidence) -> GateItem:
             )
         )
     sides = [
-        {**_gathered(run, "variables"), **_gathered(run, "kernels"), **_gathered(run, "threads")}
+        {**gathered(run, "variables"), **gathered(run, "kernels"), **gathered(run, "threads")}
         for run in (evidence.benchmark, evidence.target)
     ]
     found = [

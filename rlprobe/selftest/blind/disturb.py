@@ -14,11 +14,14 @@ import polars as pl
 
 from rlprobe.dumps.beside import statistics
 from rlprobe.judge.roundoff import UNIT
+from rlprobe.selftest.blind import told
 from rlprobe.selftest.blind.quantities import (
     BUFFER,
     CHOICE,
+    CONFIGURATION,
     CONTRADICTION,
     DTYPE,
+    ENVIRONMENT,
     KEY_DATA,
     METRIC,
     MISSING,
@@ -66,6 +69,8 @@ def contents(run: Path, quantity: Quantity, way: str) -> dict[str, bytes | None]
         return {quantity.file: _setting(data, quantity, way)}
     if quantity.kind == BUFFER:
         return {quantity.file: _buffer(data, quantity, way)}
+    if quantity.kind in (ENVIRONMENT, CONFIGURATION):
+        return {quantity.file: _told_of(data, quantity, way)}
     if quantity.kind in (TOKEN, CHOICE):
         return {quantity.file: _line(data, quantity, way)}
     return {quantity.file: _weight(data, quantity, way)}
@@ -237,6 +242,13 @@ def _setting(data: bytes, quantity: Quantity, way: str) -> bytes:
         if settings[name] == old:
             raise UnchangedError
     return json.dumps(whole).encode()
+
+
+def _told_of(data: bytes, quantity: Quantity, way: str) -> bytes:
+    found = told.changed(data, quantity, way)
+    if found is None:
+        raise UnchangedError
+    return found
 
 
 def _told(value: Any, way: str) -> Any:

@@ -34,13 +34,14 @@ from rlprobe.judge.inputs import Results, save
 from rlprobe.judge.judge import Kept, key_data
 from rlprobe.judge.keydata import LATER, Difference
 from rlprobe.roles import BENCHMARK, TARGET
-from rlprobe.selftest.blind import disturb
+from rlprobe.selftest.blind import disturb, told
 from rlprobe.selftest.blind.quantities import (
     METRIC,
     MISSING,
     RECORD,
     SETTING,
     TOKEN,
+    TOLD,
     WEIGHT,
     Quantity,
 )
@@ -205,7 +206,13 @@ class Laboratory:
         assert was is not None
         target = Run(was.store, was.path, Manifest.load(self.target))
         kept = {name: vars(was)[name] for name in REMEMBERED - {MADE_OF.get(quantity.kind, "")}}
-        if quantity.kind in (RECORD, TOKEN, METRIC, SETTING):  # its key data are what they were
+        if quantity.kind in (
+            RECORD,
+            TOKEN,
+            METRIC,
+            SETTING,
+            *TOLD,
+        ):  # its key data are what they were
             kept |= {name: getattr(was, name) for name in ("_checked_data", "recorded")}
             vars(target).update(kept)
         else:
@@ -238,7 +245,8 @@ class Laboratory:
         one_key = of_one_key(quantity)
         # weights tell how shards of records lie, of which one process has none
         of_gate = (METRIC, SETTING) if self._has_shards else (METRIC, SETTING, WEIGHT)
-        if not one_key and quantity.kind not in (RECORD, TOKEN, *of_gate):
+        kept = quantity.kind in (RECORD, TOKEN, *of_gate, *TOLD)
+        if not one_key and (not kept or told.of_floors(quantity)):
             return Kept()
         touched = {quantity.stage}
         if one_key and quantity.key in propagated.NAMES:

@@ -32,6 +32,11 @@ RECORD, KEY_DATA, METRIC, WEIGHT, PROOF, SETTING, BUFFER, TOKEN, CHOICE = (
     "choice",
 )
 
+#: Of what each process ran on, and of what the framework was told: another value, or none.
+ENVIRONMENT, CONFIGURATION = "environment", "configuration"
+
+TOLD = (ENVIRONMENT, CONFIGURATION)
+
 #: Ten times its floor; NaN; zero; another dtype or shape; missing; a statistic that its digest
 #: contradicts; one value of many.
 TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION, SINGLE = (
@@ -58,6 +63,8 @@ WAYS: dict[str, tuple[str, ...]] = {
     BUFFER: (TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION),
     TOKEN: (TEN_FLOORS, NAN, ZERO, MISSING),
     CHOICE: (TEN_FLOORS, MISSING),
+    ENVIRONMENT: (TEN_FLOORS, MISSING),
+    CONFIGURATION: (TEN_FLOORS, MISSING),
 }
 
 

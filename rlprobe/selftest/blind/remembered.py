@@ -17,6 +17,7 @@ from rlprobe.roles import TARGET
 from rlprobe.selftest.blind.quantities import (
     BUFFER,
     CHOICE,
+    ENVIRONMENT,
     KEY_DATA,
     METRIC,
     PROOF,
@@ -80,6 +81,7 @@ MADE_OF = {
     SETTING: "optimizers",
     TOKEN: "token_sketches",
     CHOICE: "routing",
+    ENVIRONMENT: "environment",
 }
 
 

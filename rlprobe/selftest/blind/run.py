@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rlprobe.diagnose.diagnosis import ALIGNED
 from rlprobe.errors import UsageError
-from rlprobe.selftest.blind import quantities, score
+from rlprobe.selftest.blind import quantities, score, told
 from rlprobe.selftest.blind.disturb import UnchangedError
 from rlprobe.selftest.blind.laboratory import Judgement, Laboratory
 from rlprobe.selftest.blind.quantities import TEN_FLOORS, Quantity
@@ -59,7 +59,8 @@ def disturbed(
             "disturbed, since the verdict must change"
         )
     laboratory.require_neutral()
-    found = quantities.of(laboratory.examined)
+    examined = laboratory.examined
+    found = [*quantities.of(examined), *told.of(examined.target)]
     chosen = quantities.sample(found, count, seed)
     _log.info("%d quantities, %d disturbances", len(found), len(chosen))
     if jobs == 1:
@@ -132,4 +133,4 @@ def _outcome(
     before: Judgement, after: Judgement | str, quantity: Quantity, way: str
 ) -> tuple[str, str]:
     below = quantities.is_below(quantity, way)
-    return score.outcome(before, after, quantity.declared, below=below)
+    return score.outcome(before, after, told.judges(quantity, way), below=below)
