@@ -121,7 +121,8 @@ def read(path: Path) -> pl.DataFrame:
     if odd.count > len(twice) and odd.count >= found.height:
         raise DumpError(f"{path}: {odd.first}")
     for slot, count in unknown.slots.most_common():
-        _log.warning(
+        # whoever compares it says so once, of all files (the summary's notes)
+        _log.debug(
             "%s: msprobe knows no slot %r (in %s); its values are compared like any other",
             path,
             slot[:MAX_NAME],

@@ -31,6 +31,9 @@ MOST = 100_000
 #: The greediest beginning that names a call: arguments are not called so.
 _OF_CALL = re.compile(r"(.*\.(?:forward|backward)(?:\.\d+)?)\.(?:input|output|parameters)\b")
 
+#: A value that was saved by name: ``list`` does not choose it, and no call made it.
+_SAVED = re.compile(r"\.\d+\.debug(?:\.|$)")
+
 
 def first_step(results: Results) -> int:
     """The first step of which anything has a counterpart; 0 where nothing has.
@@ -348,6 +351,9 @@ def _counts(summaries: Iterable[Summary]) -> Iterator[str]:
         )
         shares = " / ".join(f"{100 * s.coverage(side):.1f} %" for side in s.ranks)
         yield f"  {s.stage}: {counts or 'no records'}; measured {shares} of benchmark / target"
+        used = ", ".join(f"{rule} {count:,}" for rule, count in s.rules.most_common())
+        if used:
+            yield f"  {s.stage}: joined by rules, not by name: {used}"
 
 
 def _not_compared(step: Step, summaries: Iterable[Summary]) -> Iterator[str]:
@@ -452,12 +458,15 @@ def _next(
     if diverged is not None and diverged.origin is not None:
         row = diverged.origin.row
         call = _call(str(row.get("name_benchmark") or row.get("name")))
-        if outlined.is_bound(row):
+        saved = bool(_SAVED.search(str(row.get("name"))))
+        if outlined.is_bound(row) and saved:
+            yield "  see which elements differ: save it again on both sides with task tensor"
+        elif outlined.is_bound(row):
             yield (
                 "  see which elements differ: dump both sides again with task tensor and list "
                 f"{_listed(call)}"
             )
-        if not stacks:
+        if not stacks and not saved:
             yield "  see who calls it on either side: the same command with --stacks"
     elif blind:
         yield (

@@ -266,3 +266,44 @@ def test_a_file_is_no_directory_of_results(
     assert main(command) == 2
     assert f"{tmp_path / 'file'} is a file" in capsys.readouterr().err
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("value", ["loss", "hidden"])
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_saved_value_is_saved_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str, nested: bool
+) -> None:
+    """No list of msprobe's chooses it, and no stack has its call."""
+    for side, top in (("b", 1.0), ("t", 1.5)):
+        own = {"q": [leaf(top)]} if nested else leaf(top)
+        dumps.write(tmp_path / side / PLACE, {f"{value}.0.debug": own}, name="debug.json")
+    _, out, _ = screen(tmp_path, capsys, ({}, {}))
+    assert "save it again on both sides with task tensor" in out
+    assert " list [" not in out and "--stacks" not in out
+
+
+@pytest.mark.parametrize(("prefix", "rule"), [("module", "wrappers"), ("actor", "common_prefix")])
+def test_rules_that_joined_records_are_on_the_screen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], prefix: str, rule: str
+) -> None:
+    named = {p: {f"Module.{p}layers.{n}.mlp.MLP.forward.0": call([leaf()], [leaf()])
+                 for n in range(4)} for p in ("", f"{prefix}.")}  # fmt: skip
+    _, out, _ = screen(tmp_path, capsys, (named[""], named[f"{prefix}."]))
+    assert f"  actor_update: joined by rules, not by name: {rule} 8" in out
+    _, out, _ = screen(tmp_path / "same", capsys, (named[""], named[""]))
+    assert "joined by rules" not in out
+
+
+@pytest.mark.parametrize("slots", [["scratch"], ["scratch", "weird"]])
+def test_slots_that_nobody_knows_are_said_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], slots: list[str]
+) -> None:
+    for side in "bt":
+        for rank in range(3):
+            entry = call([leaf()], [leaf()]) | {slot: [leaf()] for slot in slots}
+            place = tmp_path / side / f"actor_update/step0/rank{rank}"
+            dumps.write(place, {"Functional.silu.0.forward": entry})
+    _, out, err = screen(tmp_path, capsys, ({}, {}))
+    assert (out + err).count("scratch") == 1
+    (note,) = [line for line in out.splitlines() if "compared like any other: " in line]
+    assert all(f"{slot} (3)" in note for slot in slots)
