@@ -239,7 +239,7 @@ class ModuleWatch:
             calls.append(call)
             above = parent.name if parent is not None else tape.latest(self.enclosing)
             tape.construct[name] = above
-            tape.stacks.add(name, where.sites)
+            tape.stacks.add(name, where.stack)
             leaf = tape.statistics.leaf
             call.entry["input_args"] = [nest(arg, leaf, 1) for arg in args]
             call.entry["input_kwargs"] = {k: nest(v, leaf, 1) for k, v in kwargs.items()}

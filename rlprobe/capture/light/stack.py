@@ -4,7 +4,8 @@ Format (mindstudio-probe 26, ``DataWriter.write_stack_info_json``): ``{"0": [[re
 ["File PATH, line N, in FUNCTION, \\n SOURCE", …]], …}``, innermost frame first. Walking sixty
 frames for every module call would cost more than the statistics: a nested call therefore walks
 to its caller only and shares the rest with the call it is nested in, and text is made once, when
-the file is written.
+the file is written. Frames and stacks are each one object and are known by it: Python makes the
+hash of a piece of code anew, from its constants and names, wherever it is looked up.
 """
 
 from __future__ import annotations
@@ -15,43 +16,86 @@ import os
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
-
-#: A frame: its code and the line being executed.
-Site = tuple[CodeType, int]
-Stack = tuple[Site, ...]
+from typing import Literal
 
 _OWN = str(Path(__file__).resolve().parent) + os.sep
 _TORCH_CALL = str(Path("torch", "nn", "modules", "module.py"))
 
-_text: dict[Site, str | None] = {}
-#: Frames and stacks come again with every step: each is one object, and its text is made once.
-_sites: dict[CodeType, dict[int, Site]] = {}
+
+class Site:
+    """A frame: its code and the line being executed."""
+
+    __slots__ = ("code", "line", "text")
+
+    def __init__(self, code: CodeType, line: int) -> None:
+        self.code = code
+        self.line = line
+        #: msprobe's text, once it was asked for; False until then.
+        self.text: str | Literal[False] | None = False
+
+
+class _Sites:
+    """The sites in one piece of code, which it keeps alive, so that its id stays its own."""
+
+    __slots__ = ("by_instruction", "by_line", "code", "plumbing")
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code
+        path = code.co_filename
+        #: Frames of ours and of ``Module.__call__`` change their line while a call is under way.
+        self.plumbing = path.startswith(_OWN) or path.endswith(_TORCH_CALL)
+        self.by_instruction: dict[int, Site] = {}
+        self.by_line: dict[int, Site] = {}
+
+    def at(self, frame: FrameType) -> Site:
+        """Where a frame of this code is."""
+        site = self.by_instruction.get(frame.f_lasti)
+        if site is None:
+            line = frame.f_lineno
+            site = self.by_line.get(line)
+            if site is None:
+                site = self.by_line[line] = Site(self.code, line)
+            self.by_instruction[frame.f_lasti] = site
+        return site
+
+
+class Stack:
+    """A frame and what it was called from; the same frames from the same ones are one object."""
+
+    __slots__ = ("_within", "outer", "site")
+
+    def __init__(self, site: Site | None, outer: Stack | None) -> None:
+        self.site = site
+        self.outer = outer
+        self._within: dict[Site, Stack] = {}
+
+    def within(self, site: Site) -> Stack:
+        """The stack of a call that is made in this one's innermost frame."""
+        found = self._within.get(site)
+        if found is None:
+            found = self._within[site] = Stack(site, self)
+        return found
+
+
+#: The stack without frames.
+_EMPTY = Stack(None, None)
+_codes: dict[int, _Sites] = {}
 _encoded: dict[Stack, str] = {}
 #: Stacks whose text is kept.
 _KEPT = 10_000
-_foreign: dict[CodeType, bool] = {}
-
-
-def _is_plumbing(code: CodeType) -> bool:
-    """Frames of ours and of ``Module.__call__`` change their line while a call is under way."""
-    known = _foreign.get(code)
-    if known is None:
-        path = code.co_filename
-        known = path.startswith(_OWN) or path.endswith(_TORCH_CALL)
-        _foreign[code] = known
-    return known
 
 
 class Trace:
     """A captured stack, and the frame from which it can be shared by nested calls."""
 
-    __slots__ = ("anchor", "anchor_at", "sites")
+    __slots__ = ("anchor", "shared", "stack")
 
-    def __init__(self, sites: Stack, anchor: FrameType | None, anchor_at: int) -> None:
-        self.sites = sites
+    def __init__(self, stack: Stack, anchor: FrameType | None, shared: Stack) -> None:
+        self.stack = stack
         #: The caller's frame: it cannot return while the call lasts, so its line stays.
         self.anchor = anchor
-        self.anchor_at = anchor_at
+        #: The stack from that frame on.
+        self.shared = shared
 
 
 def trace(outer: Trace | None) -> Trace:
@@ -67,31 +111,30 @@ def trace(outer: Trace | None) -> Trace:
     anchor: FrameType | None = None
     anchor_at = 0
     shared = outer.anchor if outer is not None else None
+    stack = _EMPTY
     while frame is not None:
         if outer is not None and frame is shared:
-            sites.extend(outer.sites[outer.anchor_at :])
+            stack = outer.shared
             break
         code = frame.f_code
-        if anchor is None and not _is_plumbing(code):
+        known = _codes.get(id(code))
+        if known is None:
+            known = _codes[id(code)] = _Sites(code)
+        if anchor is None and not known.plumbing:
             anchor, anchor_at = frame, len(sites)
-        sites.append(_site(code, frame.f_lineno))
+        sites.append(known.at(frame))
         frame = frame.f_back
-    return Trace(tuple(sites), anchor, anchor_at)
-
-
-def _site(code: CodeType, line: int) -> Site:
-    known = _sites.get(code)
-    if known is None:
-        known = _sites[code] = {}
-    site = known.get(line)
-    if site is None:
-        site = known[line] = (code, line)
-    return site
+    from_anchor = stack
+    for at in range(len(sites) - 1, -1, -1):
+        stack = stack.within(sites[at])
+        if at == anchor_at:
+            from_anchor = stack
+    return Trace(stack, anchor, from_anchor)
 
 
 def _line(site: Site) -> str | None:
     """msprobe's text of a frame; None where the source is not to be had or is ours."""
-    code, number = site
+    code, number = site.code, site.line
     path = code.co_filename
     source = linecache.getline(path, number).strip()
     if not source or path.startswith(_OWN):
@@ -102,12 +145,14 @@ def _line(site: Site) -> str | None:
 def lines(stack: Stack) -> list[str]:
     """The text of every frame of a stack, innermost first."""
     found: list[str] = []
-    for site in stack:
-        if site not in _text:
-            _text[site] = _line(site)
-        text = _text[site]
-        if text is not None:
-            found.append(text)
+    here: Stack | None = stack
+    while here is not None and here.site is not None:
+        site = here.site
+        if site.text is False:
+            site.text = _line(site)
+        if site.text is not None:
+            found.append(site.text)
+        here = here.outer
     return found
 
 
