@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rlprobe.capture.session import ENV, Session
 from rlprobe.frameworks import forward, plain
 from tests.contract.conftest import RUN
 
@@ -112,8 +113,13 @@ def test_an_alignments_run_gives_the_job_every_variable(server: str, tmp_path: P
         "MINE_OF_ONE_SIDE": "7",
         "CUBLAS_WORKSPACE_CONFIG": "x",
     }
+    # as an alignment has it: a session, whose version the start holds slime against
+    session = tmp_path / "session.json"
+    session.write_text(
+        Session("benchmark", "slime", str(tmp_path / "dump"), str(tmp_path / "side")).to_json()
+    )
     environment = _environment(
-        server, tmp_path, RLPROBE_SLIME=str(tmp_path), **given,
+        server, tmp_path, RLPROBE_SLIME=str(tmp_path), **given, **{ENV: str(session)},
         **{forward.NAMES: ",".join([*given, "RAY_ADDRESS"])},
     )  # fmt: skip
     words = [sys.executable, "-m", "rlprobe.frameworks.slime.start"]
