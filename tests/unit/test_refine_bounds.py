@@ -249,3 +249,33 @@ def test_what_nothing_bounds_is_said_to_be_open() -> None:
     ]
     found = observe(sides[0], sides[1], 1.0, 1.0)
     assert [step.target.name for step in found.untold] == ["aten::tan"] and found.first is None
+
+
+#: Kernels that are given numbers which are apart already, as of gradients that were not reduced.
+APART: dict[str, tuple[str, str, Make]] = {
+    "norm of the ranks' norms": (
+        "norm", "linalg_vector_norm", lambda x, *_, **__: 1.3 * x.square().sum().sqrt()),
+    "product": ("product", "mm", lambda a, b: torch.addmm(torch.zeros(b.shape[1]), a, 3 * b)),
+    "root": ("root", "sqrt", lambda x: 2 * x.pow(0.5)),
+}  # fmt: skip
+_OF_APART: dict[str, Make] = {
+    "norm": lambda x, y, z: torch.linalg.vector_norm(x),
+    "product": lambda x, y, z: x[0] @ x[1],
+    "root": lambda x, y, z: z.sqrt(),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize("noise", [0.8, 0.1])
+def test_no_kernel_is_blamed_for_what_is_apart_already(name: str, noise: float) -> None:
+    make, operator, wrong = APART[name]
+    right = Trace("module", None, "cpu", {}, traced(_OF_APART[make], numbers(0.0)))
+    with kernel(operator, wrong):
+        target = Trace("module", None, "cpu", {}, traced(_OF_APART[make], numbers(noise)))
+        same = Trace("module", None, "cpu", {}, traced(_OF_APART[make], numbers(0.0)))
+    found = observe(right, target, 1e-5, 3e-5)
+    assert not any(d.kind == "kernel" for d in found.differences), found
+    assert [step for step in found.untold if step.target.name.startswith(f"aten::{operator}")]
+    # given the same, it is
+    blamed = observe(right, same, 1e-5, 3e-5).first
+    assert blamed is not None and blamed.kind == "kernel"

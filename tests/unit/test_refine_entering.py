@@ -357,3 +357,21 @@ def test_a_batch_that_lies_in_one_storage_is_not_looked_at_by_what_is_traced(
     names = {value.origin for op in operators for value in op.inputs}
     assert {"batch weights", "batch mask"} <= names and "batch dummy_tensor" not in names
     assert not any("nested" in op.name for op in operators), "asked by the probe alone"
+
+
+def _own_rank(parameter: Any) -> None:
+    """What lies in a gradient's place, once it was added up, is written over by a part of it."""
+    own = parameter.grad.detach().clone() * 1.0
+    parameter.grad.copy_(own.flip(0))
+
+
+def _own_by_views(parameter: Any) -> None:
+    flat = parameter.grad.view(-1).clone()
+    parameter.grad.view(-1).copy_(flat[: flat.numel() // 2].repeat(2))
+
+
+def test_what_is_written_over_what_agreed_is_said_before_what_follows(tmp_path: Path) -> None:
+    for number, hook in enumerate((_own_rank, _own_by_views)):
+        found = first(both(tmp_path / str(number), 1e-5, hook=hook))
+        assert "AccumulateGrad" in found.said and found.kind != "kernel", found
+        assert "clip_grad" not in found.said, found
