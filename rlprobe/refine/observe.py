@@ -346,6 +346,8 @@ def _meant(
     if effect.sums_gradients(stretch):
         return "accumulation"
     cause = meaning.of_operators(operators, stretch.around)
+    if cause == "constant_factor" and _within_step(stretch):
+        return IMPLEMENTATION
     if cause in ("constant_factor", "layout") and effect.of_angles(stretch):
         return "position"
     if cause == "layout" and effect.of_masks(stretch):
@@ -361,6 +363,13 @@ def _meant(
     if cause == "rounding_order" and not effect.is_one_rounding(stretch, floor):
         return IMPLEMENTATION
     return effect.of(stretch) or cause if cause == IMPLEMENTATION else cause
+
+
+def _within_step(stretch: Stretch) -> bool:
+    """Whether operators work on what an update's step has made: a part of its formula."""
+    given = [v for op in stretch.working for v in op.inputs if math.prod(v.shape) > 1]
+    forward = all(op.direction == "forward" for op in stretch.working)
+    return stretch.trace.kind == "update" and forward and all(v.origin is None for v in given)
 
 
 def _used(

@@ -185,22 +185,31 @@ def reordered(steps: list[Both | Apart]) -> list[Both | Apart]:
     partners = _partners(steps)
     taken = {id(b) for b in partners.values()} | {*partners}
     found: list[Both | Apart] = []
+    lone: tuple[list[Operator], list[Operator]] = ([], [])
+    #: Partners from within a stretch: what it means is told by all of it.
+    within: list[Both | Apart] = []
+
+    def flush() -> None:
+        if lone[0] or lone[1]:
+            found.append(Apart([*lone[0]], [*lone[1]]))
+        found.extend(within)
+        for each in (*lone, within):
+            each.clear()
+
     for step in steps:
         if isinstance(step, Both) and not {id(step.benchmark), id(step.target)} & taken:
+            flush()
             found.append(step)
             continue
-        rest: list[Operator] = []
-        ahead = [op for op in _operators(step, 0) if id(op) not in taken]
+        lone[0].extend(op for op in _operators(step, 0) if id(op) not in taken)
         for op in _operators(step, 1):
             if id(op) not in partners:
-                rest.append(op)
+                lone[1].append(op)
                 continue
-            if ahead or rest:
-                found.append(Apart(ahead, rest))
-            found.append(Both(partners[id(op)], op))
-            ahead, rest = [], []
-        if ahead or rest:
-            found.append(Apart(ahead, rest))
+            within.append(Both(partners[id(op)], op))
+            if op.name.startswith("module::"):
+                flush()
+    flush()
     return found
 
 

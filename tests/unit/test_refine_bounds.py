@@ -259,9 +259,9 @@ APART: dict[str, tuple[str, str, Make]] = {
     "root": ("root", "sqrt", lambda x: 2 * x.pow(0.5)),
 }  # fmt: skip
 _OF_APART: dict[str, Make] = {
-    "norm": lambda x, y, z: torch.linalg.vector_norm(x),
+    "norm": lambda x, y, z: torch.linalg.vector_norm(x.neg()),
     "product": lambda x, y, z: x[0] @ x[1],
-    "root": lambda x, y, z: z.sqrt(),
+    "root": lambda x, y, z: z.abs().sqrt(),
 }
 
 
