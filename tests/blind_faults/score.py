@@ -34,6 +34,12 @@ def of_class(cause: str | None, answer: dict[str, Any]) -> str:
     return UNKNOWN if cause in (None, "unknown") else WRONG
 
 
+def modules(answer: dict[str, Any]) -> list[str | None]:
+    """Modules that are right; None where none is at fault, which some answers write as null."""
+    named: list[str | None] = answer["modules"] or [None]
+    return named
+
+
 def scored(
     rows: list[dict[str, Any]], file: Path = ANSWERS, family: str = "verl"
 ) -> dict[str, dict[str, Any]]:
@@ -60,7 +66,7 @@ def scored(
         found[row["name"]] = {
             "verdict": RIGHT if located else WRONG,
             "stage": RIGHT if stage else WRONG,
-            "module": RIGHT if stage and refined["module"] in answer["modules"] else WRONG,
+            "module": RIGHT if stage and refined["module"] in modules(answer) else WRONG,
             "class": of_class(refined["cause"], answer),
             "named": refined["cause"],
             "known": refined["known"],
