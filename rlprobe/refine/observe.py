@@ -100,11 +100,10 @@ def observe(
         found.differences += settings.differences(benchmark, target)
         found.differences += settings.counts(benchmark, target)
         # in the order they ran: gradients are added up before the step
-        steps = pair(*(sorted(side, key=lambda op: op.n) for side in sides))
+        steps = reordered(pair(*(sorted(side, key=lambda op: op.n) for side in sides)))
     else:
         ways = (True,) if forward and target.kind == "module" else (True, False)
-        steps = [step for way in ways for step in pair(*(_way(s, way) for s in sides))]
-    steps = reordered(steps)
+        steps = [s for way in ways for s in reordered(pair(*(_way(side, way) for side in sides)))]
     unused = idle.unused(benchmark, target), idle.unused(target, benchmark)
     ran = idle.Idle(benchmark), idle.Idle(target)
     wires = wiring.Wires(steps, floor, around=target.kind != "module")
