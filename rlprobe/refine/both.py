@@ -39,6 +39,8 @@ class Beside:
     bounds: Bounds
     #: Steps of which nothing tells whether they differ by themselves.
     untold: list[Both]
+    #: Whether they surround the model.
+    around: bool
 
 
 def differences(step: Both, beside: Beside, noise: float, floor: float) -> list[Difference]:
@@ -60,8 +62,31 @@ def differences(step: Both, beside: Beside, noise: float, floor: float) -> list[
         found += _scalars(b, t, changed, beside, noise)
     # what a batch holds is held against its noise: a loss, whose parts cancel, may differ by more
     moved = changed or changes(b, t, 0.0, given, _GROWTH * noise)
-    found += entering(b, t, Changed(changed, moved), noise, beside.collective)
+    found += entering(b, t, Changed(changed, moved, beside.around), noise, beside.collective)
     return found or _kernel(step, beside, given, max(noise, floor))
+
+
+def counted(step: Both, floor: float) -> Difference | None:
+    """A list of other length that an operator is given; None where none is.
+
+    Its entries are nobody's partners by their places.
+    """
+    b, t = step.benchmark, step.target
+    for one, other in zip(b.arguments, t.arguments, strict=False):
+        sizes = [len(argument.tensors) for argument in (one, other)]
+        if one.name != other.name or sizes[0] == sizes[1] or min(sizes) < 1:
+            continue
+        said = say(
+            "{operator} is given {target} tensors as {name} on the target and {benchmark} on the "
+            "benchmark",
+            operator=t.said,
+            name=one.name,
+            target=sizes[1],
+            benchmark=sizes[0],
+        )
+        changed = len(b.outputs) != len(t.outputs) or changes(b, t, 0.0, 1.0, floor)
+        return Difference(IMPLEMENTATION, said, changed, "format")
+    return None
 
 
 def _kernel(step: Both, beside: Beside, given: float, agreed: float) -> list[Difference]:
@@ -267,6 +292,8 @@ def _scalars(
         if name in LEFT_OUT or not apart(one.get(name), other.get(name), allowed):
             continue
         cause = meaning.of_scalar(t, name)
+        if not beside.around and meaning.unmasks(t, one.get(name), other.get(name)):
+            cause = "mask"
         if cause == "layout" and not wiring.are_moved(
             [*zip(b.outputs, t.outputs, strict=False)], noise
         ):

@@ -87,6 +87,28 @@ def _masks(stretch: Stretch) -> bool:
 _OF_MASKS = frozenset({"add", "minimum", "maximum", "triu", "tril", "index", "copy", "fill"})
 
 
+def unmasks(stretch: Stretch) -> bool:
+    """Whether masks, and nothing but masks, are made into others that hide nothing, in a module.
+
+    What is hidden on the other side has a weight there, by however little a number it is.
+    """
+    made = {v.value for op in stretch.operators for v in op.outputs}
+    given = [v for op in stretch.operators for v in op.inputs
+             if v.value not in made and math.prod(v.shape) > 1]  # fmt: skip
+    return (
+        not stretch.around
+        and bool(stretch.working and stretch.changed)
+        and all(is_choice(v.dtype) or meaning.is_mask(v) for v in given)
+        and all(_hides(v) is not _hides(w) and None not in (v.min, w.min)
+                for v, w in stretch.changed)
+    )  # fmt: skip
+
+
+def _hides(value: Value) -> bool:
+    """Whether a value is a mask by numbers that are added to scores, of which one hides."""
+    return not is_choice(value.dtype) and meaning.is_mask(value)
+
+
 def _makes_mask(op: Operator) -> bool:
     if all(is_choice(v.dtype) for v in op.outputs):
         return True  # lengths, places and comparisons of them

@@ -30,6 +30,8 @@ class Changed(NamedTuple):
 
     results: bool
     of_batch: bool
+    #: Whether the operator surrounds the model.
+    around: bool = False
 
     def by(self, value: Value) -> bool:
         """Whether they do where that value differs."""
@@ -65,8 +67,7 @@ def entering(
             if size and size > allowed:
                 apart.append((size, v, w))
         if apart:
-            by = changed.by(max(apart, key=lambda entry: entry[0])[2])
-            found.append(_said(t, other.name, apart, by, collective))
+            found.append(_said(t, other.name, apart, changed, collective))
     return found
 
 
@@ -95,21 +96,26 @@ def _said(
     op: Operator,
     name: str,
     apart: list[tuple[float, Value, Value]],
-    changed: bool,
+    results: Changed,
     collective: Operator | None,
 ) -> Difference:
     """What is said of the values of one argument that differ; of a list, of all at once."""
     size, v, w = max(apart, key=lambda entry: entry[0])
+    changed = results.by(w)
     known = w.origin if w.origin != ELSEWHERE else None
     if len(apart) == 1 and _is_constant(v) and _is_constant(w) and known is None:
+        one, other = ((value.elements or [None])[0] for value in (v, w))
         said = say(
             "{name} {target} on the target instead of {benchmark} in {operator}",
             name=name,
-            target=number((w.elements or [None])[0]),
-            benchmark=number((v.elements or [None])[0]),
+            target=number(other),
+            benchmark=number(one),
             operator=op.said,
         )
-        return Difference(meaning.of_name(name) or "hyperparameter", said, changed, "value")
+        cause = meaning.of_name(name) or "hyperparameter"
+        if not results.around and meaning.unmasks(op, one, other):
+            cause = "mask"
+        return Difference(cause, said, changed, "value")
     how = (
         say(" by {size}", size=sized(size, math.prod(v.shape)))
         if size != float("inf")

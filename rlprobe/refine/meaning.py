@@ -95,6 +95,23 @@ def of_scalar(op: Operator, argument: str) -> str:
     return of_name(argument) or "hyperparameter"
 
 
+#: Operators that put one number in others' place.
+_PUTS = frozenset({
+    "masked_fill", "where", "full", "fill", "new_full", "full_like", "index_fill", "scatter",
+    "scalar_tensor",
+})  # fmt: skip
+
+
+def unmasks(op: Operator, one: object, other: object) -> bool:
+    """Whether a number that an operator puts in others' place hides a score on one side alone."""
+    return plain(op) in _PUTS and None not in (one, other) and _hides(one) is not _hides(other)
+
+
+def _hides(number: object) -> bool:
+    whole = isinstance(number, (int, float)) and not isinstance(number, bool)
+    return number == "-inf" or (whole and number <= MASKED)  # type: ignore[operator]
+
+
 def is_collective(op: Operator) -> bool:
     """Whether processes exchange numbers in an operator."""
     return op.name.startswith(_COLLECTIVES)
@@ -160,9 +177,15 @@ def _is_several(value: Value) -> bool:
 
 
 def is_by_number(op: Operator) -> bool:
-    """Whether an operator multiplies one tensor by one number."""
+    """Whether an operator makes of one tensor, by one number, something that has numbers left."""
     sizes = [len(value.elements or ()) == 1 for value in op.inputs]
-    return len(sizes) == 1 or (len(sizes) == 2 and sizes.count(True) == 1)
+    one = len(sizes) == 1 or (len(sizes) == 2 and sizes.count(True) == 1)
+    return one and not all(map(_is_gone, op.outputs))
+
+
+def _is_gone(value: Value) -> bool:
+    """Whether nothing of a value's numbers is left: all are 0, or none is finite."""
+    return value.norm == 0.0 or (value.nonfinite or 0) >= max(math.prod(value.shape), 1)
 
 
 def _unit(value: Value) -> float:

@@ -110,6 +110,7 @@ def observe(
     numbers = [_numbers_taken(trace) for trace in (benchmark, target)]
     collective: Operator | None = None
     bounds = Bounds()
+    beside: list[Difference] = []
     for at, step in enumerate(steps):
         if isinstance(step, Apart):
             step = Apart(
@@ -125,17 +126,21 @@ def observe(
             # where nothing that both sides run uses what they made, they may be a cause
             differs = not used or any(both.differ(one, other, 0.0, floor) for one, other in used)
             differs = differs or _writes_parameters(step, (benchmark, target))
-            _add(found, [_apart(step, (benchmark, target), used, differs, floor)])
+            lone = _apart(step, (benchmark, target), used, differs, floor)
+            _add(found, [lone])
+            beside += [lone] if _writes_gradients(step, (benchmark, target)) else []
             collective = _last_collective(step.target, collective)
         else:
-            other = wires.difference(
+            other = both.counted(step, floor) or wires.difference(
                 step, both.changes(step.benchmark, step.target, 0.0, 1.0, floor)
             )
             other = other or outside.difference(step)
-            own = both.Beside(sides[1], numbers, collective, bounds, found.untold)
+            own = both.Beside(
+                sides[1], numbers, collective, bounds, found.untold, target.kind != "module"
+            )
             _add(found, [other] if other else both.differences(step, own, noise, floor))
             collective = _last_collective([step.target], collective)
-    found.differences = settings.of_another_computation(found.differences)
+    found.differences = settings.of_another_computation(found.differences, beside)
     return _of_constants(found, benchmark, target, floor)
 
 
@@ -170,11 +175,22 @@ def _writes_parameters(step: Apart, traces: tuple[Trace, Trace]) -> bool:
 
     A step changes weights by a small part of them, so that floors of values do not hold there.
     """
-    lone = [side for side in (step.benchmark, step.target) if _working(side)]
-    if traces[0].kind != "update" or len(lone) != 1:
-        return False
-    trace = traces[0] if lone[0] is step.benchmark else traces[1]
-    return stepped.writes_parameters(trace, [op for op in lone[0] if _working([op])])
+    return any(stepped.writes_parameters(*own) for own in _alone(step, traces))
+
+
+def _writes_gradients(step: Apart, traces: tuple[Trace, Trace]) -> bool:
+    """Whether one side alone changes gradients before the step."""
+    return any(stepped.writes_gradients(*own) for own in _alone(step, traces))
+
+
+def _alone(step: Apart, traces: tuple[Trace, Trace]) -> list[tuple[Trace, list[Operator]]]:
+    """What one side of an update alone computes, and its trace; nothing where both do."""
+    sides = [
+        (trace, [op for op in own if _working([op])])
+        for trace, own in zip(traces, (step.benchmark, step.target), strict=True)
+    ]
+    lone = [(trace, own) for trace, own in sides if own]
+    return lone if traces[0].kind == "update" and len(lone) == 1 else []
 
 
 def _with_modules(trace: Trace) -> list[Operator]:
@@ -323,6 +339,8 @@ def _of_both(
     )
     if all(map(effect.turns, sides)):
         return "position"
+    if all(map(effect.unmasks, sides)):
+        return "mask"
     changed = [(b, t) for b, t in used if both.differ(b, t, 0.0, floor)]
     moves = all(meaning.plain(op) in meaning.MOVES for side in sides for op in side.working)
     repeats = moves and wiring.are_repeated(changed, traces, floor)
@@ -349,7 +367,7 @@ def _meant(
         return IMPLEMENTATION
     if cause in ("constant_factor", "layout") and effect.of_angles(stretch):
         return "position"
-    if cause == "layout" and effect.of_masks(stretch):
+    if effect.unmasks(stretch) or (cause == "layout" and effect.of_masks(stretch)):
         return "mask"
     if cause == "layout" and effect.routed(stretch):
         return "routing"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rlprobe.refine.difference import Difference, number
+from rlprobe.refine.difference import IMPLEMENTATION, Difference, number
 from rlprobe.refine.trace import Trace
 from rlprobe.said import say
 
@@ -79,8 +79,23 @@ def _taken(trace: Trace) -> list[float]:
     return [n for n in found if isinstance(n, (int, float)) and float(n).is_integer() and n > 0]
 
 
-def of_another_computation(found: Sequence[Difference]) -> list[Difference]:
-    """Another setting is another constant only of the same computation: else of another one."""
-    if not any(d.kind == "operators" and d.effective for d in found):
-        return list(found)
-    return [replace(d, cause="optimizer") if d.kind == SETTING else d for d in found]
+def of_another_computation(
+    found: Sequence[Difference], beside: Sequence[Difference]
+) -> list[Difference]:
+    """Another setting is another constant only of the same computation: else of another one.
+
+    Args:
+        found: what differs.
+        beside: what one side alone does to gradients in the step: another number there, as one
+            that clips nothing, is a part of it.
+    """
+    if any(d.kind == "operators" and d.effective for d in found):
+        found = [replace(d, cause="optimizer") if d.kind == SETTING else d for d in found]
+    return [_beside(d, beside[0]) if beside else d for d in found]
+
+
+def _beside(scalar: Difference, other: Difference) -> Difference:
+    if (scalar.cause, scalar.kind) != ("hyperparameter", "scalar"):
+        return scalar
+    said = say("{first}; besides, {other}", first=scalar.said, other=other.said)
+    return replace(scalar, cause=IMPLEMENTATION, said=said)

@@ -11,17 +11,31 @@ from rlprobe.refine.trace import Operator, Trace
 
 def writes_parameters(trace: Trace, operators: Sequence[Operator]) -> bool:
     """Whether all operators are of a step and work in place on parameters, and change one."""
+    own = _in_place(trace, operators, "parameter ")
+    return len(own) == len(operators) and any(map(_changes, own))
+
+
+def writes_gradients(trace: Trace, operators: Sequence[Operator]) -> bool:
+    """Whether one of the operators of a step works in place on gradients, and changes them."""
+    return any(map(_changes, _in_place(trace, operators, "gradient of ")))
+
+
+def _in_place(trace: Trace, operators: Sequence[Operator], named: str) -> list[Operator]:
+    """Those of a step that write to nothing but memory that came in by a name that begins so."""
     storages = {
         v.storage for op in trace.operators for v in op.inputs
-        if v.origin is not None and v.origin.startswith("parameter ")
+        if v.origin is not None and v.origin.startswith(named)
     }  # fmt: skip
-    in_place = all(
-        op.direction == "forward" and all(v.storage in storages for v in op.outputs)
+    return [
+        op
         for op in operators
-    )
-    return in_place and any(
+        if op.direction == "forward" and all(v.storage in storages for v in op.outputs)
+    ]
+
+
+def _changes(op: Operator) -> bool:
+    return any(
         given.value == made.value and given.digest != made.digest
-        for op in operators
         for made in op.outputs
         for given in op.inputs
     )

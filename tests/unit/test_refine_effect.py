@@ -78,7 +78,13 @@ MASKS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "rolled": (lambda m: m.roll(1, -1), "mask"),
     "upside down": (lambda m: m.flip(0).flip(1), "mask"),
     "another row's": (lambda m: torch.cat([m[1:], m[:1]]), "mask"),
+    "no less than a number": (lambda m: m.clamp(min=-8.0), "mask"),
+    "the larger of it and a number": (lambda m: torch.maximum(m, torch.tensor(-20.0)), "mask"),
+    "scaled to few": (lambda m: m * (5.0 / -LOWEST), "mask"),
+    "another number where it hides": (lambda m: torch.where(m < 0, -9.0, m), "mask"),
+    "none": (lambda m: m * 0.0, "mask"),
     "slopes": (slopes, "implementation"),
+    "cut slopes": (lambda m: slopes(m).clamp(min=LOWEST / 2), "implementation"),
     "softened": (lambda m: m.masked_fill(FAR, -0.5), "implementation"),
 }  # fmt: skip
 
@@ -87,6 +93,31 @@ MASKS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 def test_other_masks_are_masks_and_what_weighs_scores_is_none(tmp_path: Path, name: str) -> None:
     mask, cause = MASKS[name]
     assert seen(tmp_path, attention(), attention(mask), "attention").cause == cause
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda scores, number: scores.masked_fill(FAR, number),
+        lambda scores, number: torch.where(FAR, number, scores),
+        lambda scores, number: scores + torch.full((7, 7), number).tril(-3),
+    ],
+    ids=["masked_fill", "where", "full"],
+)
+@pytest.mark.parametrize(
+    ("right", "wrong", "cause"),
+    [(-math.inf, -8.0, "mask"), (LOWEST, -8.0, "mask"), (0.5, 0.25, "hyperparameter")],
+)
+def test_a_number_that_hides_no_score_is_another_mask(
+    tmp_path: Path, put: Any, right: float, wrong: float, cause: str
+) -> None:
+    def mixed(number: float) -> Make:
+        return lambda y: torch.softmax(put(y @ y.transpose(1, 2) / 5, number), -1) @ y
+
+    for one, other in ((right, wrong), (wrong, right)):
+        sides = [run(tmp_path / name / str(one), wrapped(mixed(n)))[0]
+                 for name, n in (("b", one), ("t", other))]  # fmt: skip
+        assert first(observe(*sides)).cause == cause
 
 
 def in_int8(y: Tensor) -> Tensor:
@@ -104,6 +135,8 @@ def part(kind: str) -> Make:
         y = y.clone()
         if kind == "channel":
             y.select(-1, 5).mul_(1.5)
+        elif kind == "nothing":
+            y[:, 3:].mul_(0.0)
         elif kind == "tokens":
             y[:, 2:4] /= 4
         elif kind == "cut":
@@ -160,6 +193,7 @@ EFFECTS: dict[str, tuple[Make, str]] = {
     "a channel": (part("channel"), "constant_factor"),
     "some tokens": (part("tokens"), "constant_factor"),
     "a part is cut": (part("cut"), "saturation"),
+    "nothing of a part is left": (part("nothing"), "implementation"),
     "a part is offset": (part("offset"), "implementation"),
     "the smaller": (lambda y: torch.minimum(y, torch.tensor(0.3)), "saturation"),
     "the larger of two": (lambda y: torch.maximum(y, y.flip(-1)), "implementation"),

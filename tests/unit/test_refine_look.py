@@ -91,6 +91,11 @@ def test_an_end_that_differs_by_its_last_bits_is_no_cut() -> None:
     assert "lie beyond -0.5 or 1 and" in both.law
 
 
+def test_of_what_is_0_on_all_places_no_factor_is_known() -> None:
+    assert look(B, 0 * B).cause != "constant_factor"
+    assert look(B, 1e-4 * B).cause == "constant_factor"
+
+
 def test_what_is_not_finite_comes_first() -> None:
     wrong = np.where(np.arange(50)[None, :, None] == 3, np.nan, 1.01 * B).astype(np.float32)
     found = look(B, wrong)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tests.unit.traced import (  # noqa: E402
     NORM,
     RmsNorm,
     first,
+    model,
     observed,
     of_masked,
     plain_loss,
@@ -155,6 +157,9 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], str, str]] = {
         "cat",
     ),
     "noise": (lambda y: y + 0.01 * torch.cos(37 * y), "implementation", "cos"),
+    "nothing left": (lambda y: y * 0.0, "implementation", "mul.Tensor(other=0"),
+    "over infinity": (lambda y: y / math.inf, "implementation", "div.Tensor(other=inf"),
+    "a number that is 0": (lambda y: y * torch.zeros(()), "implementation", "mul.Tensor(other=0"),
     "unused": (lambda y: (y * 3, y + 0.01)[1], "implementation", "add.Tensor(other=0.01"),
 }
 
@@ -231,6 +236,79 @@ def test_another_clip_norm_is_observed(tmp_path: Path, monkeypatch: pytest.Monke
     target, _ = run(tmp_path / "t", kind="update", module=None)
     found = first(observe(benchmark, target))
     assert found.cause == "hyperparameter" and "0.5 on the target instead of 1" in found.said
+
+
+def _each_by_its_own(parameters: list[Any]) -> None:
+    for parameter in parameters:
+        parameter.grad.mul_((0.1 / (parameter.grad.norm() + 1e-6)).clamp(max=1.0))
+
+
+def _each_element(parameters: list[Any]) -> None:
+    torch._foreach_clamp_max_([p.grad for p in parameters], 1e-3)
+
+
+def _by_a_mean(parameters: list[Any]) -> None:
+    size = torch.stack([p.grad.norm() for p in parameters]).mean()
+    for parameter in parameters:
+        parameter.grad.div_(1 + size)
+
+
+@pytest.mark.parametrize("limit", [math.inf, 50.0])
+@pytest.mark.parametrize("further", [_each_by_its_own, _each_element, _by_a_mean])
+def test_a_number_that_switches_clipping_off_for_another_is_no_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, further: Any, limit: float
+) -> None:
+    benchmark, _ = run(tmp_path / "b", kind="update", module=None)
+    right = torch.nn.utils.clip_grad_norm_
+
+    def clip(parameters: Any, _: float) -> Any:
+        parameters = list(parameters)
+        total = right(parameters, limit)
+        with torch.no_grad():
+            further([p for p in parameters if p.grad is not None])
+        return total
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip)
+    target, _ = run(tmp_path / "t", kind="update", module=None)
+    found = first(observe(benchmark, target))
+    assert found.cause == "implementation", found
+    assert f"{limit:g} on the target instead of 1" in found.said
+    assert "; besides, the target runs" in found.said
+    # the other way round it is the benchmark that runs more
+    found = first(observe(target, benchmark))
+    assert found.cause == "implementation" and "the benchmark runs" in found.said
+
+
+@pytest.mark.parametrize(
+    "counted",
+    [
+        lambda parameters: [p for p in parameters if p.dim() > 1],
+        lambda parameters: parameters[:-1],
+        lambda parameters: parameters[1:],
+    ],
+    ids=["matrices alone", "all but the last", "all but the first"],
+)
+def test_a_norm_of_fewer_gradients_is_said_by_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: Any
+) -> None:
+    def clip(of: Any) -> Any:
+        def clipped(parameters: Any, _: float) -> Any:
+            parameters = list(parameters)
+            norm = torch.nn.utils.get_total_norm([p.grad for p in of(parameters)])
+            torch.nn.utils.clip_grads_with_norm_(parameters, 0.01, norm)
+            return norm
+
+        return clipped
+
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip(list))
+    benchmark, _ = run(tmp_path / "b", kind="update", module=None)
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", clip(counted))
+    target, _ = run(tmp_path / "t", kind="update", module=None)
+    parameters = list(model().parameters())
+    found = first(observe(benchmark, target))
+    assert found.cause == "implementation", found
+    assert f"is given {len(counted(parameters))} tensors as" in found.said
+    assert found.said.endswith(f"on the target and {len(parameters)} on the benchmark")
 
 
 def test_operators_that_change_weights_by_little_are_of_the_optimizer(tmp_path: Path) -> None:

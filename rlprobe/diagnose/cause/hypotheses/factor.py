@@ -212,7 +212,8 @@ class OfTensors:
         """Least squares; the standard error is that of the elements' scatter."""
         b, d = difference.benchmark, difference.difference
         square = float(np.sum(b * b))
-        if not square or not np.any(d):
+        # of 0 on all places no factor is known
+        if not square or not np.any(d) or not np.any(difference.target):
             return None
         by = float(np.sum(b * d)) / square
         rest = d - by * b
