@@ -8,6 +8,7 @@
      |    +-- ReplayError        exit 1   recorded rollouts do not fit the run that wants them
      +-- DumpError               exit 1   a dump file cannot be read as what it claims to be
      +-- StoreError              exit 1   the store lacks something or holds something damaged
+     |    +-- IncompleteRunError exit 1   a run ended well, but what it left cannot be a run
      +-- NotComparableError           exit 4   nothing could be compared
 
 The command line prints ``str(error)`` and exits with ``exit_code``: a message therefore says what
@@ -52,6 +53,10 @@ class DumpError(RlprobeError):
 
 class StoreError(RlprobeError):
     """The store lacks a run or object, or holds one whose digest is wrong."""
+
+
+class IncompleteRunError(StoreError):
+    """A run ended well, but left nothing, or half of something: no later commit mends that."""
 
 
 class NotComparableError(RlprobeError):

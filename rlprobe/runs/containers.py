@@ -31,6 +31,13 @@ _TMP = Path("/tmp")
 _HOME = Path("/home/rlprobe")
 #: Marks docker containers, so that exactly one job's are stopped.
 _LABEL = "rlprobe.job"
+#: What divides the parts of a bind, and binds from each other, for every runtime.
+_DIVIDING = (",", ":", "\n")
+
+
+def bindable(path: Path) -> bool:
+    """Whether a host path can be given to a container under its own name."""
+    return path.is_absolute() and not any(sign in str(path) for sign in _DIVIDING)
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class Bind:
 
     def __post_init__(self) -> None:
         for path in (self.source, self.target):
-            if not path.is_absolute() or any(sign in str(path) for sign in ",:\n"):
+            if not bindable(path):
                 raise ConfigError(
                     f"{path} cannot be bound into a container; accepted: an absolute path "
                     "without ',' and ':'"

@@ -19,12 +19,13 @@ from rlprobe.config import (
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import ConfigError, ReplayError
-from rlprobe.runs import toplevel
+from rlprobe.runs import containers, toplevel
 from rlprobe.store import keys
 
 #: The head of an image file that is hashed: it holds the identifier and the table of contents that
 #: every build of a SIF writes anew, so that images of many GB need not be read whole.
 _IMAGE_HEAD = 1 << 20
+_WITH_THEIR_DIRECTORY = ("data.reward_function", "target.fault", "entry_point.script")
 _REPLAYED = (
     "accepted: what verl's skip.rollout saved, step{N}.h5 files, or a dump_path with key data"
 )
@@ -51,6 +52,7 @@ def require(alignment: Alignment, fault: str | None) -> None:
             lost.append(str(error))
     for key, place in (("store", alignment.store), ("results", alignment.results)):
         lost.extend(_no_directory(key, Path(place)))
+    lost.extend(_not_bindable(alignment, fault))
     if len(lost) == 1:
         raise ConfigError(lost[0])
     if lost:
@@ -81,6 +83,36 @@ def _no_directory(key: str, place: Path) -> Iterator[str]:
             if not path.is_dir():
                 yield f"{key}: {path} is no directory; accepted: a directory, or a path to make one"
             return
+
+
+def _not_bindable(alignment: Alignment, fault: str | None) -> Iterator[str]:
+    """What a container is to be given and no runtime can bind: said before a job waits for it."""
+    sides = [alignment.target, *([alignment.benchmark] if alignment.benchmark.run is None else [])]
+    contained = any(side.container.runtime != "none" for side in sides)
+    compared = alignment.analysis.image is not None or alignment.analysis.torch_image is not None
+    if not (contained or compared):
+        return
+    places = [("the working directory", "."), ("store", alignment.store)]
+    if compared:
+        places.append(("results", alignment.results))
+    if contained:
+        # an image is opened by the host, and a lock read by it
+        given = _named(alignment, fault)
+        places += [(key, path) for key, path in given if not key.endswith((".image", ".lock"))]
+        entry = alignment.entry_point
+        for key in ("script", "config_path"):
+            path = None if entry is None else getattr(entry, key)
+            if path is not None:
+                places.append((f"entry_point.{key}", path))
+    for key, path in places:
+        whole = Path(path).expanduser().absolute()
+        # of a file of Python the directory is bound, for what stands beside it
+        whole = whole.parent if key in _WITH_THEIR_DIRECTORY else whole
+        if not path.startswith(BUILTIN) and not containers.bindable(whole):
+            yield (
+                f"{key}: {whole} cannot be bound into a container, which this alignment has; "
+                "accepted: a path without ',' and ':'"
+            )
 
 
 def _named(alignment: Alignment, fault: str | None) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,7 @@ from rlprobe import frameworks, redaction, stages
 from rlprobe.capture import determinism
 from rlprobe.capture.session import ENV, CaptureOptions, ReplayOptions, Session
 from rlprobe.dumps import places
-from rlprobe.errors import RlprobeError, RunError, StoreError
+from rlprobe.errors import IncompleteRunError, RlprobeError, RunError, StoreError
 from rlprobe.files import replace_text
 from rlprobe.frameworks import forward, proof
 from rlprobe.roles import BENCHMARK, REPEAT
@@ -106,14 +107,30 @@ def launch(
                 _execute(spec, store, scratch, log, start or _start)
         else:
             _log.info("%s: committing what an interrupted run had finished", spec.role)
-        try:
-            commit(scratch, store, spec.key, spec.declared())
-        except RlprobeError as error:
-            # hours of a device may lie there; the next attempt commits it without running again
-            raise type(error)(f"{error}\n(the run's output is kept in {scratch})") from error
+        _commit(scratch, store, spec, log)
         shutil.rmtree(scratch, ignore_errors=True)
     _log.info("%s: committed as %s", spec.role, spec.key[:12])
     return manifest
+
+
+def _commit(scratch: Path, store: Path, spec: RunSpec, log: Path) -> None:
+    """Commit an attempt that ran to its end, or say what the next one does with it."""
+    try:
+        commit(scratch, store, spec.key, spec.declared())
+    except IncompleteRunError as error:
+        # to commit it again would fail again: the next attempt is a run of its own
+        attempts.record(scratch).unlink()
+        raise type(error)(
+            f"{error}\n(log: {log}; what there is stays in {scratch} until the next attempt, which "
+            "runs again)"
+        ) from error
+    except RlprobeError as error:
+        # hours of a device may lie there
+        raise type(error)(
+            f"{error}\n(the run's output is kept in {scratch}; the next attempt commits it without "
+            f"running again. To run again instead: `rlprobe run --force --role {spec.role} "
+            f"--store {shlex.quote(str(store))} --config CONFIG` with the alignment's file)"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ import pydantic
 
 from rlprobe import formats, stages
 from rlprobe.dumps import logical, records, routing, token_sketches
-from rlprobe.errors import StoreError
+from rlprobe.errors import IncompleteRunError, StoreError
 from rlprobe.store import heal, parts
 from rlprobe.store.filetypes import check_type
 from rlprobe.store.ingest import Ingested, ingest
@@ -60,7 +60,7 @@ def commit(scratch: Path, store: Path, key: str, declared: Mapping[str, Any]) ->
         DumpError: a dump file is damaged; nothing is published.
     """
     if not (scratch / "dump").is_dir():
-        raise StoreError(f"{scratch}/dump does not exist: the run left nothing to commit")
+        raise IncompleteRunError(f"{scratch}/dump does not exist: the run left nothing to commit")
     with workspace(store) as work:
         objects = Objects(store, work)
         tree = Tree(work / "run", objects)
@@ -133,7 +133,9 @@ class _Commit:
         replay_of = declared.get("replay_of")
         # of a perturbed control the trainer's metrics are all there is
         if not (tables or rollouts or ingested.files or METRICS in self.tree.files):
-            raise StoreError(f"{self.dump} is empty: nothing was captured, so nothing is committed")
+            raise IncompleteRunError(
+                f"{self.dump} is empty: nothing was captured, so nothing is committed"
+            )
         try:
             return Manifest(
                 key=key,
@@ -193,7 +195,7 @@ class _Commit:
                 self.tree.root / "dump" / directory, stage, objects=digests.get(directory)
             )
             if frame.is_empty():
-                raise StoreError(
+                raise IncompleteRunError(
                     f"{self.dump}/{directory} holds dump files but not one record: nothing of "
                     "this stage was captured, so nothing is committed"
                 )

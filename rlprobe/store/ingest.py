@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlprobe.errors import DumpError, StoreError
+from rlprobe.errors import DumpError, IncompleteRunError, StoreError
 from rlprobe.store import canonical, packing
 from rlprobe.store.filetypes import is_known
 from rlprobe.store.objects import Objects, Stored
@@ -130,7 +130,9 @@ def _files(root: Path) -> Iterator[Path]:
         if not stat.S_ISREG(mode):
             raise StoreError(f"{path} is a link or device; a dump holds plain files only")
         if path.suffix == ".partial":
-            raise StoreError(f"{path}: capture failed while it wrote this file; see the run's log")
+            raise IncompleteRunError(
+                f"{path}: capture failed while it wrote this file; see the run's log"
+            )
         if path.name.startswith("."):
             _log.info("left out of the store: %s", path)
             continue

@@ -18,7 +18,7 @@ import pytest
 from rlprobe import frameworks, stages
 from rlprobe.claims import Holder
 from rlprobe.config import Alignment
-from rlprobe.errors import HookError, RunError, StoreError
+from rlprobe.errors import DumpError, HookError, RunError, StoreError
 from rlprobe.files import InUseError
 from rlprobe.frameworks import RunDirectories
 from rlprobe.frameworks.layout import Layout
@@ -165,11 +165,34 @@ def test_a_run_that_captured_nothing_is_no_success(bench: Bench) -> None:
     assert not list(bench.store.glob("runs/*"))
 
 
-def test_an_empty_dump_is_no_success(bench: Bench) -> None:
-    bench.script.write_text(_TRAIN.replace('{"Module.lm_head.Linear.forward.0": entry}', "{}"))
-    with pytest.raises(StoreError, match="not one record"):
+@pytest.mark.parametrize(
+    ("written", "instead", "said"),
+    [
+        ('{"Module.lm_head.Linear.forward.0": entry}', "{}", "not one record"),
+        ('"construct.json"', '"construct.json.partial"', "capture failed while it wrote"),
+        ("place.mkdir(parents=True)\n", "continue\n", "is empty: nothing was captured"),
+    ],
+    ids=["no records", "half a file", "no files"],
+)
+def test_what_never_makes_a_run_is_no_success_and_does_not_stand_in_the_way(
+    bench: Bench, written: str, instead: str, said: str
+) -> None:
+    assert written in _TRAIN
+    bench.script.write_text(_TRAIN.replace(written, instead))
+    with pytest.raises(StoreError, match=rf"(?s)({said}).*log: .*which runs again\)"):
         bench.launch()
     assert not list(bench.store.glob("runs/*/manifest.json"))
+    bench.script.write_text(_TRAIN)
+    assert bench.launch()["key"] == bench.spec.key
+    assert bench.started == 2
+
+
+def test_what_another_rlprobe_may_read_is_kept_and_both_ways_on_are_said(bench: Bench) -> None:
+    bench.script.write_text(_TRAIN.replace('(place / "dump.json").write_text', "str"))
+    for _ in range(2):
+        with pytest.raises(DumpError, match=r"(?s)neither dump.json .*`rlprobe run --force --role"):
+            bench.launch()
+    assert bench.started == 1
 
 
 def test_what_a_failed_commit_left_is_committed_without_running_again(
@@ -180,8 +203,9 @@ def test_what_a_failed_commit_left_is_committed_without_running_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(launching, "commit", refuse)
-        with pytest.raises(StoreError, match=r"disk is full\n\(the run's output is kept in "):
+        with pytest.raises(StoreError, match=r"disk is full\n\(the run's output is kept in ") as e:
             bench.launch()
+    assert "`rlprobe run --force --role benchmark --store " in str(e.value)
     assert bench.launch()["key"] == bench.spec.key
     assert bench.started == 1
 

@@ -231,6 +231,51 @@ def test_what_does_not_exist_is_named_before_anything_runs(
         planned(**changes)
 
 
+_IMAGE = {"container": {"runtime": "docker", "image": "some/image@sha256:0123"}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"store": "st:ore", "target": _IMAGE}, "store"),
+        ({"store": "a:b/store", "benchmark": _IMAGE}, "store"),
+        ({"store": "st:ore", "analysis": {"image": "docker://some/image"}}, "store"),
+        ({"results": "re:sults", "analysis": {"torch_image": "docker://some/image"}}, "results"),
+        ({"data": {"train_files": "a:b/t.parquet"}, "target": _IMAGE}, r"data\.train_files"),
+        ({"target": {"fault": "a,b/f.py:f", **_IMAGE}}, r"target\.fault"),
+        # the host alone goes there
+        ({"store": "st:ore"}, None),
+        ({"results": "re:sults", "target": _IMAGE}, None),
+        ({"target": {"fault": "faults,2.py:f", **_IMAGE}}, None),
+        ({"store": "st:ore", "benchmark": {**_IMAGE, "run": KEY}, "controls": {}}, None),
+    ],
+)
+def test_what_no_container_can_be_given_is_refused_before_a_job_waits_for_it(
+    changes: dict[str, Any], refused: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a:b").mkdir()
+    Path("a,b").mkdir()
+    Path("a:b/t.parquet").write_bytes(b"rows")
+    for name in ("a,b/f.py", "faults,2.py"):
+        Path(name).write_text(FAULT)
+    if refused is None:
+        assert planned(**changes)
+        return
+    with pytest.raises(ConfigError, match=rf"{refused}: .* cannot be bound .*without ',' and ':'"):
+        planned(**changes)
+
+
+def test_a_working_directory_that_no_container_can_be_given_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "12:30").mkdir()
+    monkeypatch.chdir(tmp_path / "12:30")
+    planned(store="/somewhere/else")
+    with pytest.raises(ConfigError, match=r"the working directory: .*12:30 cannot be bound"):
+        planned(store="/somewhere/else", target=_IMAGE)
+
+
 @pytest.mark.parametrize(
     ("text", "name", "expected"),
     [
