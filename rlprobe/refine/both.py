@@ -20,7 +20,7 @@ from rlprobe.refine.trace import ROUND_OFFS, Operator, Value, error, measurable
 from rlprobe.said import NOTHING_SAID, Said, exactly, of_side, say
 
 #: What an operator may make of its inputs' difference.
-_GROWTH = 8.0
+GROWTH = 8.0
 #: Arguments that are no part of what is computed.
 LEFT_OUT = ("pin_memory", "device", "layout", "memory_format", "non_blocking", "generator")
 
@@ -61,7 +61,7 @@ def differences(step: Both, beside: Beside, noise: float, floor: float) -> list[
     if meaning.plain(t) not in meaning.VIEWS:  # how numbers lie shows where they are used
         found += _scalars(b, t, changed, beside, noise)
     # what a batch holds is held against its noise: a loss, whose parts cancel, may differ by more
-    moved = changed or changes(b, t, 0.0, given, _GROWTH * noise)
+    moved = changed or changes(b, t, 0.0, given, GROWTH * noise)
     found += entering(b, t, Changed(changed, moved, beside.around), noise, beside.collective)
     return found or _kernel(step, beside, given, max(noise, floor))
 
@@ -193,7 +193,7 @@ def _are_apart(b: Operator, t: Operator, agreed: float) -> bool:
     """Whether an input is known to differ by more than numbers that agree, and all they grow to."""
     least = max(agreed, ROUND_OFFS * UNIT["torch.float32"])
     sizes = (error(one, other) for one, other in zip(b.inputs, t.inputs, strict=False))
-    return any(size is not None and _GROWTH * least < size < math.inf for size in sizes)
+    return any(size is not None and GROWTH * least < size < math.inf for size in sizes)
 
 
 def _inputs_differ(b: Operator, t: Operator) -> float:
@@ -358,4 +358,4 @@ def differ(
     unit = max(UNIT.get(one.dtype, 0.0), UNIT["torch.float32"])
     # a floor is what round-off makes; where none is known some last bits are
     allowed = floor or ROUND_OFFS * unit * condition
-    return size is not None and size > allowed + _GROWTH * condition * explained
+    return size is not None and size > allowed + GROWTH * condition * explained

@@ -31,6 +31,8 @@ class Difference:
     kind: str
     #: The operator that makes something else, of which one call stands for all.
     of: str = ""
+    #: The step of both traces in which it is.
+    at: int | None = None
 
 
 def sized(size: float, count: int) -> Said:

@@ -275,7 +275,7 @@ def _is_view(op: Operator) -> bool:
 
 
 def _cut(stretch: Stretch) -> bool:
-    """The larger or the smaller of each element and one number."""
+    """The larger or the smaller of each element and one number, or what is between two."""
     rest = [op for op in stretch.working if any(math.prod(v.shape) > 1 for v in op.outputs)]
     kinds = {meaning.plain(op) for op in rest}
     cuts = kinds <= meaning.CUTS | {"minimum", "maximum"}
@@ -284,7 +284,7 @@ def _cut(stretch: Stretch) -> bool:
 
 def _has_bound(op: Operator) -> bool:
     sizes = [math.prod(v.shape) for v in op.inputs]
-    return len(sizes) == 1 or sizes.count(1) == 1
+    return len(sizes) - sizes.count(1) == 1
 
 
 # positions

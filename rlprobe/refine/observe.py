@@ -22,6 +22,7 @@ from rlprobe.refine import (
     settings,
     stepped,
     summed,
+    undone,
     unwritten,
     vocabulary,
     wiring,
@@ -127,7 +128,7 @@ def observe(
             differs = not used or any(both.differ(one, other, 0.0, floor) for one, other in used)
             differs = differs or _writes_parameters(step, (benchmark, target))
             lone = _apart(step, (benchmark, target), used, differs, floor)
-            _add(found, [lone])
+            _add(found, [lone], at)
             beside += [lone] if _writes_gradients(step, (benchmark, target)) else []
             collective = _last_collective(step.target, collective)
         else:
@@ -138,9 +139,11 @@ def observe(
             own = both.Beside(
                 sides[1], numbers, collective, bounds, found.untold, target.kind != "module"
             )
-            _add(found, [other] if other else both.differences(step, own, noise, floor))
+            _add(found, [other] if other else both.differences(step, own, noise, floor), at)
             collective = _last_collective([step.target], collective)
     found.differences = settings.of_another_computation(found.differences, beside)
+    again = min(floor, both.GROWTH * noise)
+    found.differences = undone.without(found.differences, steps, (benchmark, target), again)
     return _of_constants(found, benchmark, target, floor)
 
 
@@ -203,8 +206,8 @@ def _with_modules(trace: Trace) -> list[Operator]:
     return [*forward, *(op for op in live if op.direction != "forward")]
 
 
-def _add(found: Observed, differences: list[Difference]) -> None:
-    """Take what is not said yet; of what changes no number, half as much."""
+def _add(found: Observed, differences: list[Difference], at: int) -> None:
+    """Take what is not said yet of a step; of what changes no number, half as much."""
     for difference in differences:
         if difference.of:
             found.calls[difference.of] += 1
@@ -213,7 +216,7 @@ def _add(found: Observed, differences: list[Difference]) -> None:
         listed = [d for d in found.differences if d.effective or not difference.effective]
         said = any(d.said == difference.said for d in found.differences)
         if not said and len(listed) < (_MOST if difference.effective else _MOST // 2):
-            found.differences.append(difference)
+            found.differences.append(replace(difference, at=at))
 
 
 def _way(operators: list[Operator], forward: bool) -> list[Operator]:

@@ -197,7 +197,8 @@ class Attends(nn.Module):
         self.width = width
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        scores = self.inner(x) @ x.transpose(1, 2) + mask
+        # small, so that a token that is hidden has a weight
+        scores = self.inner(x) @ x.transpose(1, 2) / self.width + mask
         return scores.softmax(-1) @ x
 
 
