@@ -161,9 +161,11 @@ def _process(
 
 def _facts(table: pl.DataFrame, one_precision: bool) -> pl.DataFrame:
     """Per row: ``u`` (round-off of the coarser side; of the finer where formats must be one),
-    ``same`` (bitwise), ``unit`` (what ran).
+    ``same`` (bitwise), ``unit`` (what ran). No ``u`` where both sides chose one of a few numbers,
+    which is a decision (:mod:`rlprobe.judge.excuses.decisions`).
     """
-    sides = [roundoff.unit(f"dtype_{side}") for side in _SIDES]
+    chosen = pl.all_horizontal(pl.col(f"dtype_{side}").is_in(roundoff.DECIDED) for side in _SIDES)
+    sides = [pl.when(~chosen).then(roundoff.unit(f"dtype_{side}")) for side in _SIDES]
     seen = pl.col("error_kind").is_in(["digest", "tensor"]) & (pl.col("error") == 0)
     quiet = pl.all_horizontal(
         (pl.col(f"{name}_diff") == 0).fill_null(True) for name in ("max", "min", "mean", "norm")

@@ -23,6 +23,10 @@ UNIT: dict[str, float] = {
     "torch.float8_e4m3fnuz": 2.0**-4,
     "torch.float8_e5m2": 2.0**-3,
     "torch.float8_e5m2fnuz": 2.0**-3,
+    # OCP Microscaling Formats (MX) Specification v1.0, 2023: FP4 has one bit of mantissa (5.3.3),
+    # a scale none (5.4.1), and is the power of two below what it stands for (6.3), not the nearest
+    "torch.float4_e2m1fn_x2": 2.0**-2,
+    "torch.float8_e8m0fnu": 2.0**-1,
     # real and imaginary parts are rounded each, so that their vector is as close as they are
     "torch.complex128": FP64,
     "torch.complex64": FP32,
@@ -32,6 +36,10 @@ UNIT: dict[str, float] = {
     "float32": FP32,
     "float16": 2.0**-11,
 }
+
+#: Formats of so few numbers that to round to one is to decide: round-off tips it, and then the step
+#: to the next number is as large as the number. Of the same numbers the same is chosen, bit by bit.
+DECIDED = ("torch.float4_e2m1fn_x2", "torch.float8_e8m0fnu")
 
 #: Round-offs of the elementary operations in a module that sums nothing (a normalisation, an
 #: activation, a table of sines): a division, a root or an exponential is good to 1 or 2 ulp.

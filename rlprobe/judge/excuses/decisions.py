@@ -5,6 +5,11 @@ apart by round-off some fall on the other side, and what comes out differs by on
 a sign, of which there is no round-off. So it says nothing where what the call was given differs at
 all, and what is made of it is judged later on; given the same bits, it is judged itself.
 
+So does rounding to a format of a few numbers, FP4 or the power of two that scales a block of them:
+what a call makes in one, given floats that differ, and what a call is given in one after floats
+that differ. A tipped scale halves or doubles its whole block. Parameters are not excused, which
+were rounded before.
+
 Adam's update divides a mean of gradients by the root of their mean square: at the first step that
 is the sign of each gradient. Of a share e of elements that are smaller than their own round-off e,
 half change their sign, which makes ``2 sqrt(e)`` of the whole.
@@ -16,7 +21,7 @@ import polars as pl
 
 from rlprobe.judge.excuse import Excuse
 from rlprobe.judge.reasons import DECISION
-from rlprobe.judge.roundoff import UNIT
+from rlprobe.judge.roundoff import DECIDED, UNIT
 
 #: Functions without their kind and without underscores around them.
 _DECIDES = (
@@ -46,8 +51,15 @@ def excuses(rows: pl.DataFrame) -> list[Excuse]:
     floats = pl.all_horizontal(number).fill_null(False)
     given = (pl.col("slot") == "input") & floats
     apart = (given & (pl.col("error") != 0).fill_null(True)).any().over("call_id")
+    few = pl.all_horizontal(
+        pl.col(f"dtype_{side}").is_in(DECIDED) for side in ("benchmark", "target")
+    ).fill_null(False)
+    earlier = (floats & ~few & (pl.col("error") > 0).fill_null(False)).cum_max()
+    rounded = few & (
+        ((pl.col("slot") == "output") & apart) | ((pl.col("slot") == "input") & earlier)
+    )
     made = (pl.col("slot") == "output") & function
-    decided = made & name.is_in(_DECIDES) & (~floats | name.is_in(_STEPS)) & apart
+    decided = (made & name.is_in(_DECIDES) & (~floats | name.is_in(_STEPS)) & apart) | rounded
     divided = made & name.is_in(_DIVIDES) & apart
     found = []
     if rows.select((decided & (pl.col("error") > 0)).any()).item():

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rlprobe.judge import reasons
+from rlprobe.judge.roundoff import UNIT
 from tests.msprobe.dumps import call, tensor
 from tests.unit.diagnose.test_diagnose_dumps import diagnosed, model
 
@@ -82,3 +83,47 @@ def test_signs_of_small_gradients_may_flip_in_adams_update(
         for f, m in ((1.0, made[0]), (NEAR, made[1]))
     )  # fmt: skip
     assert diagnosed(tmp_path, b, t)[1]["verdict"] == verdict
+
+
+FEW = ("torch.float4_e2m1fn_x2", "torch.float8_e8m0fnu")
+
+
+def scales(top: float, dtype: str) -> dict[str, Any]:
+    return tensor((top, 0.5, 1.0, 4.0), (4,), dtype)
+
+
+@pytest.mark.parametrize("name", ["Torch.quantize", "Module.q.Quant"])
+@pytest.mark.parametrize("dtype", FEW)
+def test_rounding_to_a_few_numbers_is_a_decision(tmp_path: Path, dtype: str, name: str) -> None:
+    made = (scales(2.0, dtype), scales(4.0, dtype))
+    told = found(tmp_path / "apart", name, NEAR, made)
+    assert told["verdict"] == "aligned", told["sentence"]
+    assert told["extent"]["actor_update"]["0"]["excused"] == {reasons.DECISION: 1}
+    told = found(tmp_path / "same", name, 1.0, made)
+    assert told["verdict"] == "diverged" and told["first"] is not None
+
+
+@pytest.mark.parametrize("dtype", FEW)
+@pytest.mark.parametrize("factor", [1.0, NEAR])
+def test_what_a_call_is_given_in_few_numbers_follows_what_was_before(
+    tmp_path: Path, dtype: str, factor: float
+) -> None:
+    b, t = (
+        model()
+        | {"Torch.add.0.forward": call([floats()], [floats(f)])}
+        | {"Torch.scaled_mm.0.forward": call([scales(top, dtype)], [floats()])}
+        for f, top in ((1.0, 2.0), (factor, 4.0))
+    )
+    told = diagnosed(tmp_path, b, t)[1]
+    assert told["verdict"] == ("diverged" if factor == 1.0 else "aligned"), told["sentence"]
+
+
+@pytest.mark.parametrize("dtype", [*FEW, "torch.float8_e5m2"])
+def test_where_one_side_has_a_longer_format_the_shorter_one_bounds(
+    tmp_path: Path, dtype: str
+) -> None:
+    own = {"torch.float4_e2m1fn_x2": 0.25, "torch.float8_e8m0fnu": 0.5, "torch.float8_e5m2": 0.125}
+    assert UNIT[dtype] == own[dtype]
+    made = (tensor((3.0, 0.5, 1.0, 4.0), (4,), "torch.bfloat16"), scales(4.0, dtype))
+    told = found(tmp_path, "Torch.quantize", 1.0, made)
+    assert told["verdict"] == "aligned", told["sentence"]
