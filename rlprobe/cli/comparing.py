@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rlprobe import terminal
 from rlprobe.cli.common import write_json
 from rlprobe.compare import outdir, planner, sides
-from rlprobe.compare.compare import Options, compare, insufficient
+from rlprobe.compare.compare import Options, compare
+from rlprobe.compare.insufficiency import insufficient
 from rlprobe.compare.planner import StagePlan
 from rlprobe.compare.sides import Side
 from rlprobe.compare.writer import Summary
@@ -124,7 +125,9 @@ def _two_sides(args: argparse.Namespace, beside: Executor | None) -> _Outcome:
         found = any(s.compared or s.joined for s in summaries)
         if found and not (args.quiet or args.no_fail):
             _print(args, summaries, plan, called)
-    return insufficient(summaries, options), [s.as_dict() for s in summaries]
+    return insufficient(summaries, options.coverage, options.stages), [
+        s.as_dict() for s in summaries
+    ]
 
 
 def _planned(benchmark: Side, target: Side, options: Options) -> list[StagePlan]:

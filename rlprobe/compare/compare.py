@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from rlprobe import files, stages
-from rlprobe.compare import lacking, loading, measures, planner, writer
+from rlprobe.compare import insufficiency, loading, measures, planner, writer
 from rlprobe.compare.early import COVERAGE
 from rlprobe.compare.match import pairs, shift
 from rlprobe.compare.planner import Pairing, StagePlan
@@ -20,11 +20,10 @@ from rlprobe.compare.sides import KEY_DATA, Side
 from rlprobe.compare.stage_sources import RolloutStage
 from rlprobe.compare.tables import Table
 from rlprobe.compare.writer import Summary
-from rlprobe.dumps.schema import ROLLOUT
 from rlprobe.errors import NotComparableError
 from rlprobe.imports import uncollected
 from rlprobe.said import exactly, of_side, say
-from rlprobe.stages import ALIASES, GENERATE
+from rlprobe.stages import ALIASES
 from rlprobe.store import listing
 from rlprobe.terminal import counted
 
@@ -39,10 +38,6 @@ OTHER_PRECISION = "high_precision"
 #: Records measured at a time where each row stands for itself: enough to keep the cores busy,
 #: few enough that memory is used again instead of asked for.
 _SLICE = 1 << 17
-#: How the reason of records begins whose whole process has no counterpart.
-_NO_PROCESS = ("the benchmark has no ", "the target has no ")
-#: The same, where the other side has a step of that number, which is another one.
-_MAPPED_AWAY = "--map-step leaves "
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,7 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
 
     Raises:
         NotComparableError: they have no stage in common; the files say so. Too small a coverage is
-            *not* raised here: the results are wanted all the same, see :func:`insufficient`.
+            *not* raised here (:mod:`.insufficiency` is asked): the results are wanted all the same.
         DumpError, StoreError: a side is damaged.
     """
     samples = _samples(benchmark, target, options)
@@ -169,7 +164,7 @@ def _tell(summary: Summary, level: int) -> None:
     else:
         _log.log(level, "%s: %s", summary.stage, _compared(summary))
     if summary.checksums["compared"]:
-        _log.log(level, "%s: %s", summary.stage, _checksums(summary))
+        _log.log(level, "%s: %s", summary.stage, insufficiency.checksums(summary))
     if summary.samples is None:
         return
     for key, found in summary.samples["keys"].items():
@@ -210,144 +205,6 @@ _APART = (
 )
 
 
-def _checksums(summary: Summary) -> str:
-    differ, compared = (summary.checksums[name] for name in ("differ", "compared"))
-    verb = "differs" if differ == 1 else "differ"
-    return f"{differ:,} of {counted(compared, 'checksum')} {verb}"
-
-
-def insufficient(summaries: Sequence[Summary], options: Options) -> NotComparableError | None:
-    """Why the comparison is not one, None when it is.
-
-    Generation on one side only is no lack: a replay does not generate.
-    """
-    judged = [
-        s
-        for s in summaries
-        if (s.stage != GENERATE or GENERATE in options.stages or all(s.ranks.values()))
-        and not (s.joined and not s.counts)
-    ]
-    if not any(s.compared or s.joined for s in summaries):
-        return NotComparableError(_lack("nothing was compared", summaries))
-    poor = [
-        s
-        for s in judged
-        if not s.compared or min(map(s.coverage, ("benchmark", "target"))) < options.coverage
-    ]
-    if poor:
-        share = f"less than {100 * options.coverage:g} % of the records were compared"
-        return NotComparableError(_lack(share, poor))
-    return None
-
-
-def _lack(what: str, summaries: Sequence[Summary]) -> str:
-    """What was not compared and why, the commonest reason first, and what to do about it."""
-    lines = [what]
-    commonest: dict[str, int] = {}
-    for s in summaries:
-        lines.append(
-            f"{s.stage}: benchmark {s.measured['benchmark']} of {s.records['benchmark']}, "
-            f"target {s.measured['target']} of {s.records['target']}"
-        )
-        if s.samples is not None and s.of_key_data_alone:
-            lines.append("  it has key data alone, and none of them could be joined")
-            lines += [f"  {note}" for note in s.samples["notes"]]
-        else:
-            lines += [f"the {side} has no record at all" for side in s.ranks if not s.ranks[side]]
-        if s.checksums["differ"]:
-            lines.append(f"  {_checksums(s)}")
-        lines += [f"  {line}" for line in lacking.said(s.lacking.items())]
-        if not s.compared:  # nothing else says them on the screen
-            lines += [f"  note: {note}" for note in s.notes]
-        for reason, found in s.lacking.items():
-            commonest[reason] = commonest.get(reason, 0) + found.records
-    lines.append(_advice(max(commonest, key=commonest.__getitem__, default=""), summaries))
-    return "\n  ".join(lines)
-
-
-_CHECKSUMS_ONLY = (
-    "checksums say whether, never how much: dump with summary_mode statistics, or task tensor"
-)
-#: What to do about the commonest reason.
-_ADVICE = {
-    lacking.SHAPES: (
-        "the two sides were given other batches, lengths or shards: run both on the same "
-        "samples with the same micro-batch size and parallel layout"
-    ),
-    **dict.fromkeys(
-        measures.NONE_THERE.values(),
-        "give both sides the same arguments and switches (caches, masks, dropout): what one side "
-        "has, the other leaves out",
-    ),
-    lacking.TYPES: (
-        "have both sides give the same type of value: a whole number is not held against a "
-        "floating-point one, a truth value or a text"
-    ),
-    lacking.DTYPES: "run both sides in the same precision, or call the pair --pair high_precision",
-    lacking.UNREADABLE: (
-        "collect these records again; where a tensor's file is meant, copy the dumps again with "
-        "dump_tensor_data"
-    ),
-    measures.CHECKSUMS_DIFFER: _CHECKSUMS_ONLY,
-    measures.XOR_EQUAL: _CHECKSUMS_ONLY,
-    **dict.fromkeys(
-        measures.NO_STATISTICS.values(),
-        "dump with summary_mode statistics; a type that msprobe takes none of, with task tensor",
-    ),
-}
-
-
-_OTHER_ROLLOUTS = (
-    "compare rollouts of the same prompts and steps, with as many responses to each; summary.json "
-    "lists what is on one side only"
-)
-_KEY_DATA_ALONE = (
-    "key data are joined by sample, and nothing names the samples of these: rlprobe's collector "
-    "does (key_data_dump); of log-probs, prompts, responses and attention_mask of the same "
-    "micro-batches name them"
-)
-_NOTHING_RECORDED = (
-    "a dump without records is what msprobe leaves where nothing ran between start() and stop(), "
-    "or where step, rank, scope and list of its configuration leave out what did"
-)
-#: What records of modules begin with, in PyTorch and MindSpore; others are of functions.
-_MODULES = {"Module", "Cell"}
-_FUNCTIONS = (
-    "all that only the {side} has are calls of functions ({names}): where the other side has none, "
-    "dump both at one level (L0 has modules alone); else check that both run the same code"
-)
-
-
-def _advice(reason: str, summaries: Sequence[Summary]) -> str:
-    if reason in measures.NO_STATISTICS.values() and any(s.without_tensors for s in summaries):
-        return _ADVICE[lacking.UNREADABLE]
-    if reason in _ADVICE:
-        return _ADVICE[reason]
-    if reason.startswith((*_NO_PROCESS, _MAPPED_AWAY)) and reason not in lacking.NO_SUCH.values():
-        return "compare steps, ranks or stages that both sides have"
-    if all(summary.of_key_data_alone for summary in summaries):
-        return _KEY_DATA_ALONE
-    if any(not ranks for s in summaries for ranks in s.ranks.values()):
-        return _NOTHING_RECORDED
-    kinds = [{name.partition(".")[0] for s in summaries for name in s.unmatched[side]}
-             for side in ("benchmark", "target")]  # fmt: skip
-    if kinds[0] | kinds[1] == {ROLLOUT}:
-        return _OTHER_ROLLOUTS
-    if kinds[0] and kinds[1] and not kinds[0] & kinds[1]:
-        return (
-            f"only the benchmark has records named {', '.join(sorted(kinds[0]))}, only the target "
-            f"{', '.join(sorted(kinds[1]))}: dump both at the same level (L0 modules, L1 functions)"
-        )
-    for side, names in zip(("benchmark", "target"), kinds, strict=True):
-        functions = names - _MODULES
-        if functions and functions == names and not kinds[0] & kinds[1]:
-            return _FUNCTIONS.format(side=side, names=", ".join(sorted(functions)))
-    return (
-        "check that both sides are the same model, dumped at the same level and with the same "
-        "stages; name their differences in --rules; summary.json lists what is unmatched"
-    )
-
-
 def _one_sided(stage: StagePlan, pairing: Pairing, mapped: bool) -> str | None:
     """Why a process has no counterpart; None where it has one.
 
@@ -359,13 +216,13 @@ def _one_sided(stage: StagePlan, pairing: Pairing, mapped: bool) -> str | None:
         return None
     side, other = ("target", "benchmark") if pairing.target is None else ("benchmark", "target")
     if getattr(stage, side) is None:
-        return f"{_NO_PROCESS[0 if side == 'benchmark' else 1]}stage {stage.stage}"
+        return f"{insufficiency.NO_PROCESS[0 if side == 'benchmark' else 1]}stage {stage.stage}"
     if mapped and getattr(pairing, other) in [getattr(p, side) for p in stage.pairings]:
         step = getattr(pairing, other).step
-        return f"{_MAPPED_AWAY}step {step} of the {other} without a partner"
+        return f"{insufficiency.MAPPED_AWAY}step {step} of the {other} without a partner"
     there = any(getattr(p, side) is not None for p in stage.pairings if p.step == pairing.step)
     what = f"rank {pairing.rank} of step {pairing.step}" if there else f"step {pairing.step}"
-    return f"{_NO_PROCESS[0 if side == 'benchmark' else 1]}{what}"
+    return f"{insufficiency.NO_PROCESS[0 if side == 'benchmark' else 1]}{what}"
 
 
 def _tables(stage: StagePlan, options: Options, summary: Summary) -> Iterator[pl.DataFrame]:
@@ -492,8 +349,9 @@ def _elementwise(
             (stage.target, pairing.target),
         )
     )
-    if benchmark is None and target is None:
-        for side in ("benchmark", "target"):
+    lacks = elementwise.lacking(benchmark, target)
+    for side, none in zip(("benchmark", "target"), lacks, strict=True):
+        if none:
             named = table.height - table.get_column(f"data_name_{side}").null_count()
             summary.without_tensors[side] += named
     return elementwise.measure(table, benchmark, target, options.jobs)

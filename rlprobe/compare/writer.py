@@ -132,6 +132,8 @@ class Summary:
     slots: Counter[str] = field(default_factory=Counter)
     #: Records whose tensor file a side names, while it has no directory of such files.
     without_tensors: Counter[str] = field(default_factory=Counter)
+    #: Records of both sides whose tensor one side alone kept.
+    kept_alone: Counter[str] = field(default_factory=Counter)
     steps: set[int] = field(default_factory=set)
     ranks: dict[str, set[int]] = field(
         default_factory=lambda: {"benchmark": set(), "target": set()}
@@ -180,6 +182,7 @@ class Summary:
         self.identical += numbers["identical"]
         self.unseen += numbers["unseen"]
         self._count_checksums(table)
+        self._count_kept_alone(table)
         if numbers["compared"] < table.height:
             rest = seen.select(~measured & ~repeated).to_series()
             self._count_lacking(table.select(lacking.COLUMNS).filter(rest))
@@ -207,15 +210,26 @@ class Summary:
             self.notes.append(
                 say(
                     "1 record names a tensor file of the {side}, which has no dump_tensor_data "
-                    "beside its dump.json: compared is what its statistics say",
+                    "beside its dump.json, or an empty one: its elements were not compared, its "
+                    "statistics are where both sides have them",
                     side=of_side(side),
                 )
                 if count == 1
                 else say(
                     "{count} records name tensor files of the {side}, which has no "
-                    "dump_tensor_data beside its dump.json: compared is what their statistics say",
+                    "dump_tensor_data beside its dump.json, or an empty one: their elements were "
+                    "not compared, their statistics are where both sides have them",
                     count=f"{count:,}",
                     side=of_side(side),
+                )
+            )
+        for side, count in sorted(self.kept_alone.items()):
+            self.notes.append(
+                say(
+                    "records whose tensor the {side} alone kept, so that their elements were not "
+                    "compared: {count}; dump the other side with task tensor as well",
+                    side=of_side(side),
+                    count=f"{count:,}",
                 )
             )
         if self.slots:
@@ -236,6 +250,16 @@ class Summary:
         self.checksums["compared"] += int(same_kind.sum())
         self.checksums["unlike"] += int((b.is_not_null() & t.is_not_null() & ~same_kind).sum())
         self.checksums["differ"] += int((same_kind & (b != t).fill_null(False)).sum())
+
+    def _count_kept_alone(self, table: pl.DataFrame) -> None:
+        kept = [table.get_column(f"data_name_{side}").is_not_null() for side in SIDES]
+        if all(column.any() for column in kept) or not any(column.any() for column in kept):
+            return  # one record's file may be missing on purpose; whole sides are meant
+        both = table.get_column("status") == measures.MATCHED
+        unequal = both & ~table.get_column("identical")
+        for side, column in zip(SIDES, kept, strict=True):
+            if count := int((column & unequal).sum()):
+                self.kept_alone[side] += count
 
     def _count_lacking(self, rows: pl.DataFrame) -> None:
         named = lacking.named(rows)

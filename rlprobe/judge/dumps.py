@@ -13,8 +13,9 @@ from typing import Any
 import polars as pl
 
 from rlprobe.compare import outdir, sides
-from rlprobe.compare.compare import Options, compare, insufficient
+from rlprobe.compare.compare import Options, compare
 from rlprobe.compare.early import COVERAGE
+from rlprobe.compare.insufficiency import insufficient
 from rlprobe.compare.match import rules as matching
 from rlprobe.dumps import results as tables
 from rlprobe.judge import analysis, outline
@@ -94,7 +95,7 @@ def compare_dumps(
         stack.enter_context(outdir.alone(directory, written, bool(chosen)))
         summaries = compare(both[0], both[1], directory, options)
         outdir.say(directory, both[0].path, both[1].path, coverage, options.map_steps)
-        lack = insufficient(summaries, options)
+        lack = insufficient(summaries, options.coverage, options.stages)
         names = [summary.stage for summary in summaries]
         results = Results.of_comparison(directory, names)
         step = judge(results, outline.first_step(results))

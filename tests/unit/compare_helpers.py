@@ -10,7 +10,8 @@ from typing import Any
 import polars as pl
 
 from rlprobe.compare import sides, writer
-from rlprobe.compare.compare import Options, compare, insufficient
+from rlprobe.compare.compare import Options, compare
+from rlprobe.compare.insufficiency import insufficient
 from rlprobe.compare.writer import Summary
 from rlprobe.dumps import results
 from rlprobe.errors import NotComparableError
@@ -64,7 +65,7 @@ def compared(benchmark: Path, target: Path, out: Path, **options: Any) -> Result
     return Result(
         pl.read_parquet(directory / "records.parquet"),
         json.loads((directory / "summary.json").read_text()),
-        insufficient(summaries, wanted),
+        insufficient(summaries, wanted.coverage, wanted.stages),
     )
 
 

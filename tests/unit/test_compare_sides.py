@@ -11,7 +11,8 @@ import pytest
 
 from rlprobe.cli import main
 from rlprobe.compare import early, planner, sides
-from rlprobe.compare.compare import Options, compare, insufficient
+from rlprobe.compare.compare import Options, compare
+from rlprobe.compare.insufficiency import insufficient
 from rlprobe.compare.sides import UNNAMED
 from rlprobe.compare.stage_sources import Process, RolloutStage
 from rlprobe.dumps import records
@@ -334,8 +335,12 @@ def test_generation_on_one_side_is_no_lack(tmp_path: Path) -> None:
     benchmark, target = (sides.resolve(str(tmp_path / side)) for side in "bt")
     options = Options()
     summaries = compare(benchmark, target, tmp_path / "out", options)
-    assert str(insufficient(summaries, options)).count("critic_update:") == 1
-    assert "actor_generate_sequences" not in str(insufficient(summaries, options))
+    assert (
+        str(insufficient(summaries, options.coverage, options.stages)).count("critic_update:") == 1
+    )
+    assert "actor_generate_sequences" not in str(
+        insufficient(summaries, options.coverage, options.stages)
+    )
 
 
 def test_the_command_writes_a_directory_per_stage_and_json(tmp_path: Path) -> None:

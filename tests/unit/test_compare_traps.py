@@ -81,6 +81,62 @@ def test_a_tensor_that_cannot_be_read_is_unreadable(tmp_path: Path, damage: str)
     assert result.lack is not None
 
 
+@pytest.mark.parametrize("lacks", ["b", "t", "bt"])
+@pytest.mark.parametrize("left", ["nothing", "an empty directory"])
+def test_without_tensor_files_what_statistics_say_stands(
+    tmp_path: Path, lacks: str, left: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    from tests.msprobe import tensors
+
+    x = torch.arange(64.0)
+    for side, y in (("b", x), ("t", x * 1.5)):
+        tensors.write(tmp_path / side, {"Functional.linear.0.forward": ([x], [y])})
+    for side in lacks:
+        shutil.rmtree(tmp_path / side / "dump_tensor_data")
+        if left != "nothing":
+            (tmp_path / side / "dump_tensor_data").mkdir()
+    result = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out")
+    row = result.row("Functional.linear.0.forward.output.0")
+    assert (row["status"], row["error_kind"]) == ("matched", "statistics")
+    assert row["error"] == pytest.approx(0.5, rel=1e-3)
+    assert result.lack is None and result.summary["coverage"]["target"] == 1
+    notes = "".join(result.summary["notes"])
+    for side, name in (("b", "benchmark"), ("t", "target")):
+        assert (f"tensor files of the {name}, which has no" in notes) == (side in lacks)
+    assert "their elements were not compared" in notes
+
+
+@pytest.mark.parametrize("shape", [(4,), (8,)])
+def test_without_tensor_files_or_statistics_nothing_is_said_of_a_record(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
+    torch = pytest.importorskip("torch")
+    name = "Functional.linear.0.forward.output.0.pt"
+    for side, own in (("b", (4,)), ("t", shape)):
+        made = tensor((None,) * 4, own, data_name=name)
+        dumps.write(tmp_path / side, {"Functional.linear.0.forward": call([], [made])})
+    (tmp_path / "b/dump_tensor_data").mkdir()
+    torch.save(torch.ones(4), tmp_path / "b/dump_tensor_data" / name)
+    result = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out")
+    row = result.row(name.removesuffix(".pt"))
+    # what shapes say needs no file
+    assert row["status"] == ("unreadable" if shape == (4,) else "shape")
+    assert result.lack is not None
+
+
+def test_tensors_that_one_side_alone_kept_are_counted(tmp_path: Path) -> None:
+    data = [
+        {"Functional.linear.0.forward": call([], [tensor((2.0, 0.0, 1.0, top)) | more])}
+        for top, more in ((4.0, {"data_name": "x.pt"}), (5.0, {}))
+    ]
+    notes = "".join(compared_data(tmp_path, *data).summary["notes"])
+    assert "the benchmark alone kept" in notes and "not compared: 1;" in notes
+    assert "alone kept" not in "".join(
+        compared_data(tmp_path / "2", *data[:1] * 2).summary["notes"]
+    )
+
+
 def test_a_difference_under_msprobes_rules_is_still_a_difference(tmp_path: Path) -> None:
     """One weight times three leaves 280 of 814 rows ``pass`` with errors above 1 %."""
     far = [tensor((3.0, -3.0, 0.75, 6.0))]

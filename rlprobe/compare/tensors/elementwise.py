@@ -34,7 +34,8 @@ def measure(
     """Read what is worth reading and overwrite error, status and reason of those rows.
 
     Rows of equal digests are not read. A file that one side promises and cannot give makes the
-    record ``unreadable``, with the reason.
+    record ``unreadable``, with the reason. Where a side has no file at all, what statistics say of
+    a record stands.
 
     Args:
         table: rows of :func:`rlprobe.compare.measures.measure`.
@@ -53,6 +54,11 @@ def measure(
     with ThreadPoolExecutor(jobs) as pool:
         found = list(pool.map(one, rows.iter_rows(named=True)))
     return applied(table, found, (measures.SHAPE, measures.DTYPE))
+
+
+def lacking(*sources: TensorSource | None) -> list[bool]:
+    """Of each side, whether it has no tensor file at all."""
+    return [source is None or source.empty for source in sources]
 
 
 def applied(
@@ -107,6 +113,8 @@ def _worth_reading(
     if benchmark is None and target is None:
         return table.head(0).with_row_index("row")
     both = pl.col("order_benchmark").is_not_null() & pl.col("order_target").is_not_null()
+    if any(lacking(benchmark, target)):
+        both &= (pl.col("status") == measures.MATCHED) & pl.col("error_kind").is_null()
     known_equal = pl.col("error_kind").is_in([measures.DIGEST, measures.TENSOR]) & pl.col(
         "identical"
     )

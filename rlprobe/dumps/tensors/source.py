@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ class TensorSource:
 
     #: Opens a file by the name dump.json gives it.
     file: Callable[[str], TensorFile]
+    #: Whether there is no file at all, whatever records name.
+    empty: bool = False
 
     def open(self, name: str, shape: Sequence[int] | None, dtype: str | None = None) -> TensorFile:
         """The tensor of a record; several names are parts joined into a fused module's tensor.
@@ -102,12 +105,17 @@ def _joined(parts: Sequence[TensorFile], shape: Sequence[int]) -> TensorFile:
 
 
 def in_directory(directory: Path, check_crc: bool = False) -> TensorSource:
-    """Plain files below ``dump_tensor_data``."""
+    """Plain files below ``dump_tensor_data``.
+
+    Raises:
+        OSError: the directory may not be read.
+    """
 
     def find(name: str) -> TensorFile:
         return read_tensor(map_file(directory / _plain(name)), name, check_crc)
 
-    return TensorSource(find)
+    with os.scandir(directory) as entries:
+        return TensorSource(find, empty=next(entries, None) is None)
 
 
 def in_store(spans: Mapping[str, Span], check_crc: bool = False) -> TensorSource:

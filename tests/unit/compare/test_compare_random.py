@@ -14,7 +14,8 @@ import polars as pl
 import pytest
 
 from rlprobe.compare import sides
-from rlprobe.compare.compare import Options, compare, insufficient
+from rlprobe.compare.compare import Options, compare
+from rlprobe.compare.insufficiency import insufficient
 from tests.unit.compare import random_pairs
 
 pytestmark = pytest.mark.slow
@@ -59,7 +60,7 @@ def check(seed: int, directory: Path) -> None:
             raise AssertionError(f"{name}: {error}\n{shown}") from error
     said = json.loads(stage.with_name("summary.json").read_text())
     _accounted(said, list(rows.values()))
-    assert (insufficient([summary], options) is None) == (
+    assert (insufficient([summary], options.coverage, options.stages) is None) == (
         said["compared"] > 0 and min(said["coverage"].values()) >= options.coverage
     )
 
