@@ -46,8 +46,13 @@ def _shown(character: str) -> str:
     return ascii(character)[1:-1]
 
 
-def spelled(steps: Sequence[int]) -> str:
-    """``step 3``, ``steps 0 and 2``, ``steps 0 to 19``, ``steps 0 to 2 and 5``: steps as words."""
+def spelled(steps: Sequence[int], word: str = "step") -> str:
+    """``step 3``, ``steps 0 and 2``, ``steps 0 to 19``, ``steps 0 to 2 and 5``: steps as words.
+
+    Args:
+        steps: their numbers.
+        word: what they are numbers of, where these are no steps.
+    """
     runs: list[list[int]] = []
     for step in sorted(steps):
         if runs and step == runs[-1][-1] + 1:
@@ -58,7 +63,7 @@ def spelled(steps: Sequence[int]) -> str:
     for run in runs:
         parts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else [str(step) for step in run]
     text = ", ".join(parts[:-1]) + (" and " if len(parts) > 1 else "") + parts[-1]
-    return f"step {text}" if len(steps) == 1 else f"steps {text}"
+    return f"{word} {text}" if len(steps) == 1 else f"{word}s {text}"
 
 
 def short(name: str, room: int) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlprobe import terminal
 from rlprobe.cli.common import write_json
-from rlprobe.compare import outdir, planner, sides
+from rlprobe.compare import lacking, outdir, planner, sides
 from rlprobe.compare.compare import Options, compare
 from rlprobe.compare.insufficiency import insufficient
 from rlprobe.compare.planner import StagePlan
@@ -20,6 +20,7 @@ from rlprobe.compare.writer import Summary
 from rlprobe.errors import NotComparableError, RlprobeError, UsageError
 from rlprobe.files import written
 from rlprobe.imports import uncollected
+from rlprobe.said import listed
 from rlprobe.stages import ALIASES
 
 _log = logging.getLogger(__name__)
@@ -113,6 +114,7 @@ def _two_sides(args: argparse.Namespace, beside: Executor | None) -> _Outcome:
             summaries = compare(benchmark, target, args.out, options)
         except NotComparableError as error:
             return error, []
+        _tell_unused(args, options, summaries)
         outdir.say(args.out, benchmark.path, target.path, options.coverage, options.map_steps)
         plan = _planned(benchmark, target, options) if args.table or args.stacks else []
         if args.table and not plan:
@@ -128,6 +130,25 @@ def _two_sides(args: argparse.Namespace, beside: Executor | None) -> _Outcome:
     return insufficient(summaries, options.coverage, options.stages), [
         s.as_dict() for s in summaries
     ]
+
+
+#: Entries of a file of rules that are named.
+_NAMED = 6
+
+
+def _tell_unused(args: argparse.Namespace, options: Options, summaries: list[Summary]) -> None:
+    """What of the file of rules met nothing: a name that is written wrong, or of another model."""
+    if options.rules is None:
+        return
+    idle = options.rules.unused({name for s in summaries for name in s.rules})
+    if idle:
+        named = [lacking.short(name) for name in idle]
+        _log.warning(
+            "note: %s of %s met nothing: %s",
+            terminal.counted(len(idle), "entry", "entries"),
+            args.rules,
+            listed(named, _NAMED),
+        )
 
 
 def _planned(benchmark: Side, target: Side, options: Options) -> list[StagePlan]:

@@ -98,6 +98,9 @@ _ADVICE = {
     ),
     measures.CHECKSUMS_DIFFER: _CHECKSUMS_ONLY,
     measures.XOR_EQUAL: _CHECKSUMS_ONLY,
+    measures.CHECKSUMS_UNLIKE: (
+        "dump both sides with one summary_mode: statistics, which say how much, or one checksum"
+    ),
     **dict.fromkeys(
         measures.NO_STATISTICS.values(),
         "dump with summary_mode statistics; a type that msprobe takes none of, with task tensor",
@@ -120,9 +123,16 @@ _NOTHING_RECORDED = (
 )
 #: What records of modules begin with, in PyTorch and MindSpore; others are of functions.
 _MODULES = {"Module", "Cell"}
-_FUNCTIONS = (
-    "all that only the {side} has are calls of functions ({names}): where the other side has none, "
-    "dump both at one level (L0 has modules alone); else check that both run the same code"
+_ONE_KIND = (
+    "all that only the {side} has are calls of {what} ({names}): where the other side has none, "
+    "dump both at one level ({level} alone); else check that both run the same code"
+)
+_OTHER_STEPS = (
+    "compare steps that both sides have: dump the same ones, or say with --map-step which is which"
+)
+_OTHER_RANKS = (
+    "compare ranks that both sides have: run both with the same parallel layout, or give the "
+    "directory of one rank of each (STAGE/stepN/rankR), whatever their numbers"
 )
 
 
@@ -132,27 +142,54 @@ def _advice(reason: str, summaries: Sequence[Summary]) -> str:
     if reason in _ADVICE:
         return _ADVICE[reason]
     if reason.startswith((*NO_PROCESS, MAPPED_AWAY)) and reason not in lacking.NO_SUCH.values():
-        return "compare steps, ranks or stages that both sides have"
+        return _of_place(reason)
     if all(summary.of_key_data_alone for summary in summaries):
         return _KEY_DATA_ALONE
     if any(not ranks for s in summaries for ranks in s.ranks.values()):
         return _NOTHING_RECORDED
-    kinds = [{name.partition(".")[0] for s in summaries for name in s.unmatched[side]}
-             for side in ("benchmark", "target")]  # fmt: skip
-    if kinds[0] | kinds[1] == {ROLLOUT}:
+    return _of_kinds(*(
+        {name.partition(".")[0] for s in summaries for name in s.unmatched[side]}
+        for side in ("benchmark", "target")
+    ))  # fmt: skip
+
+
+def _of_place(reason: str) -> str:
+    """What to do where a whole process has no counterpart."""
+    if " rank " in reason:
+        return _OTHER_RANKS
+    return "compare stages that both sides have" if " stage " in reason else _OTHER_STEPS
+
+
+def _of_kinds(benchmark: set[str], target: set[str]) -> str:
+    """What to do about records without counterpart, from the words that their names begin with."""
+    names = [", ".join(sorted(kinds)) for kinds in (benchmark, target)]
+    modules = [kinds <= _MODULES for kinds in (benchmark, target)]
+    functions = [not kinds & _MODULES for kinds in (benchmark, target)]
+    if benchmark | target == {ROLLOUT}:
         return _OTHER_ROLLOUTS
-    if kinds[0] and kinds[1] and not kinds[0] & kinds[1]:
+    if benchmark and target and not benchmark & target:
+        alone = f"only the benchmark has records named {names[0]}, only the target {names[1]}"
+        if functions[0] == functions[1]:
+            return f"{alone}: name in --rules which are each other's counterparts"
+        return f"{alone}: dump both at the same level (L0 modules, L1 functions)"
+    if benchmark and target:
         return (
-            f"only the benchmark has records named {', '.join(sorted(kinds[0]))}, only the target "
-            f"{', '.join(sorted(kinds[1]))}: dump both at the same level (L0 modules, L1 functions)"
+            "check that both sides are the same model, dumped at the same level and with the same "
+            "stages; name their differences in --rules; summary.json lists what is unmatched"
         )
-    for side, names in zip(("benchmark", "target"), kinds, strict=True):
-        functions = names - _MODULES
-        if functions and functions == names and not kinds[0] & kinds[1]:
-            return _FUNCTIONS.format(side=side, names=", ".join(sorted(functions)))
+    at = 0 if benchmark else 1
+    side = ("benchmark", "target")[at]
+    if functions[at]:
+        return _ONE_KIND.format(
+            side=side, what="functions", names=names[at], level="L0 has modules"
+        )
+    if modules[at]:
+        return _ONE_KIND.format(
+            side=side, what="modules", names=names[at], level="L1 has functions"
+        )
     return (
-        "check that both sides are the same model, dumped at the same level and with the same "
-        "stages; name their differences in --rules; summary.json lists what is unmatched"
+        f"all that is unmatched only the {side} has ({names[at]}): check that both sides are the "
+        "same model, dumped with the same stages, scope and list"
     )
 
 

@@ -109,15 +109,17 @@ def said(found: Iterable[tuple[str, Lacking]]) -> list[str]:
     return lines
 
 
-_STEP = re.compile(r"\bstep (\d+)\b")
-
-
 def _of_steps(found: Iterable[tuple[str, Lacking]]) -> list[tuple[str, Lacking]]:
-    """Reasons with those put together that differ by the number of a step alone."""
+    """Reasons with those put together that differ by a rank's or a step's number alone."""
+    return _put_together(_put_together(found, "step"), "rank")
+
+
+def _put_together(found: Iterable[tuple[str, Lacking]], word: str) -> list[tuple[str, Lacking]]:
+    number = re.compile(rf"\b{word} (\d+)\b")
     alike: dict[tuple[str, ...], list[tuple[str, Lacking]]] = {}
     for reason, lacking in found:
-        parts = _STEP.split(reason)
-        # one number is the step's: of two it is not known which
+        parts = number.split(reason)
+        # of two numbers it is not known which is meant
         key: tuple[str, ...] = (parts[0], parts[2]) if len(parts) == 3 else (reason,)
         alike.setdefault(key, []).append((reason, lacking))
     put = []
@@ -125,7 +127,8 @@ def _of_steps(found: Iterable[tuple[str, Lacking]]) -> list[tuple[str, Lacking]]
         if len(several) == 1:
             put += several
             continue
-        numbers = sorted({int(_STEP.split(reason)[1]) for reason, _ in several})
+        numbers = sorted({int(number.split(reason)[1]) for reason, _ in several})
         records = sum(lacking.records for _, lacking in several)
-        put.append((spelled(numbers).join(key), several[0][1]._replace(records=records)))
+        said = spelled(numbers, word).join(key)
+        put.append((said, several[0][1]._replace(records=records)))
     return put

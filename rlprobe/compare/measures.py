@@ -59,6 +59,9 @@ XOR_EQUAL = (
     "equal xor checksums, which are blind to order and to values that occur in pairs; there are no "
     "statistics"
 )
+CHECKSUMS_UNLIKE = (
+    "checksums of two kinds, which say nothing of each other; there are no statistics on both sides"
+)
 NO_STATISTICS = {
     "both": "neither side has statistics",
     "benchmark": "the benchmark has no statistics",
@@ -424,6 +427,7 @@ def _unmeasured() -> pl.Expr:
         pl.all_horizontal(pl.col(f"{name}_{side}").is_null() for name in (*STATISTICS, "value"))
         for side in ("benchmark", "target")
     ]
+    kinds = [pl.col(f"digest_{side}").str.slice(0, 4) for side in ("benchmark", "target")]
     return (
         pl.when(bounds.overflow())
         .then(pl.lit(OVERFLOWED))
@@ -433,6 +437,8 @@ def _unmeasured() -> pl.Expr:
         .then(pl.lit(CHECKSUMS_DIFFER))
         .when(pl.col("same_xor"))
         .then(pl.lit(XOR_EQUAL))
+        .when((kinds[0] != kinds[1]).fill_null(False))
+        .then(pl.lit(CHECKSUMS_UNLIKE))
         # an argument that is None on both sides has nothing to compare
         .when(pl.col("dtype_benchmark").is_null() & pl.col("dtype_target").is_null())
         .then(None)

@@ -128,6 +128,8 @@ class Summary:
     #: Whether records of unlike dtypes count as compared: one side runs in another precision.
     across_dtypes: bool = False
     max_error: float | None = None
+    #: By step of which anything was measured: the largest error, and the record that has it.
+    worst: dict[int, tuple[float, str | None]] = field(default_factory=dict)
     #: Records of slots of no known name.
     slots: Counter[str] = field(default_factory=Counter)
     #: Records whose tensor file a side names, while it has no directory of such files.
@@ -192,6 +194,8 @@ class Summary:
             self._list(table, side)
         if numbers["max_error"] is not None:
             self.max_error = max(self.max_error or 0.0, numbers["max_error"])
+        if numbers["compared"]:
+            self._remember_worst(table, numbers["max_error"] or 0.0)
         self.steps.update(table.get_column("step").unique())
         slots = table.get_column("slot").value_counts().iter_rows()
         self.slots.update({slot: count for slot, count in slots if slot not in SLOTS})
@@ -250,6 +254,12 @@ class Summary:
         self.checksums["compared"] += int(same_kind.sum())
         self.checksums["unlike"] += int((b.is_not_null() & t.is_not_null() & ~same_kind).sum())
         self.checksums["differ"] += int((same_kind & (b != t).fill_null(False)).sum())
+
+    def _remember_worst(self, table: pl.DataFrame, error: float) -> None:
+        step = table.item(0, "step")  # of one process's rows all are of one
+        if error > self.worst.get(step, (-1.0,))[0]:
+            own = table.filter(pl.col("error") == error) if error else table.head(0)
+            self.worst[step] = error, own.item(0, "name") if own.height else None
 
     def _count_kept_alone(self, table: pl.DataFrame) -> None:
         kept = [table.get_column(f"data_name_{side}").is_not_null() for side in SIDES]

@@ -21,12 +21,17 @@ _INTEGERS = r"^torch\.u?int(8|16|32|64)$"
 
 def ids(rows: pl.DataFrame) -> pl.DataFrame:
     """Of a stage's rows, ids that embeddings were given and of which anything was compared."""
+    return every_ids(rows).filter(_compared())
+
+
+def every_ids(rows: pl.DataFrame) -> pl.DataFrame:
+    """The same, whether anything was compared of them or not, and of one side alone."""
+    whole = (pl.col(f"dtype_{side}").str.contains(_INTEGERS) for side in _SIDES)
     return rows.filter(
         (pl.col("slot") == "input")
         & (pl.col("direction") == "forward")
         & pl.col("op").str.contains("(?i)embedding")
-        & whole_numbers()
-        & _compared()
+        & pl.any_horizontal(*whole)
     )
 
 
@@ -47,12 +52,27 @@ def two_formats() -> pl.Expr:
 
 def parameters(rows: pl.DataFrame) -> pl.DataFrame:
     """Of a stage's rows, parameters before the first update of which anything was compared."""
+    return every_parameter(rows).filter(_compared())
+
+
+def every_parameter(rows: pl.DataFrame) -> pl.DataFrame:
+    """The same, whether anything was compared of them or not, and of one side alone."""
     return rows.filter(
         (pl.col("slot") == "parameters")
         & (pl.col("direction") == "forward")
         & (pl.col("call") == pl.col("call").min())
-        & _compared()
     )
+
+
+def alone(rows: pl.DataFrame) -> str | None:
+    """The side that alone recorded these; None where each recorded any, or none did."""
+    there = [bool(rows.get_column(f"name_{side}").is_not_null().any()) for side in _SIDES]
+    return None if there[0] == there[1] else _SIDES[there.index(True)]
+
+
+def unlike_checksums(rows: pl.DataFrame) -> bool:
+    """Whether that their checksums are of two kinds is why nothing of these was compared."""
+    return bool((rows.get_column("reason") == measures.CHECKSUMS_UNLIKE).any())
 
 
 def _compared() -> pl.Expr:

@@ -14,7 +14,16 @@ from rlprobe import stages
 from rlprobe.compare import lacking, measures
 from rlprobe.compare.writer import Summary
 from rlprobe.dumps.results import KEY_DATA
-from rlprobe.judge import analysis, compared, equipped, generated, keydata, outlined, unsized
+from rlprobe.judge import (
+    analysis,
+    compared,
+    equipped,
+    generated,
+    keydata,
+    later,
+    outlined,
+    unsized,
+)
 from rlprobe.judge.analysis import HELD, Finding, Step
 from rlprobe.judge.generated import Generated
 from rlprobe.judge.inputs import Results
@@ -69,7 +78,7 @@ def lines(
     diverged = analysis.first_of(step)
     rollouts = generated.found(step)
     if rollouts is None or diverged is not None:
-        yield from _first(step, diverged, stacks, bool(_later(step, summaries)))
+        yield from _first(step, diverged, stacks, bool(later.steps(step.number, summaries)))
     if rollouts is not None:
         yield from [""] if diverged is not None else []
         yield from _rollouts(rollouts)
@@ -96,13 +105,8 @@ def listed(step: Step) -> list[Row]:
     return own + each(_once(_beyond(step)).head(WORST))
 
 
-def _later(step: Step, summaries: Iterable[Summary]) -> list[int]:
-    """Steps after the one that is judged."""
-    return sorted({n for s in summaries for n in s.steps if n > step.number})
-
-
 def _first(
-    step: Step, diverged: Finding | None, stacks: Mapping[str, Sequence[str]], later: bool
+    step: Step, diverged: Finding | None, stacks: Mapping[str, Sequence[str]], alone: bool
 ) -> Iterator[str]:
     if diverged is None or diverged.origin is None:
         held = sum(
@@ -113,7 +117,7 @@ def _first(
         yield from said
         if held:
             nothing = "Nothing else" if said else "Nothing"
-            where = f" in step {step.number}, which alone is judged" if later else ""
+            where = f" in step {step.number}, which alone is judged" if alone else ""
             yield (
                 f"{nothing} parts by more than round-off allows{where}: "
                 f"{counted(held, 'record')} judged."
@@ -356,7 +360,7 @@ def _counts(summaries: Iterable[Summary]) -> Iterator[str]:
             yield f"  {s.stage}: joined by rules, not by name: {used}"
 
 
-def _not_compared(step: Step, summaries: Iterable[Summary]) -> Iterator[str]:
+def _not_compared(step: Step, summaries: Sequence[Summary]) -> Iterator[str]:
     found: list[str] = []
     for s in summaries:
         found += [f"{s.stage}: {line}" for line in lacking.said(s.lacking.items())]
@@ -374,12 +378,13 @@ def _not_compared(step: Step, summaries: Iterable[Summary]) -> Iterator[str]:
             for reason, count in counts.iter_rows():
                 first = _unmeasured(own.filter(pl.col(column) == reason))
                 found.append(f"{stage}: {count:,} {said}: {words.get(reason, reason)}{first}")
-    if _later(step, summaries) and step.findings:
-        largest = max((s.max_error for s in summaries if s.max_error is not None), default=0.0)
-        found.append(f"steps after {step.number} were compared and not judged: they inherit what "
-                     f"updates differ by (the largest error of all steps is {largest:.2g}); one "
-                     "that began from equal weights is judged by itself when its directories "
-                     "(STAGE/stepN) are given")  # fmt: skip
+    if (after := later.steps(step.number, summaries)) and step.findings:
+        worst = later.largest(after, summaries)
+        found.append(
+            f"steps after {step.number} were compared and not judged: they inherit what updates "
+            f"differ by (the largest errors: {worst}); one that began from equal weights is judged "
+            "by itself when its directories (STAGE/stepN) are given"
+        )
     if found:
         yield ""
         yield "Not compared or not judged, and why:"

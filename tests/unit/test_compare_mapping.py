@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from rlprobe.cli import main
 from rlprobe.compare.match import rules
 from rlprobe.errors import ConfigError
+from tests.msprobe import dumps
 from tests.msprobe.dumps import call
 from tests.unit.compare_helpers import Result, compared_data
 from tests.unit.named_modules import assert_all_equal, leaf, modules
@@ -102,3 +104,51 @@ def test_an_api_mapping_pairs_arguments_by_place(tmp_path: Path) -> None:
 def test_a_mapping_file_that_is_none_says_what_is_wrong(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         rules.parse(text, "mapping.yaml")
+
+
+#: A file of rules, and what of it meets nothing where the target has ``net.fc2.Dense`` alone.
+IDLE: dict[str, tuple[str, list[str]]] = {
+    "cell": ("net.fc2.Dense: fc1.Linear\nnet.fc3.Dense: fc3.Linear\n", ["net.fc3.Dense"]),
+    "part": ("net.fc2: fc1\nnet.fd: fd\n", ["net.fd"]),
+    "call": (
+        "Module.net.fc2.Dense.forward.0: Module.fc1.Linear.forward.0\n"
+        "Module.net.fc2.Dense.forward.1: Module.fc1.Linear.forward.1\n",
+        ["Module.net.fc2.Dense.forward.1"],
+    ),
+    "record": (
+        "Module.net.fc2.Dense.forward.0.input.0: Module.fc1.Linear.forward.0.input.0\n"
+        "Module.net.fc2.Dense.forward.0.output.7: Module.fc1.Linear.forward.0.output.7\n",
+        ["Module.net.fc2.Dense.forward.0.output.7"],
+    ),
+    "layer": ("TopLayer:\n  net.fc2: fc1\n  net.fc9: fc9\n", ["TopLayer: net.fc9"]),
+    "api": (
+        "- {ms_api: mint.add, pt_api: Torch.add, ms_args: [0], pt_args: [0]}\n",
+        ["mint.add"],
+    ),
+    "own": (
+        "format: 1\nrename:\n  - {name: meets, replace: [['^net.fc2$', 'fc1']]}\n"
+        "  - {name: idle, replace: [['^other', 'fc1']]}\n"
+        "fuse:\n  - {name: apart, whole: kv, parts: [k, v]}\n",
+        ["idle", "apart"],
+    ),
+    "all used": ("net.fc2.Dense: fc1.Linear\nfc4.Dense: N/A\n", []),
+}
+
+
+@pytest.mark.parametrize("kind", IDLE)
+def test_what_of_a_file_of_rules_meets_nothing_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    text, idle = IDLE[kind]
+    (tmp_path / "rules.yaml").write_text(text)
+    # two ranks: what one of them alone uses is used
+    for side, name in (("b", "fc1.Linear"), ("t", "net.fc2.Dense")):
+        dumps.write(tmp_path / side / "step0/rank0", modules(name))
+        dumps.write(tmp_path / side / "step0/rank1", modules("plain.Linear"))
+    pair = [str(tmp_path / side) for side in "bt"]
+    rest = ["-o", str(tmp_path / "o"), "--rules", str(tmp_path / "rules.yaml")]
+    assert main(["compare", *pair, *rest]) in (0, 4)
+    said = capsys.readouterr().err
+    file = tmp_path / "rules.yaml"
+    count = f"{len(idle)} {'entry' if len(idle) == 1 else 'entries'} of {file} met nothing: "
+    assert (count + ", ".join(idle) in said) if idle else ("met nothing" not in said)

@@ -287,6 +287,49 @@ def test_functions_that_one_side_alone_has_may_be_its_level(
     assert "where the other side has none, dump both at one level" in said
 
 
+@pytest.mark.parametrize("extra", ["Module.fc{}.Linear.forward.0", "Cell.fc{}.Dense.forward.0"])
+@pytest.mark.parametrize("more", ["benchmark", "target"])
+def test_modules_that_one_side_alone_has_may_be_its_level(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], extra: str, more: str
+) -> None:
+    one = {"Functional.relu.0.forward": call([tensor()], [tensor()])}
+    dumps.write(tmp_path / "L1", one)
+    calls = {extra.format(n): call([tensor()], [tensor()]) for n in range(3)}
+    dumps.write(tmp_path / "mix", one | calls)
+    pair = [str(tmp_path / name) for name in ("L1", "mix")]
+    pair = pair[::-1] if more == "benchmark" else pair
+    assert main(["compare", *pair, "-o", str(tmp_path / "o")]) == 4
+    said = capsys.readouterr().err
+    assert f"all that only the {more} has are calls of modules ({extra.partition('.')[0]})" in said
+    assert "(L1 has functions alone)" in said
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ("Functional.softmax.0.forward", "NPU.npu_softmax.0.forward", "each other's counterparts"),
+        ("Module.a.Linear.forward.0", "Cell.b.Dense.forward.0", "each other's counterparts"),
+        ("Module.a.Linear.forward.0", "Functional.linear.0.forward", "at the same level"),
+        ("Module.a.Linear.forward.0", "Module.b.Conv2d.forward.0", "are the same model"),
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_level_is_given_as_the_reason_where_it_may_be(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    one: str,
+    other: str,
+    said: str,
+    turned: bool,
+) -> None:
+    names = (other, one) if turned else (one, other)
+    for side, name, shape in zip("bt", names, ((2, 8), (4, 4)), strict=True):
+        dumps.write(tmp_path / side, {name: call([tensor(shape=shape)], [])})
+    pair = [str(tmp_path / side) for side in "bt"]
+    assert main(["compare", *pair, "-o", str(tmp_path / "o")]) == 4
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("empty", ["{}", '{"data": null}', '{"task": "tensor", "data": {}}'])
 def test_a_dump_without_records_is_said_to_be_msprobes_doing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], empty: str

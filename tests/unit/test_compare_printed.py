@@ -362,7 +362,32 @@ def test_of_several_steps_the_first_line_says_which_is_judged(
     said = capsys.readouterr().out
     alone = " in step 0, which alone is judged" if steps > 1 else ""
     assert said.startswith(f"Nothing parts by more than round-off allows{alone}: 8 records judged.")
-    assert ("the largest error of all steps is 0.25" in said) is (steps > 1)
+    first = "step 1: 0.25, Module.model.layers.1.mlp.MLP.forward.0.output.0 of actor_update"
+    assert (f"(the largest errors: {first}" in said) is (steps > 1)
+
+
+def test_a_later_step_that_alone_parts_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = {0: 0.0, 1: 0.0, 2: 0.0, 3: 0.5, 7: 0.0}
+    for step, share in wrong.items():
+        for side, own in (("b", 0.0), ("t", share)):
+            dumps.write(tmp_path / side / f"actor_update/step{step}/rank0", model(own))
+    assert main(["compare", *(str(tmp_path / s) for s in "bt"), "-o", str(tmp_path / "o")]) == 0
+    said = capsys.readouterr().out
+    assert "(the largest errors: step 3: 0.5, Module.model.layers.1.mlp" in said
+    assert "; steps 1, 2 and 7: none);" in said
+
+
+def test_a_step_of_one_side_is_not_said_to_have_been_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for side, steps in (("b", (0, 1, 5)), ("t", (0,))):
+        for step in steps:
+            dumps.write(tmp_path / side / f"actor_update/step{step}/rank0", model())
+    assert main(["compare", *(str(tmp_path / s) for s in "bt"), "-o", str(tmp_path / "o")]) == 4
+    said = capsys.readouterr().out
+    assert "the target has no steps 1 and 5" in said and "were compared and not judged" not in said
 
 
 #: A number that stands before the plural of what is counted.

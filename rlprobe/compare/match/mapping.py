@@ -50,14 +50,25 @@ class Mapping:
     modules: dict[str, str] = field(default_factory=dict)
     layers: dict[str, dict[str, str]] = field(default_factory=dict)
     functions: tuple[Function, ...] = ()
+    #: Entries that any of the target's names met, of all processes.
+    used: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """What :attr:`used` may hold, in the order of the file."""
+        layers = [_layer(kind, child) for kind, table in self.layers.items() for child in table]
+        functions = [function.target for function in self.functions]
+        return (*self.records, *self.calls, *self.modules, *layers, *functions)
 
     def record(self, name: str) -> str | None:
         """The benchmark's name of a record, where it is mapped by itself or by its call."""
         if name in self.records:
+            self.used.add(name)
             return self.records[name]
         for match in _BEFORE.finditer(name):
             call = self.calls.get(name[: match.end()])
             if call is not None:
+                self.used.add(name[: match.end()])
                 return call + name[match.end() :]
         return None
 
@@ -71,10 +82,13 @@ class Mapping:
         """
         name = f"{path}.{kind}"
         mapped = self.modules.get(name)
-        if mapped is None:
+        if mapped is not None:
+            self.used.add(name)
+        else:
             mapped = name
             for old, new in self.modules.items():
                 if old in mapped:
+                    self.used.add(old)
                     mapped = mapped.replace(old, new, 1)
         new_path, _, new_kind = mapped.rpartition(".")
         walked = self._layered(new_path, classes) if self.layers else new_path
@@ -91,6 +105,7 @@ class Mapping:
                 found.append(parts[at])
                 at += 1
             else:
+                self.used.add(_layer(kind, own))
                 found += [part for part in table[own].split(".") if part]
                 at += own.count(".") + 1
             kind = classes.get(".".join(parts[:at]), "")
@@ -136,6 +151,11 @@ def parse(raw: Any, origin: str) -> Mapping:
     calls = {k: v for k, v in known.items() if _CALL.search(k)}
     modules = {_bare(k): _bare(v) for k, v in known.items() if k not in records and k not in calls}
     return Mapping(records, calls, modules)
+
+
+def _layer(kind: str, child: str) -> str:
+    """What an entry of a layer mapping is told by."""
+    return f"{kind}: {child}"
 
 
 def _bare(name: str) -> str:

@@ -97,6 +97,8 @@ def _mapped(target: pl.DataFrame, rules: Rules) -> pl.DataFrame:
         )
     for function in mapping.functions:
         own = pl.col("module").is_null() & (pl.col("op") == function.target)
+        if target.select(own.any()).item():
+            mapping.used.add(function.target)
         index = pl.coalesce(
             pl.when(pl.col("slot") == slot).then(
                 pl.col("index").replace_strict(indices, default=None, return_dtype=pl.String)
@@ -204,6 +206,7 @@ def rewritten(paths: Sequence[str], rules: Rules) -> dict[str, tuple[str, str | 
         for rename in rules.renames:
             after = rename.apply(new)
             if after != new:
+                rules.applied.add(rename.name)
                 new, rule = after, rule or rename.name
         found[path] = new, rule
     return found

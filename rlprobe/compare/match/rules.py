@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +75,22 @@ class Rules:
     functions: tuple[Function, ...] = ()
     #: What the target's names are called on the benchmark, of one of msprobe's files.
     mapping: Mapping | None = None
+    #: Names of the user's own.
+    own: tuple[str, ...] = ()
+    #: Names of renames that rewrote any path, of all processes.
+    applied: set[str] = field(default_factory=set, repr=False, compare=False)
+
+    def unused(self, counted: Iterable[str]) -> list[str]:
+        """What of the user's file met nothing: names of rules, or what a mapping begins with.
+
+        Args:
+            counted: names of rules that joined records.
+        """
+        used = {*counted, *self.applied}
+        idle = [name for name in self.own if name not in used]
+        if self.mapping is not None:
+            idle += [entry for entry in self.mapping.entries if entry not in self.mapping.used]
+        return idle
 
 
 def load(extra: Path | None = None) -> Rules:
@@ -99,6 +115,11 @@ def load(extra: Path | None = None) -> Rules:
         _merged(own.fuses, rules.fuses),
         _merged(own.functions, rules.functions),
         own.mapping,
+        (
+            *(rule.name for rule in own.renames),
+            *(rule.name for rule in own.fuses),
+            *(rule.name for rule in own.functions),
+        ),
     )
 
 

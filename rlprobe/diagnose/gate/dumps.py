@@ -18,11 +18,13 @@ from rlprobe.diagnose.gate import (
     recorded,
     samples,
     settings,
+    unmeasured,
     unused,
     weights,
 )
 from rlprobe.diagnose.gate.check import Gate
 from rlprobe.diagnose.gate.evidence import Shut, caveat, opened, shut
+from rlprobe.diagnose.gate.unmeasured import UNKNOWN
 from rlprobe.dumps import framework
 from rlprobe.dumps import results as tables
 from rlprobe.dumps.results import of_key_data_alone
@@ -35,7 +37,6 @@ from rlprobe.judge.inputs import Results
 from rlprobe.roles import TARGET
 from rlprobe.said import COMMA, SEMICOLON, Said, joined, listed, restored, say
 
-UNKNOWN = say("not known from dumps alone")
 #: Items of an alignment that follow from what a run records of itself, and what to do instead.
 _OF_RUNS = {
     samples.PROOF: say("make sure that both sides were given the same samples"),
@@ -259,11 +260,7 @@ def _tokens(finding: Finding | None) -> tuple[GateItem, Shut | None]:
         return caveat(samples.TOKENS, UNKNOWN, say("dump the stage's inputs")), None
     rows = equipped.ids(finding.stage.rows)
     if rows.is_empty():
-        return caveat(
-            samples.TOKENS,
-            say("{unknown}: no embedding's ids were recorded on both sides", unknown=UNKNOWN),
-            say("dump the embedding too (level L0 or mix)"),
-        ), None
+        return caveat(samples.TOKENS, *unmeasured.ids(equipped.every_ids(finding.stage.rows))), None
     different = equipped.differing(rows)
     if different.is_empty() and equipped.unknown(rows).height:
         return caveat(
@@ -306,11 +303,8 @@ def _weights(finding: Finding | None) -> tuple[GateItem, Shut | None]:
     """Parameters before the first update, as the forward records of the first stage have them."""
     parameters = None if finding is None else equipped.parameters(finding.stage.rows)
     if finding is None or parameters is None or parameters.is_empty():
-        return caveat(
-            weights.ITEM,
-            say("{unknown}: no parameters were recorded on both sides", unknown=UNKNOWN),
-            say("dump modules (level L0 or mix), which have their parameters beside them"),
-        ), None
+        every = None if finding is None else equipped.every_parameter(finding.stage.rows)
+        return caveat(weights.ITEM, *unmeasured.parameters(every)), None
     different = equipped.differing(parameters)
     if different.is_empty() and equipped.unknown(parameters).height:
         return caveat(

@@ -195,7 +195,40 @@ def test_a_step_or_rank_without_counterpart_is_the_reason(tmp_path: Path) -> Non
     found = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out")
     reasons = {one["reason"] for one in found.summary["not_compared"]}
     assert reasons == {"the target has no step 1", "the target has no step 2"}
-    assert "compare steps, ranks or stages that both sides have" in str(found.lack)
+    said = str(found.lack)
+    assert "the target has no steps 1 and 2" in said
+    assert "compare steps that both sides have" in said and "--map-step" in said
+
+
+@pytest.mark.parametrize(
+    ("ranks", "named"),
+    [
+        ((0, 1, 2, 3), "ranks 1 to 3 of step 0"),
+        ((0, 5), "rank 5 of step 0"),
+        ((0, 1, 4), "ranks 1 and 4 of step 0"),
+    ],
+)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_ranks_without_counterpart_are_one_reason(
+    tmp_path: Path, ranks: tuple[int, ...], named: str, steps: int
+) -> None:
+    data = {"Torch.f.0.forward": call([], [tensor()])}
+    for side, own in (("b", ranks), ("t", (0,))):
+        for step in range(steps):
+            for rank in own:
+                dumps.write(tmp_path / side / f"step{step}/rank{rank}", data)
+    said = str(compared(tmp_path / "b", tmp_path / "t", tmp_path / "out").lack)
+    named = named if steps == 1 else named.replace("step 0", "steps 0 and 1")
+    assert f"{steps * (len(ranks) - 1)} record" in said and f"the target has no {named};" in said
+    assert "STAGE/stepN/rankR" in said
+
+
+def test_two_ranks_of_any_number_are_compared_when_both_are_given(tmp_path: Path) -> None:
+    data = {"Torch.f.0.forward": call([], [tensor()])}
+    pair = [tmp_path / "b/step0/rank0", tmp_path / "t/step3/rank4"]
+    for place in pair:
+        dumps.write(place, data)
+    assert compared(pair[0], pair[1], tmp_path / "out").lack is None
 
 
 def test_other_levels_are_the_reason(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlprobe.cli import main
-from rlprobe.diagnose.gate.dumps import UNKNOWN
+from rlprobe.diagnose.gate.unmeasured import UNKNOWN
 from tests.msprobe import dumps
 from tests.msprobe.dumps import call, tensor
 
@@ -205,6 +205,41 @@ def test_a_divergence_of_known_size_is_one_all_the_same(tmp_path: Path) -> None:
     code, found = diagnosed(tmp_path, model() | odd[0], model(wrong=0.3) | odd[1])
     assert (code, found["verdict"]) == (0, "diverged")
     assert states(found)["differences of unknown size"] == "caveat"
+
+
+#: What either side recorded of a parameter, or of an embedding's ids, and what is said of it.
+NOT_COMPARED: dict[str, tuple[Any, Any, str]] = {
+    "checksums of two kinds": (bare("0a0b0c0d"), bare("0x11"), "checksums of two kinds"),
+    "checksums of two kinds, turned": (bare("0x11"), bare("0a0b0c0d"), "checksums of two kinds"),
+    "the benchmark's alone": (leaf(1.0), None, "recorded on the benchmark alone"),
+    "the target's alone": (None, leaf(1.0), "recorded on the target alone"),
+    "no statistics": (tensor((None,) * 4), tensor((None,) * 4), "nothing could be compared; first"),
+    "checksum against nothing": (
+        bare("0a0b0c0d"), tensor((None,) * 4), "nothing could be compared; first",
+    ),
+    "none": (None, None, "recorded on both sides"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NOT_COMPARED)
+@pytest.mark.parametrize("item", ["weights", "tokens"])
+def test_why_nothing_was_compared_of_what_was_given_is_said(
+    tmp_path: Path, kind: str, item: str
+) -> None:
+    pair = []
+    for own in NOT_COMPARED[kind][:2]:
+        given, beside = list[Any](), dict[str, Any]()
+        if own is not None and item == "tokens":
+            given = [own | {"dtype": "torch.int64"}]
+        elif own is not None:
+            beside = {"parameters": {"weight": own}}
+        # nearly all of the records are others: too little was compared for another reason else
+        rest = {f"Functional.f.{n}.forward": call([leaf(3.0)], [leaf(2.0)]) for n in range(50)}
+        name = "Module.embed.Embedding.forward.0"
+        pair.append(rest | {name: call(given, [leaf(2.0)]) | beside})
+    gate = {one["item"]: one for one in diagnosed(tmp_path, pair[0], pair[1])[1]["gate"]}
+    assert gate[item]["state"] == "caveat"
+    assert NOT_COMPARED[kind][2] in gate[item]["evidence"], gate[item]
 
 
 def test_equal_checksums_agree(tmp_path: Path) -> None:
