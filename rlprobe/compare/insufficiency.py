@@ -82,6 +82,11 @@ _ADVICE = {
         "the two sides were given other batches, lengths or shards: run both on the same "
         "samples with the same micro-batch size and parallel layout"
     ),
+    lacking.LAYOUTS: (
+        "the two sides lay the same number of elements out otherwise (transposed, flattened, a "
+        "dimension of 1 more, or other batches and lengths): switch packing and formats such as "
+        "[sequence, batch] alike, or see gradients and key data, which do not depend on it"
+    ),
     **dict.fromkeys(
         measures.NONE_THERE.values(),
         "give both sides the same arguments and switches (caches, masks, dropout): what one side "

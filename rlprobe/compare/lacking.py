@@ -14,6 +14,7 @@ from rlprobe.terminal import counted, spelled
 
 #: Reasons of records both sides have; what stands in ``reason`` is used where it is one for many.
 SHAPES, DTYPES, TYPES = "shapes differ", "dtypes differ", "types of scalars differ"
+LAYOUTS = "shapes differ, the number of elements does not"
 UNREADABLE = "cannot be read"
 NO_SUCH = {
     measures.BENCHMARK_ONLY: "the target has no such record",
@@ -54,6 +55,8 @@ def named(rows: pl.DataFrame) -> pl.DataFrame:
     reason = (
         pl.when(none)
         .then("reason")
+        .when((status == measures.SHAPE) & (pl.col("reason") == measures.LAYOUT).fill_null(False))
+        .then(pl.lit(LAYOUTS))
         .when(status == measures.SHAPE)
         .then(pl.lit(SHAPES))
         .when(status == measures.UNREADABLE)

@@ -48,6 +48,8 @@ IMPOSSIBLE_NORM = "a norm is impossible beside its extremes and says nothing; no
 UNSEEN_BY_SKETCH = "no difference seen by the sketch"
 CHECKSUMS_DIFFER = "checksums differ; there are no statistics"
 CHECKSUMS_DIFFER_ONLY = "checksums differ, statistics are equal: only tensors can tell how much"
+#: Reason of a record whose shape differs and whose number of elements does not.
+LAYOUT = "layout"
 CHECKSUMS_CONTRADICT = "checksums are equal, extremes are not: one of them is wrong"
 #: What one side holds a value of is None on the other: an argument not given, a result not made.
 NONE_THERE = {
@@ -217,7 +219,7 @@ def _extraordinary() -> list[pl.Expr]:
         .when(~only_b & ~only_t & pl.col("dtype_target").is_null() & ~same_dtype)
         .then(pl.lit(NONE_THERE["target"]))
         .when(~only_b & ~only_t & ~pl.col("same_shape") & layout)
-        .then(pl.lit("layout"))
+        .then(pl.lit(LAYOUT))
     )
     return [status.alias("status"), reason.alias("reason")]
 

@@ -16,7 +16,7 @@ from rlprobe.dumps.tensors.source import TensorSource
 from rlprobe.dumps.tensors.tensorfile import TensorFile, TensorFileError
 
 #: Reasons that are not of statistics or checksums alone, and stand beside elements.
-_STANDS = ("layout", measures.CHECKSUMS_CONTRADICT)
+_STANDS = (measures.LAYOUT, measures.CHECKSUMS_CONTRADICT)
 #: Columns added or overwritten for the rows measured.
 RESULT: dict[str, Any] = {
     "row": pl.UInt32,

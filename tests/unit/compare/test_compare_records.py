@@ -153,6 +153,25 @@ def test_nothing_is_compared_where_every_shape_differs(
     assert summary["compared"] == 0 and set(summary["coverage"].values()) == {0}
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "said"),
+    [
+        ((1, 8), (8,), "the number of elements does not"),
+        ((4, 8), (8, 4), "the number of elements does not"),
+        ((2, 3, 8), (6, 8), "the number of elements does not"),
+        ((4, 8), (6, 8), "other batches, lengths or shards"),
+        ((4, 8), (32, 8), "other batches, lengths or shards"),
+    ],
+)
+def test_another_layout_is_told_from_another_size(
+    tmp_path: Path, one: tuple[int, ...], other: tuple[int, ...], said: str
+) -> None:
+    data = [{"Torch.f.0.forward": call([], [tensor(shape=shape)])} for shape in (one, other)]
+    lack = str(compared_data(tmp_path, data[0], data[1]).lack)
+    assert "1 record: shapes differ" in lack and said in lack
+    assert ("lay the same number of elements out otherwise" in lack) is ("elements" in said)
+
+
 def test_records_of_other_types_are_not_compared_unless_meant(tmp_path: Path) -> None:
     data: list[dict[str, Any]] = [
         {"Torch.f.0.forward": call([], [tensor(dtype=f"torch.{dtype}")])}
