@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import math
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,26 @@ def test_without_tensor_files_or_statistics_nothing_is_said_of_a_record(
     # what shapes say needs no file
     assert row["status"] == ("unreadable" if shape == (4,) else "shape")
     assert result.lack is not None
+
+
+def test_files_of_a_directory_that_may_not_be_listed_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    from tests.msprobe import tensors
+
+    for side, x in (("b", torch.arange(8.0)), ("t", torch.arange(8.0) * 2)):
+        tensors.write(tmp_path / side, {"Functional.linear.0.forward": ([x], [x])})
+    listing = os.scandir
+
+    def refused(path: Any) -> Any:
+        if Path(path).name == "dump_tensor_data":
+            raise PermissionError(path)
+        return listing(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    result = compared(tmp_path / "b", tmp_path / "t", tmp_path / "out")
+    assert result.row("Functional.linear.0.forward.output.0")["error_kind"] == "tensor"
 
 
 def test_tensors_that_one_side_alone_kept_are_counted(tmp_path: Path) -> None:

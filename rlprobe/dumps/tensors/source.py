@@ -105,17 +105,21 @@ def _joined(parts: Sequence[TensorFile], shape: Sequence[int]) -> TensorFile:
 
 
 def in_directory(directory: Path, check_crc: bool = False) -> TensorSource:
-    """Plain files below ``dump_tensor_data``.
-
-    Raises:
-        OSError: the directory may not be read.
-    """
+    """Plain files below ``dump_tensor_data``."""
 
     def find(name: str) -> TensorFile:
         return read_tensor(map_file(directory / _plain(name)), name, check_crc)
 
-    with os.scandir(directory) as entries:
-        return TensorSource(find, empty=next(entries, None) is None)
+    return TensorSource(find, empty=_empty(directory))
+
+
+def _empty(directory: Path) -> bool:
+    """Whether nothing lies in it; of one that may not be listed its files say what is wrong."""
+    try:
+        with os.scandir(directory) as entries:
+            return next(entries, None) is None
+    except PermissionError:
+        return False
 
 
 def in_store(spans: Mapping[str, Span], check_crc: bool = False) -> TensorSource:
