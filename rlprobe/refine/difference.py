@@ -33,6 +33,8 @@ class Difference:
     of: str = ""
     #: The step of both traces in which it is.
     at: int | None = None
+    #: Whether later operators undo what it does.
+    undone: bool = False
 
 
 def sized(size: float, count: int) -> Said:

@@ -57,6 +57,15 @@ def of_traces(watched: Observed, plan: Plan, suspects: Suspects) -> Seen:
 def _none(watched: Observed, plan: Plan) -> Said:
     """That no operator is seen to differ, with how much of that is known."""
     benchmark, target = watched.operators
+    if any(d.undone for d in watched.differences):
+        return say(
+            "of {benchmark} and {target} operators traced on benchmark and target, those that "
+            "differ change no number by more than {floor:.2g}, as much as results may differ, or "
+            "later operators undo what they change",
+            benchmark=benchmark,
+            target=target,
+            floor=plan.floor,
+        )
     if watched.differences:
         return say(
             "of {benchmark} and {target} operators traced on benchmark and target, those that "

@@ -16,6 +16,7 @@ from rlprobe.refine.both import differ
 from rlprobe.refine.difference import IMPLEMENTATION, Difference
 from rlprobe.refine.pairing import Apart, Both
 from rlprobe.refine.trace import Operator, Trace, Value, error
+from rlprobe.said import say
 
 Traces = tuple[Trace, Trace]
 
@@ -39,7 +40,8 @@ def without(
             continue
         if difference.at is None or not _is_undone(difference.at, steps, traces, floor):
             break
-        every[place] = replace(difference, effective=False)
+        said = say("{said}; later operators undo that", said=difference.said)
+        every[place] = replace(difference, said=said, effective=False, undone=True)
     return [_of_factor(d, steps) for d in every]
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -12,6 +14,9 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
 from rlprobe.refine.observe import observe  # noqa: E402
+from rlprobe.refine.seen import of_traces  # noqa: E402
+from rlprobe.refine.suspects import Plan  # noqa: E402
+from rlprobe.spec import Suspects  # noqa: E402
 from tests.unit.traced import first, run, wrapped  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -79,7 +84,15 @@ def test_the_cause_is_behind_a_scale_in_another_place(
 def test_a_scale_in_another_place_is_no_cause(tmp_path: Path, scores: Make) -> None:
     benchmark = run(tmp_path / "b", wrapped(attention(of_scores)))[0]
     target = run(tmp_path / "t", wrapped(attention(scores)))[0]
-    assert observe(benchmark, target, 1e-6, 1e-5, forward=True).first is None
+    found = observe(benchmark, target, 1e-6, 1e-5, forward=True)
+    assert found.first is None
+    undone = [d for d in found.differences if d.undone]
+    # two that make up for another in one stretch hand on what agrees
+    assert bool(undone) is (scores is not of_both)
+    assert all(d.said.endswith("; later operators undo that") for d in undone)
+    plan = cast("Plan", SimpleNamespace(floor=1e-5))
+    said = of_traces(found, plan, cast("Suspects", None)).evidence[0]
+    assert said.endswith(", or later operators undo what they change") is bool(undone)
     assert observe(benchmark, target, 1e-6, 1e-5).first is None, "nor in the backward pass"
 
 
