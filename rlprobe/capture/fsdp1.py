@@ -9,7 +9,7 @@ dimension or empty; without, only the flat parameter is a parameter. Names of to
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,4 +87,21 @@ def views(model: nn.Module) -> dict[int, tuple[tuple[int, ...], int | None]]:
         ):
             start = info.intra_param_start_idx if info.in_shard else None
             found[id(parameter)] = (tuple(shape), start)
+    return found
+
+
+def gathered(models: Iterable[nn.Module]) -> dict[int, tuple[str, ...]]:
+    """Names of each module's parameters that a flat parameter holds, by identity of the module.
+
+    While a unit computes, each is a view of the flat parameter under that name. The module that
+    has the flat parameter is there in any case.
+    """
+    found: dict[int, tuple[str, ...]] = {}
+    for module in (module for model in models for module in model.modules()):
+        flat = getattr(getattr(module, "_handle", None), "flat_param", None)
+        if flat is None:
+            continue
+        found.setdefault(id(getattr(module, "_fsdp_wrapped_module", module)), ())
+        for name, owner, *_ in (*flat._param_infos, *flat._shared_param_infos):
+            found[id(owner)] = (*found.get(id(owner), ()), name)
     return found

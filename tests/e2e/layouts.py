@@ -70,11 +70,14 @@ def _megatron(*options: str) -> tuple[str, ...]:
 
 
 _PACKED = ("actor_rollout_ref.model.use_remove_padding=true",)
+_FSDP1 = ("actor_rollout_ref.actor.strategy=fsdp",)
 #: The layout that the rollouts are collected in.
 COLLECTED = "fsdp2"
 LAYOUTS: dict[str, Layout] = {
     "fsdp2": Layout(),
     "fsdp2-2ranks": Layout(2),
+    "fsdp1": Layout(1, _FSDP1),
+    "fsdp1-2ranks": Layout(2, _FSDP1),
     "micro-1": Layout(1, _micro(1)),
     "micro-4": Layout(1, _micro(4)),
     "packed": Layout(1, _PACKED),
@@ -261,7 +264,7 @@ def _both_ways(layouts: Iterable[str]) -> list[str]:
     return [pair for own in others for pair in (f"{COLLECTED}:{own}", f"{own}:{COLLECTED}")]
 
 
-PAIRS = _both_ways(LAYOUTS)
+PAIRS = [*_both_ways(LAYOUTS), "fsdp1:megatron-tp2", "megatron-pp2:fsdp1-2ranks"]
 PAIRS_OF_EXPERTS = [*_both_ways(LAYOUTS_OF_EXPERTS), "megatron:megatron-ep2"]
 
 

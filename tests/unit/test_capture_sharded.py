@@ -91,8 +91,7 @@ def test_modules_have_the_names_of_the_plain_model(kind: str, world: int, run: R
     assert not any("FSDP" in name or "_fsdp" in name or "Fully" in name for name in data)
 
 
-# FSDP1 takes the parameters out of their modules unless it is asked to keep them.
-@pytest.mark.parametrize("kind", ["fsdp2", ORIGINAL])
+@pytest.mark.parametrize("kind", KINDS)
 def test_parameters_are_measured_while_they_are_whole(
     kind: str, run: Run, whole: dict[str, dict[str, Any]]
 ) -> None:
@@ -105,6 +104,25 @@ def test_parameters_are_measured_while_they_are_whole(
     assert first["shape"] == expected["shape"]
     assert first["Norm"] == pytest.approx(expected["norm"], rel=1e-6)
     assert second["Norm"] != first["Norm"]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_fsdp1_has_the_records_of_fsdp2(kind: str, world: int, run: Run) -> None:
+    """Parameters and their gradients too, which it keeps in views; no flat parameter is one."""
+    for rank in range(world):
+        expected, found = (records(run(of, world), rank) for of in ("fsdp2", kind))
+        assert found.keys() == expected.keys()
+        for name, record in expected.items():
+            if ".forward." in name:
+                assert found[name]["parameters"].keys() == record["parameters"].keys(), name
+                for key, leaf in record["parameters"].items():
+                    assert found[name]["parameters"][key]["Norm"] == pytest.approx(leaf["Norm"])
+            elif ".parameters_grad." in name:
+                assert found[name].keys() == record.keys(), name
+                for key, (leaf,) in record.items():
+                    assert found[name][key][0]["Norm"] == pytest.approx(leaf["Norm"], rel=1e-5)
+                    assert found[name][key][0]["shape"] == leaf["shape"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import nn
 
 from rlprobe import stages
-from rlprobe.capture import megatron_dispatch
+from rlprobe.capture import fsdp1, megatron_dispatch
 from rlprobe.capture.dumpfile import DumpFiles, mark_partial
 from rlprobe.capture.engine import StageContext, Tally
 from rlprobe.capture.light.choices import Routing
@@ -172,7 +172,13 @@ class LightWatch:
                     state.replayed.attach(path, module, self._tape.handles.append)
                 if state.logical is not None and megatron_dispatch.is_layer(module):
                     DispatchWatch(self._tape, path, module, every_rank=not options.ranks)
-        attach(self._tape, named_modules(models), lambda path: not wanted or path in wanted, places)
+        attach(
+            self._tape,
+            named_modules(models),
+            lambda path: not wanted or path in wanted,
+            places,
+            fsdp1.gathered(models),
+        )
         self._tokens = None
         counted = context.stage == stages.GENERATE and not context.chosen_forwards
         if counted and options.token_range is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -30,6 +30,7 @@ from rlprobe.capture.light.backward import (
 from rlprobe.capture.light.coordinates import Batch, Tokens
 from rlprobe.capture.light.logical import Logical, Owner, tensors
 from rlprobe.capture.light.nesting import nest, with_gradient
+from rlprobe.capture.light.own_parameters import OwnParameters
 from rlprobe.capture.light.pieces import Places, Undivided
 from rlprobe.capture.light.recompute import Recomputation
 from rlprobe.capture.light.routers import Choice, choice
@@ -194,6 +195,7 @@ class ModuleWatch:
         module: the module.
         block: whether its output is sketched per token, where that is wanted.
         owner: whose logical records it adds to.
+        views: names of the parameters that FSDP1 keeps; None where it keeps none.
     """
 
     def __init__(
@@ -204,12 +206,14 @@ class ModuleWatch:
         module: nn.Module,
         block: bool,
         owner: Owner,
+        views: tuple[str, ...] | None = None,
     ) -> None:
         self.tape = tape
         self.prefix = prefix
         self.enclosing = enclosing
         self.block = block
         self.owner = owner
+        self._parameters = OwnParameters(tape, prefix, views)
         tape.handles.append(module.register_forward_pre_hook(self.before, with_kwargs=True))
         # Parameters first among the forward hooks: FSDP2's own, which frees them, comes after.
         # The output last: other hooks may change it, and the caller gets what they leave.
@@ -269,7 +273,7 @@ class ModuleWatch:
         position = self._position()
         if position >= 0 and self.tape.active:
             with self.tape.quiet:
-                self.tape.open[position].parameters = self._parameters(module)
+                self.tape.open[position].parameters = self._parameters.leaves(module)
 
     def after(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
         tape = self.tape
@@ -284,7 +288,7 @@ class ModuleWatch:
         with tape.quiet:
             leaf = tape.statistics.leaf
             if self._at_once:
-                call.parameters = self._parameters(module)
+                call.parameters = self._parameters.leaves(module)
             failed = output is None and sys.exc_info()[0] is not None
             outputs = output if isinstance(output, tuple) else (output,)
             call.entry["output"] = [nest(item, leaf, 1) for item in outputs]
@@ -318,40 +322,6 @@ class ModuleWatch:
             taken = logical.taken(tensors(outputs), call.batch)
         logical.add(self.owner, "forward", "output", taken)
         return None if taken is None else _index(taken.tensor, with_gradient(outputs))
-
-    def _parameters(self, module: nn.Module) -> dict[str, Any]:
-        leaves: dict[str, Any] = {}
-        # An optimizer may step between two micro-batches, and FSDP2 gathers the new values into
-        # the same tensor without a trace: only where nothing trains are they remembered.
-        lasting = None if torch.is_grad_enabled() else True
-        for key, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            leaves[key] = self.tape.statistics.leaf(parameter, lasting=lasting)
-            if parameter.requires_grad:
-                self._watch_parameter(key, parameter)
-        return leaves
-
-    def _watch_parameter(self, key: str, parameter: nn.Parameter) -> None:
-        # Here rather than when the hooks are set: FSDP2 puts another tensor in a module's
-        # parameters for the time of its forward, and the gradient arrives at that one.
-        tape = self.tape
-        mark = (self.prefix, key, id(parameter))
-        if mark in tape.hooked_parameters or not parameter.is_leaf:
-            return
-        tape.hooked_parameters.add(mark)
-
-        def hook(owner: Tensor) -> None:
-            gradient = owner.grad if owner.grad is not None else getattr(owner, "main_grad", None)
-            if not tape.active or gradient is None:
-                return
-            with tape.quiet:
-                index = tape.count(f"{self.prefix}.{key}.grad")
-                name = f"{self.prefix}.parameters_grad.{index}"
-                entry = tape.data.setdefault(name, {})
-                entry[key] = [tape.statistics.leaf(gradient, lasting=None)]
-
-        tape.handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def _watch_gradients(
         self, call: _Call, outputs: tuple[Any, ...], graded: int | None = None
@@ -433,6 +403,7 @@ def attach(
     modules: Iterator[tuple[str, str, nn.Module]],
     wanted: Wanted,
     places: Places | None = None,
+    views: Mapping[int, tuple[str, ...]] | None = None,
 ) -> int:
     """Hook every wanted module; returns how many.
 
@@ -441,17 +412,18 @@ def attach(
         modules: ``(prefix, path, module)`` in the order of ``named_modules``.
         wanted: whether the module at a path is captured.
         places: which part of logical tensors the model has; None: all of them.
+        views: names of parameters that FSDP1 keeps, by identity of their module.
     """
     places = places or Undivided()
+    views = views or {}
     prefixes: dict[str, str] = {}
     hooked = 0
     for prefix, path, module in modules:
         prefixes[path] = prefix
         if wanted(path):
             owner = Owner(path, prefix.rpartition(".")[2], module, places)
-            ModuleWatch(
-                tape, prefix, _enclosing(path, prefixes), module, is_block(path, module), owner
-            )
+            above, block = _enclosing(path, prefixes), is_block(path, module)
+            ModuleWatch(tape, prefix, above, module, block, owner, views.get(id(module)))
             hooked += 1
     return hooked
 

@@ -186,7 +186,10 @@ def stepped(site: Any, name: str) -> Iterator[tuple[Tensor, Any]]:
         found = ((item, site.optimizer) for item in held(chunks(site)))
     for item, optimizer in found:
         if item.name == name:
-            yield getattr(item.parameter, "_local_tensor", item.parameter), optimizer
+            # FSDP1's flat parameter holds those of other modules as well
+            flat = hasattr(item.parameter, "_fqns")
+            main = item.local if flat else getattr(item.parameter, "_local_tensor", item.parameter)
+            yield main, optimizer
 
 
 @fault(stage=ACTOR, module="model.layers.2.self_attn.o_proj", cause="optimizer")

@@ -9,6 +9,8 @@ rlprobe.frameworks.verl.cpu``). No file of verl is edited. What each part is for
 ``VERL_ENGINE_DEVICE=cuda``          the FSDP engine is registered for cuda and npu
 process group "cpu:gloo"             verl builds "cpu:gloo,cpu:gloo", which torch refuses
 ``Tensor.pin_memory``                CPU offload of the reference model pins memory
+FSDP1's weights from rank 0          verl has FSDP1 send them to all ranks, which it refuses to do
+                                     with parameters on a CPU, though gloo sends them
 ``load_valuehead_model``             verl asks for flash attention in every critic
 ``attention_utils``                  verl 0.9.0 and before import flash attention to drop padding
 ===================================  ==============================================================
@@ -64,6 +66,10 @@ def _padding(module: types.ModuleType) -> None:
     module._get_attention_functions = functions  # type: ignore[attr-defined]
 
 
+def _from_rank_0(module: types.ModuleType) -> None:
+    module._check_module_states_for_sync_module_states = lambda states: None  # type: ignore[attr-defined]
+
+
 def _install() -> None:
     registry = importlib.util.find_spec("verl.plugin") is not None
     importlib.import_module(f"{__name__}.{'platform' if registry else 'older'}").install()
@@ -73,6 +79,7 @@ def _install() -> None:
     when_imported("verl.utils.attention_utils", _padding)
     if not torch.accelerator.is_available():
         torch.Tensor.pin_memory = lambda self, *args, **kwargs: self
+        when_imported("torch.distributed.fsdp._init_utils", _from_rank_0)
 
 
 _install()
