@@ -15,6 +15,7 @@ from rlprobe.refine.difference import Difference
 from rlprobe.refine.observe import Observed, observe
 from tests.unit.capture_helpers import UPDATE, Tiny, rank_dir, recorder, tokens
 
+Make = Callable[[Tensor], Tensor]
 LAYER = "layers.1"
 NORM = f"{LAYER}.norm"
 
@@ -137,3 +138,14 @@ def backward(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module], None]:
         norm.forward = forward
 
     return change_of
+
+
+#: Traces of the benchmark's modules, which many tests share.
+_BENCHMARKS: dict[str, Any] = {}
+
+
+def seen(tmp_path: Path, right: Make, wrong: Make, name: str) -> Difference:
+    """The first difference between two modules; ``name`` is of the right one."""
+    if name not in _BENCHMARKS:
+        _BENCHMARKS[name] = run(tmp_path / "b", wrapped(right))[0]
+    return first(observe(_BENCHMARKS[name], run(tmp_path / "t", wrapped(wrong))[0]))

@@ -8,6 +8,9 @@ from rlprobe.judge import equipped
 from rlprobe.said import Said, of_side, say
 
 UNKNOWN = say("not known from dumps alone")
+_ALIKE = say("dump both sides alike (level, scope and list of the configuration)")
+_ONE_MODE = say("dump both sides with one summary_mode")
+_IN_SUMMARY = say("what was not compared, and why, is in summary.json of the stage")
 
 
 def ids(rows: pl.DataFrame) -> tuple[Said, Said]:
@@ -18,7 +21,7 @@ def ids(rows: pl.DataFrame) -> tuple[Said, Said]:
             unknown=UNKNOWN,
             side=of_side(side),
         )
-        return text, say("dump both sides alike (level, scope and list of the configuration)")
+        return text, _ALIKE
     if rows.is_empty():
         text = say("{unknown}: no embedding's ids were recorded on both sides", unknown=UNKNOWN)
         return text, say("dump the embedding too (level L0 or mix)")
@@ -28,13 +31,13 @@ def ids(rows: pl.DataFrame) -> tuple[Said, Said]:
             "each other",
             unknown=UNKNOWN,
         )
-        return text, say("dump both sides with one summary_mode")
+        return text, _ONE_MODE
     text = say(
         "{unknown}: of the ids that embeddings were given nothing could be compared; first {name}",
         unknown=UNKNOWN,
         name=str(rows.item(0, "name")),
     )
-    return text, say("what was not compared, and why, is in summary.json of the stage")
+    return text, _IN_SUMMARY
 
 
 def parameters(rows: pl.DataFrame | None) -> tuple[Said, Said]:
@@ -45,7 +48,7 @@ def parameters(rows: pl.DataFrame | None) -> tuple[Said, Said]:
             unknown=UNKNOWN,
             side=of_side(side),
         )
-        return text, say("dump both sides alike (level, scope and list of the configuration)")
+        return text, _ALIKE
     if rows is None or rows.is_empty():
         text = say("{unknown}: no parameters were recorded on both sides", unknown=UNKNOWN)
         return text, say("dump modules (level L0 or mix), which have their parameters beside them")
@@ -55,10 +58,10 @@ def parameters(rows: pl.DataFrame | None) -> tuple[Said, Said]:
             "other",
             unknown=UNKNOWN,
         )
-        return text, say("dump both sides with one summary_mode")
+        return text, _ONE_MODE
     text = say(
         "{unknown}: of the recorded parameters nothing could be compared; first {name}",
         unknown=UNKNOWN,
         name=str(rows.item(0, "name")),
     )
-    return text, say("what was not compared, and why, is in summary.json of the stage")
+    return text, _IN_SUMMARY
