@@ -2,8 +2,8 @@
 :mod:`rlprobe.capture.light.onepass`, and sketches by coordinates as
 :meth:`rlprobe.capture.light.coordinates.Batch.sketch` has them from torch.
 
-Loops over columns are what LLVM makes vectors of; four rows at a time leave the sums in registers.
-Nothing is reassociated or contracted, so that the bits are numpy's and torch's.
+Whole rows are :mod:`rlprobe.capture.light.onepass_rows`'; other loops over columns are what LLVM
+makes vectors of. Nothing is reassociated or contracted, so that the bits are numpy's and torch's.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 from numba import carray
 
-from rlprobe.compiled import compiled, pointer, prefetch
+from rlprobe.capture.light import onepass_rows
+from rlprobe.compiled import compiled, pointer
 from rlprobe.sketch import K
 
 #: As in the definition; numba freezes globals of the module that a loop is in.
 _WIDTH, _RUN, _NUMBERS = 8 * K, 16, 4
-#: Elements of a cache line, fp32.
-_LINE = 16
 
 
 @compiled()
@@ -32,37 +31,34 @@ def read(address: Any, count: Any, signs: Any, out: Any) -> None:
     sums, squares, buckets = wide[0], wide[1], wide[2]
     for c in range(_WIDTH):
         high[c] = low[c] = flat[0]
+        one[c] = two[c] = three[c] = 0
     rows = flat.size // _WIDTH
-    for first in range(0, rows, _RUN):
-        last = min(first + _RUN, rows)
-        for c in range(_WIDTH):
-            one[c] = two[c] = three[c] = 0
-        row = first
-        while row + 4 <= last:
-            at = row * _WIDTH
-            # four rows are read side by side, which no processor takes for one stream
-            for ahead in range(at + 4 * _WIDTH, at + 8 * _WIDTH, _LINE):
-                prefetch(flat, ahead)
-            if signs is None:
-                _four(flat, at, high, low, one, two)
-            else:
-                _four_signed(flat, signs, at, high, low, one, two, three)
-            row += 4
-        while row < last:
-            at = row * _WIDTH
-            for c in range(_WIDTH):
-                v = flat[at + c]
-                high[c] = v if v > high[c] else high[c]
-                low[c] = v if v < low[c] else low[c]
-                one[c] += v
-                two[c] += v * v
-                if signs is not None:
-                    three[c] += v * np.float32(signs[at + c])
-            row += 1
-        for c in range(_WIDTH):
-            sums[c] += one[c]
-            squares[c] += two[c]
-            buckets[c] += three[c]
+    end = address + 4 * flat.size
+    sign = np.int64(0) if signs is None else np.int64(signs.ctypes.data)
+    row = 0
+    while row + _RUN <= rows:
+        at, ahead = address + 4 * _WIDTH * row, address + 4 * _WIDTH * (row + _RUN)
+        if signs is None:
+            onepass_rows.run(at, 0, columns, wide, ahead, end - ahead)
+        else:
+            onepass_rows.run_signed(at, sign + _WIDTH * row, columns, wide, ahead, end - ahead)
+        row += _RUN
+    while row < rows:
+        at = address + 4 * _WIDTH * row
+        several = row + 4 <= rows
+        if signs is None and several:
+            onepass_rows.four(at, 0, columns, wide, 0, 0)
+        elif signs is None:
+            onepass_rows.one(at, 0, columns, wide, 0, 0)
+        elif several:
+            onepass_rows.four_signed(at, sign + _WIDTH * row, columns, wide, 0, 0)
+        else:
+            onepass_rows.one_signed(at, sign + _WIDTH * row, columns, wide, 0, 0)
+        row += 4 if several else 1
+    for c in range(_WIDTH):
+        sums[c] += one[c]
+        squares[c] += two[c]
+        buckets[c] += three[c]
     at = rows * _WIDTH
     for c in range(flat.size - at):
         v = flat[at + c]
@@ -73,54 +69,6 @@ def read(address: Any, count: Any, signs: Any, out: Any) -> None:
         if signs is not None:
             buckets[c] += v * np.float32(signs[at + c])
     _finish(high, low, sums, squares, buckets, out)
-
-
-@compiled()
-def _four(flat: Any, at: Any, high: Any, low: Any, one: Any, two: Any) -> None:
-    """Four rows without a sketch."""
-    a = flat[at : at + _WIDTH]
-    b = flat[at + _WIDTH : at + 2 * _WIDTH]
-    d = flat[at + 2 * _WIDTH : at + 3 * _WIDTH]
-    e = flat[at + 3 * _WIDTH : at + 4 * _WIDTH]
-    for c in range(_WIDTH):
-        most, least, total, square = high[c], low[c], one[c], two[c]
-        for v in (a[c], b[c], d[c], e[c]):
-            most = v if v > most else most
-            least = v if v < least else least
-            total += v
-            square += v * v
-        high[c] = most
-        low[c] = least
-        one[c] = total
-        two[c] = square
-
-
-@compiled()
-def _four_signed(
-    flat: Any, signs: Any, at: Any, high: Any, low: Any, one: Any, two: Any, three: Any
-) -> None:
-    """Four rows with a sketch."""
-    a = flat[at : at + _WIDTH]
-    b = flat[at + _WIDTH : at + 2 * _WIDTH]
-    d = flat[at + 2 * _WIDTH : at + 3 * _WIDTH]
-    e = flat[at + 3 * _WIDTH : at + 4 * _WIDTH]
-    p = signs[at : at + _WIDTH]
-    q = signs[at + _WIDTH : at + 2 * _WIDTH]
-    r = signs[at + 2 * _WIDTH : at + 3 * _WIDTH]
-    s = signs[at + 3 * _WIDTH : at + 4 * _WIDTH]
-    for c in range(_WIDTH):
-        most, least, total, square, bucket = high[c], low[c], one[c], two[c], three[c]
-        for v, sign in ((a[c], p[c]), (b[c], q[c]), (d[c], r[c]), (e[c], s[c])):
-            most = v if v > most else most
-            least = v if v < least else least
-            total += v
-            square += v * v
-            bucket += v * np.float32(sign)
-        high[c] = most
-        low[c] = least
-        one[c] = total
-        two[c] = square
-        three[c] = bucket
 
 
 @compiled()
