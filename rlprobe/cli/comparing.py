@@ -123,6 +123,7 @@ def _two_sides(args: argparse.Namespace, beside: Executor | None) -> _Outcome:
         if args.table and called is not None:
             for stage in plan:
                 _write_table(args.out / stage.stage, stage, args.table, called)
+            called.tell()
         # with --no-fail a job goes on to diagnose, which judges everything
         found = any(s.compared or s.joined for s in summaries)
         if found and not (args.quiet or args.no_fail):
@@ -188,6 +189,7 @@ def _print(
     stacks: dict[str, Sequence[str]] = {}
     if args.stacks and called is not None:
         stacks = called.both(plan, outline.listed(step))
+        called.tell()
     for line in outline.lines(step, summaries, str(args.out), stacks):
         print(terminal.safe(line))
 

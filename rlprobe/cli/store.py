@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _ls(args: argparse.Namespace) -> tuple[int, Any]:
-    from rlprobe.store import alignments, read
+    from rlprobe.store import alignments, attempts, read
 
     named: dict[str, list[str]] = {}
     damaged = 0
@@ -165,6 +165,15 @@ def _ls(args: argparse.Namespace) -> tuple[int, Any]:
             f"{row['device'] or '-'}  steps {_range(manifest.steps)}  "
             f"{counted(captured, 'stage')}  "
             f"{_size(row['bytes'])}  {', '.join(row['alignments']) or 'kept by no alignment'}"
+        )
+    # one that was killed outright has said nothing
+    left = attempts.every(args.store)
+    if left:
+        _log.info(
+            "%s in %s, under way or left by what failed or was killed: `rlprobe store gc` removes "
+            "those that nobody is at work on, the next attempt at the same run its own",
+            counted(len(left), "attempt"),
+            left[0].parent,
         )
     return int(damaged > 0), rows
 

@@ -13,6 +13,7 @@ from rlprobe.compare.planner import Pairing, StagePlan
 from rlprobe.compare.stage_sources import Process, StageSource
 from rlprobe.dumps import construct
 from rlprobe.errors import DumpError
+from rlprobe.said import listed
 
 _log = logging.getLogger(__name__)
 #: Stage, side and process.
@@ -25,17 +26,26 @@ _MACHINERY = re.compile(r"torch/nn/modules/module\.py")
 _FRAME = re.compile(r"\n(?=File )")
 #: Frames shown of a stack, innermost first.
 FRAMES = 6
+#: Files named that cannot be read: of a run of many processes all are likely to be alike.
+_NAMED = 2
 
 
 class Called:
-    """Call stacks of what was compared: each file is read once, and said once to be damaged.
+    """Call stacks of what was compared: each file is read once.
 
-    A file that is damaged costs nothing but what it holds.
+    A file that is damaged costs nothing but what it holds; all that are are said by :meth:`tell`.
     """
 
     def __init__(self) -> None:
         self._stacks: dict[_Place, dict[str, str] | None] = {}
         self._around: dict[_Place, dict[str, str | None] | None] = {}
+        self._damaged: list[str] = []
+
+    def tell(self) -> None:
+        """Say once of all files that could not be read since it was said last."""
+        if self._damaged:
+            _log.warning("%s; nothing of it is shown", listed(self._damaged, _NAMED))
+        self._damaged.clear()
 
     def both(
         self, plan: Iterable[StagePlan], rows: Iterable[Mapping[str, Any]]
@@ -113,7 +123,7 @@ class Called:
             try:
                 self._stacks[place] = source.stacks(process)
             except DumpError as error:
-                _log.warning("%s; nothing of it is shown", error)
+                self._damaged.append(str(error))
                 self._stacks[place] = None
         return self._stacks[place]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -41,7 +42,8 @@ def examine(
     try:
         jobs = Jobs.load(config)
     except ConfigError as error:
-        yield fail("configuration", str(error), "correct the file")
+        for problem in _each(error):
+            yield fail("configuration", problem, f"correct {config}")
     else:
         roles = ", ".join(f"{role} {spec.key[:12]}" for role, spec in jobs.runs.items())
         yield ok("configuration", f"{config}: {roles}")
@@ -58,6 +60,13 @@ def examine(
                 yield from node.here(alignment, key)
     if on_cluster:
         yield from _from_the_nodes(config, alignment, sections, wait_s)
+
+
+def _each(error: ConfigError) -> list[str]:
+    """The problems that a message counts and lists, each by itself; else the message."""
+    head, *lines = str(error).splitlines()
+    counted = re.fullmatch(r"(?:.*: )?\d+ problems", head) is not None
+    return [line.strip() for line in lines] if counted and lines else [str(error)]
 
 
 def _sections(alignment: Alignment, side: str | None) -> dict[str, ResourcesSection]:

@@ -23,7 +23,9 @@ class Item:
 
     def line(self) -> str:
         where = f" [{self.node}]" if self.node else ""
-        do = f"; do: {self.action}" if self.action else ""
+        # after a sentence of several lines it would belong to the last of them alone
+        joint = "\n  " if "\n" in self.found else "; "
+        do = f"{joint}do: {self.action}" if self.action else ""
         return f"{self.state:4} {self.name}{where}: {self.found}{do}"
 
     def to_dict(self) -> dict[str, Any]:

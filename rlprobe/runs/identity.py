@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,14 @@ from rlprobe.config import (
     Alignment,
     ContainerSection,
     DataSection,
+    DeviceSection,
     EntryPointSection,
     ModelSection,
 )
 from rlprobe.documents import jsonfile
 from rlprobe.documents.limits import DocumentError
 from rlprobe.errors import ConfigError, ReplayError
-from rlprobe.runs import containers, toplevel
+from rlprobe.runs import containers, nodelocal, toplevel
 from rlprobe.store import keys
 
 #: The head of an image file that is hashed: it holds the identifier and the table of contents that
@@ -31,15 +33,18 @@ _REPLAYED = (
 )
 
 
-def require(alignment: Alignment, fault: str | None) -> None:
+def require(
+    alignment: Alignment, fault: str | None, environ: Mapping[str, str] = os.environ
+) -> None:
     """Make sure that everything an alignment names is on this machine.
 
     Args:
         alignment: the validated file.
         fault: what is planted in the target.
+        environ: where the base of the jobs' own directories is looked up.
 
     Raises:
-        ConfigError: names everything that is not there, at once.
+        ConfigError: names everything that is not there, or that no job can use, at once.
     """
     framework, lost = alignment.framework, []
     for key, path in _named(alignment, fault):
@@ -53,6 +58,11 @@ def require(alignment: Alignment, fault: str | None) -> None:
     for key, place in (("store", alignment.store), ("results", alignment.results)):
         lost.extend(_no_directory(key, Path(place)))
     lost.extend(_not_bindable(alignment, fault))
+    contained = all(side.container.runtime != "none" for side in _sides(alignment))
+    try:
+        nodelocal.require(environ, contained=contained)
+    except ConfigError as error:
+        lost.append(str(error))
     if len(lost) == 1:
         raise ConfigError(lost[0])
     if lost:
@@ -85,10 +95,14 @@ def _no_directory(key: str, place: Path) -> Iterator[str]:
             return
 
 
+def _sides(alignment: Alignment) -> list[DeviceSection]:
+    """What is run: a benchmark that another site made is not."""
+    return [alignment.target, *([alignment.benchmark] if alignment.benchmark.run is None else [])]
+
+
 def _not_bindable(alignment: Alignment, fault: str | None) -> Iterator[str]:
     """What a container is to be given and no runtime can bind: said before a job waits for it."""
-    sides = [alignment.target, *([alignment.benchmark] if alignment.benchmark.run is None else [])]
-    contained = any(side.container.runtime != "none" for side in sides)
+    contained = any(side.container.runtime != "none" for side in _sides(alignment))
     compared = alignment.analysis.image is not None or alignment.analysis.torch_image is not None
     if not (contained or compared):
         return

@@ -220,6 +220,7 @@ def _finished(store: Path, spec: RunSpec) -> Path | None:
 def _fresh(store: Path, spec: RunSpec) -> Path:
     """A directory for this attempt; what a killed or failed one left goes first."""
     for left in attempts.of(store, spec.key):
+        _log.info("%s: what an earlier attempt left goes first: %s", spec.role, left)
         process.end_marked(left.name)
         shutil.rmtree(left)
     job = os.environ.get("SLURM_JOB_ID") or os.getpid()

@@ -117,10 +117,29 @@ def of_job(job: str, environ: Mapping[str, str] = os.environ) -> NodeLocal:
     return NodeLocal(_base(environ) / f"rlprobe-{job}")
 
 
+def require(environ: Mapping[str, str] = os.environ, *, contained: bool = False) -> None:
+    """Refuse a base directory that no job can use, before a job waits for a node to say so.
+
+    Args:
+        environ: where it is looked up.
+        contained: every run has an image, in which its directory is /tmp.
+
+    Raises:
+        ConfigError: it is not absolute or not plain, or leaves no room for Ray's sockets.
+    """
+    # the shortest name a job can have: where that one has no room, none has
+    shortest = of_job("1.1", environ)
+    if not contained:
+        check_ray_path(shortest.tmp)
+
+
 def _base(environ: Mapping[str, str]) -> Path:
     base = Path(environ.get(BASE_ENV) or _DEFAULT_BASE)
     if not base.is_absolute() or not re.fullmatch(r"[A-Za-z0-9_./-]+", str(base)):
-        raise ConfigError(f"{BASE_ENV}: found {str(base)!r}; accepted: an absolute, plain path")
+        raise ConfigError(
+            f"{BASE_ENV}: found {str(base)!r}; accepted: an absolute path of letters, digits and "
+            "_ . / - alone"
+        )
     return base
 
 

@@ -33,7 +33,7 @@ def plan(
 
     Args:
         alignment: the validated file.
-        environ: where RLPROBE_FAULT is looked up.
+        environ: where RLPROBE_FAULT and RLPROBE_NODE_TMP are looked up.
         located: False where models, data and images need not be on this machine; keys then mean
             nothing.
 
@@ -43,7 +43,7 @@ def plan(
     """
     fault = environ.get(FAULT_ENV) or alignment.target.fault
     if located:
-        identity.require(alignment, fault)
+        identity.require(alignment, fault, environ)
     models = identity.model(alignment.model, alignment.framework) if located else {}
     data = identity.data(alignment.data, alignment.framework) if located else {}
     checkpoint = (

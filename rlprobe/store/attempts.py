@@ -31,6 +31,11 @@ def of(store: Path, key: str) -> list[Path]:
     return sorted((store / _ROOT).glob(f"{key[:_DIGITS]}-*"))
 
 
+def every(store: Path) -> list[Path]:
+    """Attempts at any run: under way, waiting to be committed, or left by what failed or died."""
+    return sorted((store / _ROOT).glob(f"{'[0-9a-f]' * _DIGITS}-*"))
+
+
 def record(attempt: Path) -> Path:
     """Written last by a run that did everything it was asked for."""
     return attempt / "side" / "run.json"
@@ -73,7 +78,7 @@ def clear(store: Path, *, dry_run: bool = False) -> tuple[list[str], int, list[s
         The names of what went, or would go; its size; the names of what is still to be committed.
     """
     gone, size, waiting = [], 0, []
-    for attempt in sorted((store / _ROOT).glob(f"{'[0-9a-f]' * _DIGITS}-*")):
+    for attempt in every(store):
         keys = [path.stem for path in (store / _LOCKS).glob(f"{attempt.name[:_DIGITS]}*.lock")]
         if len(keys) != 1:
             continue

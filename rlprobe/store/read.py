@@ -37,8 +37,9 @@ _ROLLOUT = re.compile(r"rollouts/step(\d{1,9})\.h5")
 METRICS, METRICS_FORMAT = "metrics.jsonl", 1
 #: Directories of which a store that holds anything has at least one.
 _PARTS = ("runs", "objects", "alignments", "manifests")
-#: All that is in a store whose first commit was killed before it had published anything.
-_BEGUN = frozenset({"tmp", "locks"})
+#: What is in a store before its first run is committed, which a failed or killed one leaves so.
+_BEGUN = frozenset({"tmp", "locks", "scratch"})
+_BESIDE = frozenset({"logs", "assets"})
 #: Sizes printed in a message before "and N more".
 _SHOWN = 5
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -333,7 +334,7 @@ def require(store: Path) -> None:
         what = "is a file" if store.exists() else "does not exist"
         raise StoreError(f"{store} {what}; there is no store: give its directory with --store")
     found = {entry.name for entry in store.iterdir()}
-    begun = bool(found) and found <= _BEGUN
+    begun = bool(found & _BEGUN) and found <= _BEGUN | _BESIDE
     if not begun and found.isdisjoint(_PARTS):
         raise StoreError(
             f"{store} holds no store: found none of {', '.join(f'{part}/' for part in _PARTS)}; "

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 pytestmark = [
     pytest.mark.cluster,
     pytest.mark.slow,
-    # three starts of verl under Ray and one that is killed, some six minutes: make cluster
+    # three starts of verl under Ray and one that is killed, eighteen minutes on two busy cores:
+    # make cluster
     pytest.mark.long,
     pytest.mark.timeout(3000),
 ]

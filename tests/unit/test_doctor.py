@@ -13,7 +13,7 @@ import yaml
 
 from rlprobe.cli import main
 from rlprobe.config import ContainerSection, load
-from rlprobe.doctor import examine, size, software, storage
+from rlprobe.doctor import examine, item, size, software, storage
 from rlprobe.doctor.item import Item
 from rlprobe.stages import FORCED, STAGES, TEACHER
 
@@ -216,6 +216,41 @@ def test_the_command_prints_a_line_an_item_and_fails_with_them(
     lines = said.splitlines()
     assert all(line.split()[0] in ("ok", "warn", "skip", "fail") for line in lines)
     assert len(lines) == len(json.loads((tmp_path / "d.json").read_text())["items"])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        ({"resume_from": "no/such/step"}, ["resume_from: no/such/step does not exist"]),
+        (
+            {
+                "model": {"path": "no/model"},
+                "data": {"train_files": "no/a.parquet", "val_files": "no/b.parquet"},
+            },
+            ["model.path: no/model", "data.train_files: no/a.parquet", "data.val_files: no/b.par"],
+        ),
+        # verl's own check counts its problems too
+        (
+            {"overrides": ["trainer.no_such=1", "trainer.nor_this=2"]},
+            [f"overrides: verl 0.9.1 has no trainer.{key}" for key in ("no_such", "nor_this")],
+        ),
+    ],
+)
+def test_each_problem_of_a_configuration_is_an_item_with_what_to_do(
+    config: Callable[..., Path], wrong: dict[str, Any], found: list[str]
+) -> None:
+    path = config(**wrong)
+    items = [each for each in examine(path) if each.name == "configuration"]
+    assert {(each.state, each.action) for each in items} == {("fail", f"correct {path}")}
+    assert len(items) == len(found)
+    for each, expected in zip(items, found, strict=True):
+        assert each.found.startswith(expected)
+        assert "\n" not in each.line()
+
+
+def test_what_to_do_about_several_lines_is_no_part_of_the_last() -> None:
+    assert item.fail("a", "one", "mend it").line() == "fail a: one; do: mend it"
+    assert item.fail("a", "one\ntwo", "mend it").line() == "fail a: one\ntwo\n  do: mend it"
 
 
 def estimated(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[dict[str, Any], str]:

@@ -17,6 +17,7 @@ import pytest
 
 from rlprobe import frameworks, stages
 from rlprobe.claims import Holder
+from rlprobe.cli import main
 from rlprobe.config import Alignment
 from rlprobe.errors import DumpError, HookError, RunError, StoreError
 from rlprobe.files import InUseError
@@ -26,7 +27,6 @@ from rlprobe.runs import devices
 from rlprobe.runs import launch as launching
 from rlprobe.runs.plan import plan
 from rlprobe.spec import RunSpec
-from rlprobe.store import gc
 from rlprobe.store.verify import verify
 
 pytestmark = pytest.mark.slow
@@ -210,13 +210,22 @@ def test_what_a_failed_commit_left_is_committed_without_running_again(
     assert bench.started == 1
 
 
-def test_what_a_killed_run_left_is_not_taken_for_its_end(bench: Bench) -> None:
+def test_what_a_killed_run_left_is_not_taken_for_its_end(
+    bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
     left = bench.store / "scratch" / f"{bench.spec.key[:16]}-1"
     (left / "dump" / stages.LOG_PROB / "step0").mkdir(parents=True)
     (left / "side").mkdir()
+    # it was killed outright: the store says that it is there
+    assert main(["store", "ls", "--store", str(bench.store)]) == 0
+    said = capsys.readouterr().err
+    assert f"1 attempt in {left.parent}, under way or left by what failed or was killed" in said
     bench.launch()
+    assert f"what an earlier attempt left goes first: {left}" in capsys.readouterr().err
     assert bench.started == 1
     assert not left.exists()
+    main(["store", "ls", "--store", str(bench.store)])
+    assert "attempt" not in capsys.readouterr().err
 
 
 def test_where_a_failed_run_left_its_output_is_said_and_gc_removes_it(
@@ -229,7 +238,8 @@ def test_where_a_failed_run_left_its_output_is_said_and_gc_removes_it(
     assert f"what it left stays in {left} until the next attempt, or `rlprobe store gc`" in (
         caplog.text
     )
-    assert gc.collect(bench.store).attempts == [left.name]
+    # also where no run was ever committed
+    assert main(["store", "gc", "--store", str(bench.store)]) == 0
     assert not left.exists()
 
 

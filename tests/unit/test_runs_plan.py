@@ -14,6 +14,7 @@ from rlprobe import frameworks
 from rlprobe.config import parse
 from rlprobe.errors import ConfigError
 from rlprobe.roles import ROLES
+from rlprobe.runs import nodelocal
 from rlprobe.runs.plan import FAULT_ENV, pairs, plan
 from rlprobe.spec import RunSpec
 
@@ -276,6 +277,24 @@ def test_a_working_directory_that_no_container_can_be_given_is_refused(
         planned(store="/somewhere/else", target=_IMAGE)
 
 
+@pytest.mark.parametrize("base", ["/local:0", "scratch", "/tmp/my jobs", "/tmp/a,b", "/tmp/$(id)"])
+@pytest.mark.parametrize("side", [{}, _IMAGE])
+def test_a_place_for_jobs_directories_that_none_can_use_is_refused_before_a_job_waits(
+    base: str, side: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=r"^RLPROBE_NODE_TMP: found .*; accepted: an absolute"):
+        planned({nodelocal.BASE_ENV: base}, target=side)
+
+
+def test_a_place_for_jobs_directories_leaves_room_for_ray_where_it_is_no_image_s() -> None:
+    """An image has it as /tmp."""
+    long = {nodelocal.BASE_ENV: "/local/scratch/of/some/user"}
+    with pytest.raises(ConfigError, match=f"Ray's sockets .* set {nodelocal.BASE_ENV} to a short"):
+        planned(long, benchmark=_IMAGE)
+    assert planned(long, benchmark=_IMAGE, target=_IMAGE)
+    assert planned({nodelocal.BASE_ENV: "/local/scratch"})
+
+
 @pytest.mark.parametrize(
     ("text", "name", "expected"),
     [
@@ -310,6 +329,16 @@ PLAIN = "def helper(site):\n    yield\n"
         ("class helper:\n    pass\n", "helper", "under a decorator are: none$"),
         # what another one calls is not declared by that
         (FAULT.replace("yield", "yield from helper(site)") + PLAIN, "helper", "are: f, g$"),
+        # Python's own decorators mark nothing, and nor does what they are given
+        (FAULT + f"import contextlib\n@contextlib.contextmanager\n{PLAIN}", "helper", "f, g$"),
+        (FAULT + f"import functools\n@functools.lru_cache(maxsize=2)\n{PLAIN}", "helper", "f, g$"),
+        (FAULT + "from collections.abc import Iterator as helper\n", "helper", "are: f, g$"),
+        (FAULT + "import json as helper\n", "helper", "are: f, g$"),
+        (FAULT, "benign", "are: f, g$"),
+        # nothing is declared where rlprobe is out of reach
+        ("def mark(f):\n    return f\n\n\n@mark\n" + PLAIN, "helper", "are: none$"),
+        (PLAIN + "helper = print(helper) or helper\n", "helper", "are: none$"),
+        ("import math\n" + PLAIN + "CASES = [helper]\n", "CASES", "are: none$"),
     ],
 )
 def test_a_function_that_declares_no_fault_is_refused_when_the_file_is_read(
@@ -322,18 +351,26 @@ def test_a_function_that_declares_no_fault_is_refused_when_the_file_is_read(
     with pytest.raises(ConfigError, match=said):
         planned({FAULT_ENV: reference})
     # a reward function has no such mark
-    planned(data={"train_files": "builtin:arithmetic", "reward_function": reference})
+    assert planned(data={"train_files": "builtin:arithmetic", "reward_function": reference})
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        PLAIN + "helper = benign()(helper)\n",
-        PLAIN + "mark(helper)\n",
-        PLAIN + "for each in (helper,):\n    benign()(each)\n",
-        PLAIN + "CASES = {'a': helper}\n",
+        FAULT + PLAIN + "helper = benign()(helper)\n",
+        "from mine import mark\n" + PLAIN + "mark(helper)\n",
+        FAULT + PLAIN + "for each in (helper,):\n    benign()(each)\n",
+        FAULT + PLAIN + "CASES = {'a': helper}\n",
+        FAULT + "def mark(f):\n    return benign()(f)\n@mark\n" + PLAIN,
+        # it gives what it wraps the mark of another
+        FAULT + "import functools\n@functools.wraps(f)\n" + PLAIN,
+        FAULT + "import functools\n@functools.cache\n@benign()\n" + PLAIN,
+        FAULT + "from functools import cache\ncache = benign()\n@cache\n" + PLAIN,
+        "import importlib\n" + PLAIN + "importlib.import_module('mine').mark(helper)\n",
+        "def load():\n    from . import mine\n    return mine.mark\n@load()\n" + PLAIN,
         "from mine import helper\n",
         "try:\n    from mine import helper\nexcept ImportError:\n    helper = None\n",
+        "from mine import benign\n"
         "if True:\n    @benign()\n    def helper(site):\n        yield\nelse:\n    helper = 1\n",
     ],
 )
@@ -349,9 +386,9 @@ def test_what_may_have_been_declared_elsewhere_in_the_file_passes(
         "from os.path import *\n",
         "globals()['f'] = 1\n",
         "def __getattr__(name):\n    return 1\n",
-        "try:\n    import json as f\nexcept ImportError:\n    pass\n",
-        "if True:\n    (f, g) = 1, 2\n",
-        "with open('/dev/null') as f:\n    pass\n",
+        "try:\n    import mine as f\nexcept ImportError:\n    pass\n",
+        "import mine\nif True:\n    (f, g) = mine.two()\n",
+        "import mine\nwith mine.opened() as f:\n    pass\n",
     ],
 )
 def test_a_name_that_a_file_may_have_is_not_refused(
