@@ -34,14 +34,19 @@ def program(name: str) -> str:
 def timed(command: Sequence[str], cwd: Path, environment: Mapping[str, str] | None = None) -> Run:
     """Run a command to its end.
 
+    What it compiles of Python may be kept, whatever the caller's environment says: else modules
+    that changed since they were installed are compiled in each run, and that would be measured.
+
     Raises:
         RuntimeError: it failed; its output is in the message.
     """
+    kept = dict(os.environ if environment is None else environment)
+    kept.pop("PYTHONDONTWRITEBYTECODE", None)
     log = cwd / "benchmark.log"
     with log.open("wb") as output:
         start = time.perf_counter()
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, cwd=cwd, env=environment
+            command, stdout=output, stderr=subprocess.STDOUT, cwd=cwd, env=kept
         )
         peak = _Peak(process.pid)
         peak.start()
