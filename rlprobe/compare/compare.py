@@ -19,6 +19,7 @@ from rlprobe.compare.planner import Pairing, StagePlan
 from rlprobe.compare.sides import KEY_DATA, Side
 from rlprobe.compare.stage_sources import RolloutStage
 from rlprobe.compare.tables import Table
+from rlprobe.compare.unchanged import Unchanged
 from rlprobe.compare.writer import Summary
 from rlprobe.errors import NotComparableError
 from rlprobe.imports import uncollected
@@ -98,14 +99,15 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
                 )
             )
         summary.across_dtypes = options.pair == OTHER_PRECISION
-        tables = _tables(stage, options, summary)
+        unchanged = Unchanged()
+        tables = _tables(stage, options, summary, unchanged)
         if samples is not None:
             found = samples.compare(stage.stage, tuple(map(str, stage.notes)))
             if found is not None:
                 summary.samples = found.summary
                 for name, table in found.tables.items():
                     writer.write_table(out / stage.stage, name, table, summary)
-        writer.write_stage(out / stage.stage, tables, summary)
+        writer.write_stage(out / stage.stage, tables, summary, unchanged)
         _tell(summary, logging.INFO if options.told else logging.DEBUG)
         summaries.append(summary)
     return summaries
@@ -225,13 +227,16 @@ def _one_sided(stage: StagePlan, pairing: Pairing, mapped: bool) -> str | None:
     return f"{insufficiency.NO_PROCESS[0 if side == 'benchmark' else 1]}{what}"
 
 
-def _tables(stage: StagePlan, options: Options, summary: Summary) -> Iterator[pl.DataFrame]:
+def _tables(
+    stage: StagePlan, options: Options, summary: Summary, unchanged: Unchanged
+) -> Iterator[pl.DataFrame]:
     for pairing, benchmark, target in loading.load(stage, options.jobs, options.beside):
         samples = _of_samples(stage, pairing)
         if samples is not None:
             yield _table(stage, pairing, samples, options, summary)
             continue
-        for rows in _ahead(_side_by_side(benchmark, target, options)):
+        alone = unchanged if len(stage.pairings) == 1 else Unchanged()
+        for rows in _ahead(_side_by_side(benchmark, target, options, alone)):
             yield _table(stage, pairing, rows, options, summary)
 
 
@@ -255,11 +260,20 @@ def _of_samples(stage: StagePlan, pairing: Pairing) -> pl.DataFrame | None:
     return pairs.side_by_side(left, right, matches)
 
 
-def _side_by_side(benchmark: Table, target: Table, options: Options) -> Iterator[pl.DataFrame]:
+def _side_by_side(
+    benchmark: Table, target: Table, options: Options, unchanged: Unchanged
+) -> Iterator[pl.DataFrame]:
     """Both sides' records as :mod:`.pairs` puts them, slice by slice where rows stand alone."""
     mapped = options.rules is not None and options.rules.mapping is not None
-    same = not mapped and pairs.same_names(benchmark, target)
-    if not same or benchmark.height <= _SLICE:
+    large = benchmark.height > _SLICE
+    if large and not mapped:
+        unchanged.look(benchmark, target, _SLICE)
+    same = not mapped and (unchanged.same("name") or pairs.same_names(benchmark, target))
+    sliced = same and large
+    whole = sliced and (options.noise is not None or _both_kept_tensors(benchmark, target))
+    if whole or not sliced:
+        unchanged.forget()
+    if not sliced:
         left, right = benchmark.rows(pairs.LOADED), target.rows(pairs.LOADED)
         if not same or shift.shifted(left, right):
             # Imported here: most pairs have the same names.
@@ -271,14 +285,14 @@ def _side_by_side(benchmark: Table, target: Table, options: Options) -> Iterator
         else:
             yield pairs.side_by_side(left, right, None)
         return
-    whole = options.noise is not None or _both_kept_tensors(benchmark, target)
-    length = max(1, benchmark.height) if whole else _SLICE
-    for start in range(0, max(1, benchmark.height), length):
-        yield pairs.side_by_side(
-            benchmark.rows(pairs.LOADED, start, length),
-            target.rows(pairs.SLIM, start, length),
-            None,
-        )
+    length = benchmark.height if whole else _SLICE
+    # a slice is of one row group, which one core decodes
+    with ThreadPoolExecutor(1) as beside:
+        for start in range(0, benchmark.height, length):
+            reading = beside.submit(target.rows, pairs.SLIM, start, length)
+            left = benchmark.rows(pairs.LOADED, start, length)
+            right = reading.result().with_columns(left.get_column("name"))
+            yield pairs.side_by_side(left, right, None)
 
 
 def _ahead(items: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:

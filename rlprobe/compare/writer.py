@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import polars as pl
 
@@ -17,6 +19,7 @@ from rlprobe.compare.bounds import SIDES
 from rlprobe.compare.lacking import Lacking
 from rlprobe.compare.match.recompute import RECOMPUTE
 from rlprobe.compare.tensors.figures import FIGURES
+from rlprobe.compare.unchanged import Unchanged
 from rlprobe.dumps import results
 from rlprobe.dumps.results import FORMAT, RECORDS, SUMMARY
 from rlprobe.dumps.schema import SLOTS
@@ -237,7 +240,9 @@ class Summary:
                 )
             )
         if self.slots:
-            known = ", ".join(f"{lacking.short(s)} ({n:,})" for s, n in self.slots.most_common(6))
+            # polars counts in no order, and two runs are to say the same
+            often = sorted(self.slots.items(), key=lambda slot: (-slot[1], slot[0]))[:6]
+            known = ", ".join(f"{lacking.short(s)} ({n:,})" for s, n in often)
             self.notes.append(
                 say(
                     "records of slots that msprobe knows nothing of, compared like any other: "
@@ -346,10 +351,18 @@ def write_table(directory: Path, name: str, table: pl.DataFrame, summary: Summar
     summary.tables[name] = described
 
 
-def write_stage(directory: Path, tables: Iterable[pl.DataFrame], summary: Summary) -> None:
+def write_stage(
+    directory: Path,
+    tables: Iterable[pl.DataFrame],
+    summary: Summary,
+    unchanged: Unchanged | None = None,
+) -> None:
     """Write records and summary, each whole or not at all, while the next table is measured.
 
     Tables of :func:`write_table` come before it.
+
+    Args:
+        unchanged: what of the tables may be copied, known once the first is there.
 
     Raises:
         OSError: the directory cannot be written.
@@ -357,9 +370,7 @@ def write_stage(directory: Path, tables: Iterable[pl.DataFrame], summary: Summar
     with written(directory / RECORDS) as records:
         # an open file: a path may be opened by another thread after this one has given up
         with Followed(records) as followed, records.open("wb") as file:
-            _source(tables, summary).sink_parquet(
-                file, engine="streaming", metadata=mark(results.kind(RECORDS)), **_PARQUET
-            )
+            _write(file, iter(tables), summary, unchanged or Unchanged())
         # the counts of the statuses are those of the rows
         rows = sum(summary.counts.values())
         described = results.describe(records, rows, followed.digest)
@@ -373,6 +384,30 @@ def write_stage(directory: Path, tables: Iterable[pl.DataFrame], summary: Summar
 
 #: Quick to write, and small enough: the values of both sides hardly compress.
 _PARQUET: dict[str, Any] = {"compression": "lz4", "row_group_size": 1 << 17, "statistics": False}
+
+
+def _write(
+    file: BinaryIO, tables: Iterator[pl.DataFrame], summary: Summary, unchanged: Unchanged
+) -> None:
+    metadata = mark(results.kind(RECORDS))
+    begun = list(itertools.islice(tables, 1))
+    tables = itertools.chain(begun, tables)
+    with unchanged.writer(file, SCHEMA, metadata) as copying:
+        if copying is None:
+            _source(tables, summary).sink_parquet(
+                file, engine="streaming", metadata=metadata, **_PARQUET
+            )
+            return
+        with ThreadPoolExecutor(1) as beside:
+            adding: Future[None] | None = None
+            for table in tables:
+                summary.add(table)
+                if adding is not None:
+                    adding.result()
+                adding = beside.submit(copying.add, table)
+            if adding is not None:
+                adding.result()
+        copying.finish()
 
 
 def _source(tables: Iterable[pl.DataFrame], summary: Summary) -> pl.LazyFrame:

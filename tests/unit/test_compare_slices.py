@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -11,10 +12,14 @@ import pytest
 from rlprobe.compare import compare as comparison
 from rlprobe.compare import sides
 from rlprobe.compare.compare import Options, compare
+from rlprobe.compare.match import pairs
 from rlprobe.compare.stage_sources import Process
+from rlprobe.documents import parquetfile
 from rlprobe.dumps import records
+from rlprobe.dumps.results import table as results_table
 from rlprobe.errors import StoreError
 from rlprobe.files import digest
+from rlprobe.formats import mark
 from tests.msprobe import dumps
 from tests.unit.compare_helpers import list_files
 
@@ -61,6 +66,134 @@ def test_any_slice_gives_the_same_rows(
     assert results(*both, tmp_path / "sliced").equals(whole)
     assert whole.get_column("rank").n_unique() == 3
     assert whole.height > 3 * 7
+
+
+def stored(root: Path, content: dict[str, object], rows: int, ranks: int = 1) -> Path:
+    """The same with ``rows`` records a row group."""
+    found = run(root, *[content] * ranks)
+    table = found / "records" / f"{STAGE}.parquet"
+    frame = records.read(table)
+    frame.write_parquet(table, compression="lz4", row_group_size=rows, metadata=mark("records"))
+    list_files(found)
+    return found
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of columns that are copied, as often as any are."""
+    found: list[int] = []
+
+    class Writer(parquetfile.Writer):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            found.append(len(args[3]))
+
+    monkeypatch.setattr(parquetfile, "Writer", Writer)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_columns_that_both_tables_hold_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: list[int], seed: int
+) -> None:
+    contents = dumps.random_pair(seed, 9)
+    for side in contents:
+        side.popitem()
+    both = [stored(tmp_path / n, c, 5) for n, c in zip("bt", contents, strict=True)]
+    whole = results(both[0], both[1], tmp_path / "whole")
+    assert copied == []
+    monkeypatch.setattr(comparison, "_SLICE", 5)
+    assert results(both[0], both[1], tmp_path / "sliced").equals(whole)
+    assert copied == [len(pairs.COMMON) + 2 * len(pairs.BOTH) + 1]
+    # the table is vouched for like any other, and its summary says the same
+    found = results_table(tmp_path / "sliced" / STAGE, "records.parquet")
+    assert found is not None
+    assert found.collect().equals(whole)
+    told = [
+        json.loads((tmp_path / n / STAGE / "summary.json").read_text()) for n in ("whole", "sliced")
+    ]
+    for one in told:
+        del one["tables"], one["digest"]
+    assert told[0] == told[1]
+
+
+def test_names_are_read_where_their_bytes_tell_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: list[int]
+) -> None:
+    contents = dumps.random_pair(4, 9)
+    for side in contents:
+        side.popitem()
+    both = [stored(tmp_path / n, c, 5) for n, c in zip("bt", contents, strict=True)]
+    table = both[1] / "records" / f"{STAGE}.parquet"
+    frame = records.read(table)
+    whole = results(both[0], both[1], tmp_path / "whole")
+    monkeypatch.setattr(comparison, "_SLICE", 5)
+    how: dict[str, Any] = {"row_group_size": 5, "metadata": mark("records")}
+    frame.write_parquet(table, compression="zstd", **how)
+    list_files(both[1])
+    assert results(both[0], both[1], tmp_path / "zstd").equals(whole)
+    assert len(copied) == 1
+    # one name of another length, and one that changes no length
+    for old, new in (("ward", "wards"), ("ward", "warp")):
+        last = pl.col("order") == pl.col("order").max()
+        name = pl.when(last).then(pl.col("name").str.replace(old, new)).otherwise("name")
+        changed = frame.with_columns(name=name)
+        assert not changed.equals(frame)
+        changed.write_parquet(table, compression="lz4", **how)
+        list_files(both[1])
+        monkeypatch.setattr(comparison, "_SLICE", 5)
+        sliced = results(both[0], both[1], tmp_path / "sliced")
+        monkeypatch.setattr(comparison, "_SLICE", 1 << 17)
+        assert results(both[0], both[1], tmp_path / "other").equals(sliced)
+        assert not sliced.equals(whole)
+    assert len(copied) == 1
+
+
+def test_other_row_groups_are_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: list[int]
+) -> None:
+    contents = dumps.random_pair(1, 9)
+    for side in contents:
+        side.popitem()
+    benchmark = stored(tmp_path / "b", contents[0], 5)
+    whole = results(benchmark, stored(tmp_path / "t", contents[1], 5), tmp_path / "whole")
+    monkeypatch.setattr(comparison, "_SLICE", 5)
+    # of another length on one side; and not a dump's
+    other = stored(tmp_path / "t4", contents[1], 4)
+    assert results(benchmark, other, tmp_path / "sliced").equals(whole)
+    dump = tmp_path / "t" / "dump" / STAGE
+    assert results(benchmark, dump, tmp_path / "plain").equals(whole)
+    # of several processes some rows of a group may be another's
+    ranks = [stored(tmp_path / f"{n}2", c, 5, 2) for n, c in zip("bt", contents, strict=True)]
+    doubled = results(ranks[0], ranks[1], tmp_path / "ranks")
+    assert doubled.filter(pl.col("rank") == 0).equals(whole)
+    assert copied == []
+
+
+def test_a_table_in_another_form_is_encoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: list[int]
+) -> None:
+    """What polars reads as the same may stand there otherwise."""
+    contents = dumps.random_pair(2, 9)
+    for side in contents:
+        side.popitem()
+    both = [stored(tmp_path / n, c, 5) for n, c in zip("bt", contents, strict=True)]
+    whole = results(both[0], both[1], tmp_path / "whole")
+    monkeypatch.setattr(comparison, "_SLICE", 5)
+    monkeypatch.setattr(parquetfile, "layout", unreadable_from(both[0]))
+    assert results(both[0], both[1], tmp_path / "sliced").equals(whole)
+    assert copied == []
+
+
+def unreadable_from(run: Path) -> Any:
+    layout = parquetfile.layout
+
+    def found(file: Any) -> parquetfile.Layout:
+        if str(getattr(file, "name", "")).startswith(str(run)):
+            raise ValueError("another form")
+        return layout(file)
+
+    return found
 
 
 def test_each_process_has_its_own_rows_whatever_is_asked_for(tmp_path: Path) -> None:

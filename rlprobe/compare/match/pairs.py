@@ -29,8 +29,9 @@ BOTH = (
 SIDES = ("benchmark", "target")
 #: What has to be read of each side.
 LOADED = ("order", *COMMON, *BOTH[2:], "sketch")
-#: What is enough of the second side where both have the same names in the same order.
-SLIM = ("order", "name", *BOTH[2:], "sketch")
+#: What is enough of the second side where both have the same names in the same order; those are
+#: the first's.
+SLIM = ("order", *BOTH[2:], "sketch")
 
 
 @dataclass(frozen=True)
