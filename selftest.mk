@@ -1,6 +1,6 @@
 # make selftest [ARGS=…]    plant every fault and benign change and print the score (some minutes)
 # make selftest-quick       a few of them, as continuous integration does
-# make blind-faults [SET=…]  faults written blind: the fifth set, or second to seventh (ten minutes)
+# make blind-faults [SET=…]  faults written blind: the fifth set, or second to eighth (ten minutes)
 # make stories              three divergences from alignment to a reproducer that exits 3
 # make unjudged             41 changes of finished runs that could go unjudged in silence (two minutes)
 # make curves               twenty real steps of training, a correct device and a late fault

@@ -137,8 +137,25 @@ LATER = pytest.mark.parametrize(
 )
 
 
+#: Written and answered; what is found of it is not written down yet.
+EIGHTH = FIRST / "eighth"
+
+
 @LATER
 def test_each_fault_of_a_later_set_is_declared_as_its_answer_says(directory, count, classes):
+    assert_declared_as_answered(directory, count)
+
+
+def test_each_fault_of_the_eighth_set_is_declared_as_its_answer_says():
+    assert_declared_as_answered(EIGHTH, 40)
+    for name, fault in declared(EIGHTH).items():
+        answer = answered(EIGHTH)[name]
+        assert fault.get("verdict", "diverged") == answer.get("verdict", "diverged"), name
+        also = [fault["cause"]] if isinstance(fault["cause"], str) else list(fault["cause"])
+        assert also == [answer["cause"], *answer["also_true"]], name
+
+
+def assert_declared_as_answered(directory: Path, count: int) -> None:
     faults, told = declared(directory), answered(directory)
     assert len(faults) == count and faults.keys() == told.keys()
     for name, fault in faults.items():
