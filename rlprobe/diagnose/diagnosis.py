@@ -126,6 +126,9 @@ class Diagnosis(msgspec.Struct, frozen=True):
     rollout: list[Values] = []
     #: Which tokens were sent to other experts, router by router; empty where no model has routers.
     routing: list[Routed] = []
+    #: How much the target recorded besides that is held against nothing, by reason
+    #: (:mod:`rlprobe.diagnose.unheld`).
+    unheld: dict[str, int] = {}
     #: sha256 of ``judged/summary.json``, the tables that this diagnosis follows from.
     judged: str | None = None
     #: What else it was made from: path below the results, and its sha256.

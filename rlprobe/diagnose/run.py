@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import polars as pl
 
-from rlprobe.diagnose import curves, first, noise, rollout, sentence, strip
+from rlprobe.diagnose import curves, first, noise, rollout, sentence, strip, unheld
 from rlprobe.diagnose.cause import classify
 from rlprobe.diagnose.cause.classify import of_gate
 from rlprobe.diagnose.diagnosis import (
@@ -188,6 +188,12 @@ class Examined:
         parts = analysis.first_of(self.step) is not None or curves.left(self.curves) is not None
         return "diverged" if parts else "aligned"
 
+    @property
+    def unheld(self) -> dict[str, int]:
+        """What the target recorded besides (:mod:`rlprobe.diagnose.unheld`); of two dumps there is
+        no run that says it."""
+        return {} if self.results.of_dumps else unheld.of(self.target)
+
     def _aligned(self) -> Diagnosis:
         cells = self._strip_of_all()
         nearest = max(map(noise.nearest, self.every))
@@ -264,6 +270,7 @@ class Examined:
             extent=self.extents,
             curves=self.curves,
             routing=routed.routed(self.results, self.step.number),
+            unheld=self.unheld,
             of=self.of,
         )
 

@@ -69,9 +69,13 @@ UNJUDGED: dict[str, str] = {
 }
 
 INTENDED, HARMLESS, UNIMPORTED = "intended", "harmless", "unimported"
-#: What a run says of its software and settings that is held against nothing.
-SETTINGS: dict[str, str] = {
+SHOWN, COPIED, TIMED = "shown", "copied", "timed"
+#: What a run recorded besides, and that is held against nothing: information alone.
+UNHELD: dict[str, str] = {
     INTENDED: "of a process's device, host and determinism, which may differ by intent",
     HARMLESS: "a setting of the framework that cannot change what is computed",
     UNIMPORTED: "code of a package that a process need not have imported",
+    SHOWN: "who called, and after what: shown beside a record, which is judged by its numbers",
+    COPIED: "a dump's own file, of which the tables that are judged were made",
+    TIMED: "how long something took, or how much of it there was",
 }

@@ -108,6 +108,20 @@ def lacking(results: Results, stage: str, step: int) -> dict[str, int]:
     return {} if stage in stages.ENGINE_STAGES and len(counts) == len(routers) else counts
 
 
+def sized_otherwise(results: Results, stage: str, step: int) -> list[str]:
+    """Routers that do not choose from as many experts on both sides, or for each of their tokens.
+
+    Raises:
+        StoreError: a table is damaged.
+    """
+    sides = [_of(results.run(role), stage, step) for role in (BENCHMARK, TARGET)]
+    if sides[0] is None or sides[1] is None:
+        return []
+    every = pl.concat([side.select("module", "experts") for side in sides if side is not None])
+    sizes = every.group_by("module").agg(pl.col("experts").n_unique())
+    return sorted(sizes.filter(pl.col("experts") > 1).get_column("module"))
+
+
 def with_idle(results: Results, stage: str, step: int) -> list[str]:
     """Routers of which a side sent no token to some expert in a stage.
 

@@ -11,12 +11,10 @@ import polars as pl
 from rlprobe import sketch_floors
 from rlprobe.diagnose.gate.evidence import Evidence, rows_of
 from rlprobe.judge import routed, tokens
-from rlprobe.judge.logical import layout, whole
 from rlprobe.judge.reasons import INHERITED
 from rlprobe.judge.roundoff import UNIT, unit
 from rlprobe.judge.row import columns_where
 from rlprobe.said import Said, listed, of_side, say
-from rlprobe.sketch import distance
 from rlprobe.store.read import Run
 
 #: Statistics of one tensor, computed by two devices, differ by their summing: by a few roundings of
@@ -44,7 +42,6 @@ def check(evidence: Evidence) -> list[Said]:
         *_without_sketches(evidence),
         *_tokens(evidence),
         *_choices(evidence),
-        *_coordinates(evidence),
         *_weights(evidence),
         *_key_data(evidence),
     ]
@@ -215,6 +212,15 @@ def _choices(evidence: Evidence) -> list[Said]:
                 )
             )
         own = routed.of_stage(evidence.results, name, evidence.step.number)
+        sized = routed.sized_otherwise(evidence.results, name, evidence.step.number)
+        if sized:
+            found.append(
+                say(
+                    "{name}: routers of another number of experts: {routers}",
+                    name=name,
+                    routers=listed(sized, 4),
+                )
+            )
         moved = [one for one in own if one.otherwise]
         replayed = evidence.target.manifest.declared.get("routing") == "replay"
         seen = any(process.near_ties for process in stage.processes) or replayed
@@ -229,56 +235,6 @@ def _choices(evidence: Evidence) -> list[Said]:
                 )
             )
     return found
-
-
-def _coordinates(evidence: Evidence) -> list[Said]:
-    """Records of whole stages that do not agree, while those of every call do.
-
-    Where both sides are laid out alike calls are judged, and these are recorded besides.
-    """
-    found = []
-    for name, finding in evidence.step.findings.items():
-        number = evidence.step.number
-        if finding.stage.laid_out is not None or finding.stage.misplaced is not None:
-            continue
-        if not layout.available(evidence.results, name, number):
-            continue
-        left, right = (
-            whole.of_run(run, name, number) for run in (evidence.benchmark, evidence.target)
-        )
-        agree = columns_where(
-            finding.stage.rows,
-            pl.col("judged") & ~pl.col("beyond"),
-            *("module", "direction", "slot", "floor"),
-        )
-        floors = agree.group_by("module", "direction", "slot").agg(pl.col("floor").max())
-        odd = [
-            (module, distance(left[key].sketch.sum(0), right[key].sketch.sum(0)) / left[key].norm)
-            for module, direction, slot, floor in floors.iter_rows()
-            if (key := (module, direction, slot)) in left and key in right and left[key].norm > 0
-            and not _within(left[key], right[key], floor)
-        ]  # fmt: skip
-        if odd:
-            found.append(
-                say(
-                    "{name}: {count:,} records by coordinates differ while those of the calls "
-                    "agree, first {first} ({error:.3g})",
-                    name=name,
-                    count=len(odd),
-                    first=odd[0][0],
-                    error=odd[0][1],
-                )
-            )
-    return found
-
-
-def _within(left: whole.Whole, right: whole.Whole, floor: float | None) -> bool:
-    """Whether two records by coordinates differ by no more than their calls may."""
-    if not (left.finite or right.finite):
-        return True
-    apart = distance(left.sketch.sum(0), right.sketch.sum(0)) / left.norm
-    allowed = OF_TOKENS * max(floor or 0.0, sketch_floors.DEVICES)
-    return bool(apart <= allowed)  # NaN is not
 
 
 def _weights(evidence: Evidence) -> list[Said]:

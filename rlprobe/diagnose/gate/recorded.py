@@ -14,7 +14,16 @@ import polars as pl
 
 from rlprobe import stages
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate import clipping, contradictions, gaps, gradient_norms, impossible
+from rlprobe.diagnose.gate import (
+    by_coordinates,
+    clipping,
+    contradictions,
+    gaps,
+    gradient_norms,
+    impossible,
+    partial,
+    placed,
+)
 from rlprobe.diagnose.gate.evidence import Evidence, caveat, rows_of
 from rlprobe.judge import keydata, metrics, optimizers
 from rlprobe.judge.analysis import Step
@@ -42,6 +51,9 @@ def check(evidence: Evidence) -> GateItem | None:
     said = [
         *_formats(evidence),
         *contradictions.check(evidence),
+        *by_coordinates.check(evidence),
+        *partial.check(evidence),
+        *placed.copies(evidence),
         *_parameters(evidence),
         *_proofs(evidence),
         *_weights(evidence),

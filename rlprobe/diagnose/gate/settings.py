@@ -12,7 +12,7 @@ import polars as pl
 
 from rlprobe import frameworks
 from rlprobe.diagnose.diagnosis import GateItem
-from rlprobe.diagnose.gate import configuration, processes
+from rlprobe.diagnose.gate import configuration, placed, processes
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
 from rlprobe.diagnose.gate.processes import gathered
 from rlprobe.errors import ReplayError
@@ -108,6 +108,20 @@ def _layout(evidence: Evidence) -> GateItem:
     if not all(shown):
         return caveat(
             LAYOUT, say("a side did not record its parallel layout"), say("collect it again")
+        )
+    elsewhere = placed.check(evidence) if shown[0] == shown[1] else []
+    if elsewhere:
+        return caveat(
+            LAYOUT,
+            say(
+                "the same on both sides ({shown}), and yet {elsewhere}",
+                shown=shown[0],
+                elsewhere=joined(elsewhere, SEMICOLON),
+            ),
+            say(
+                "see what shares parameters and gradients out (a distributed optimizer, a wrapper) "
+                "on either side"
+            ),
         )
     if shown[0] == shown[1]:
         return opened(LAYOUT, say("the same on both sides: {shown}", shown=shown[0]))

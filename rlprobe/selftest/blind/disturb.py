@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +15,32 @@ import polars as pl
 
 from rlprobe.dumps.beside import statistics
 from rlprobe.judge.roundoff import UNIT
-from rlprobe.selftest.blind import told
+from rlprobe.selftest.blind import beside, told
 from rlprobe.selftest.blind.quantities import (
     BUFFER,
     CHOICE,
     CONFIGURATION,
     CONTRADICTION,
     DTYPE,
+    DUMP,
+    ELSEWHERE,
     ENVIRONMENT,
     KEY_DATA,
+    LAYOUT,
     METRIC,
     MISSING,
     NAN,
+    PART,
     PROOF,
     RECORD,
     SETTING,
     SHAPE,
     SINGLE,
     STEPPED,
+    TABLE,
     TEN_FLOORS,
     TOKEN,
+    WEIGHT,
     ZERO,
     Quantity,
 )
@@ -42,6 +49,8 @@ from rlprobe.selftest.blind.quantities import (
 TIMES, MOVED = 10.0, 0.1
 _STATISTICS = ("max", "min", "mean", "norm")
 _ENDS = ("max", "min")
+#: What says a weight or a buffer.
+_MEASURED = ("digest", "norm", "sketch")
 #: Of fp32 and bf16.
 _LARGEST = 3.4028234663852886e38
 
@@ -56,24 +65,14 @@ def contents(run: Path, quantity: Quantity, way: str) -> dict[str, bytes | None]
     Raises:
         UnchangedError: it would be as it was.
     """
+    if quantity.kind == LAYOUT:  # of the manifest, which is made anew with whatever has changed
+        if way == MISSING and quantity.key != "rank":  # a process is there, or it is not
+            raise UnchangedError
+        return {}
     data = (run / quantity.file).read_bytes()
-    if quantity.kind == RECORD:
-        return {quantity.file: _record(data, quantity, way)}
     if quantity.kind == KEY_DATA:
         return _saved(run, data, quantity, way)
-    if quantity.kind == METRIC:
-        return {quantity.file: _metric(data, quantity, way)}
-    if quantity.kind == PROOF:
-        return {quantity.file: _proof(data, quantity, way)}
-    if quantity.kind == SETTING:
-        return {quantity.file: _setting(data, quantity, way)}
-    if quantity.kind == BUFFER:
-        return {quantity.file: _buffer(data, quantity, way)}
-    if quantity.kind in (ENVIRONMENT, CONFIGURATION):
-        return {quantity.file: _told_of(data, quantity, way)}
-    if quantity.kind in (TOKEN, CHOICE):
-        return {quantity.file: _line(data, quantity, way)}
-    return {quantity.file: _weight(data, quantity, way)}
+    return {quantity.file: _CHANGES.get(quantity.kind, _beside)(data, quantity, way)}
 
 
 def _record(data: bytes, quantity: Quantity, way: str) -> bytes:
@@ -87,6 +86,8 @@ def _record(data: bytes, quantity: Quantity, way: str) -> bytes:
         if row["dtype"] is None:
             raise UnchangedError
         new["dtype"] = "torch.bfloat16" if row["dtype"] != "torch.bfloat16" else "torch.float32"
+    elif way == PART:
+        new[_part(row, (*_STATISTICS, "digest", "value", "sketch"), at)] = None
     elif way == SHAPE:
         shape = list(row["shape"] or [])
         new["shape"] = [*shape[:-1], shape[-1] + 1] if shape else [2]
@@ -101,6 +102,14 @@ def _record(data: bytes, quantity: Quantity, way: str) -> bytes:
             new["digest"] = _other(row["digest"])
     changed = pl.DataFrame([new], schema=table.schema)
     return _parquet(table, pl.concat([table[:at], changed, table[at + 1 :]]))
+
+
+def _part(row: dict[str, Any], names: Sequence[str], at: int) -> str:
+    """One of what says a thing: another one for each row, of those that it has."""
+    there = [name for name in names if row.get(name) is not None]
+    if len(there) < 2:
+        raise UnchangedError
+    return there[at % len(there)]
 
 
 def _moved(row: dict[str, Any], quantity: Quantity, way: str) -> dict[str, Any]:
@@ -244,6 +253,15 @@ def _setting(data: bytes, quantity: Quantity, way: str) -> bytes:
     return json.dumps(whole).encode()
 
 
+def _beside(data: bytes, quantity: Quantity, way: str) -> bytes | None:
+    if way == MISSING and quantity.kind in (DUMP, TABLE):
+        return None
+    found = beside.changed(data, quantity, way)
+    if found is None:
+        raise UnchangedError
+    return found
+
+
 def _told_of(data: bytes, quantity: Quantity, way: str) -> bytes:
     found = told.changed(data, quantity, way)
     if found is None:
@@ -271,9 +289,11 @@ def _buffer(data: bytes, quantity: Quantity, way: str) -> bytes:
     if way == MISSING:
         line["buffers"].remove(kept)
         return json.dumps(whole).encode()
-    if way != CONTRADICTION:
+    if way not in (CONTRADICTION, PART):
         kept["digest"] = _other(kept["digest"])
-    if way == DTYPE:
+    if way == PART:
+        kept[_part(kept, _MEASURED, quantity.row or 0)] = None
+    elif way == DTYPE:
         coarse = "torch.bfloat16"
         kept["dtype"] = coarse if kept["dtype"] != coarse else "torch.float32"
     elif way == SHAPE:
@@ -296,9 +316,18 @@ def _weight(data: bytes, quantity: Quantity, way: str) -> bytes:
     if way == MISSING:
         return _parquet(table, pl.concat([table[:at], table[at + 1 :]]))
     row = table.row(at, named=True)
-    if way != CONTRADICTION:
+    if way not in (CONTRADICTION, PART, ELSEWHERE):
         row["digest"] = _other(row["digest"])
-    if way == DTYPE:  # the same numbers, which are other bytes
+    if way == PART:
+        row[_part(row, _MEASURED, at)] = None
+    elif way == ELSEWHERE:
+        row |= {"offset": json.dumps("disturbed"), "complete": False}
+    elif way == SHAPE:
+        row |= {
+            name: [*row[name][:-1], row[name][-1] + 1] if row[name] else [2]
+            for name in ("shape", "local_shape")
+        }
+    elif way == DTYPE:  # the same numbers, which are other bytes
         coarse = "torch.bfloat16"
         row["dtype"] = coarse if row["dtype"] != coarse else "torch.float32"
     else:
@@ -350,3 +379,16 @@ def _other(digest: str | None) -> str | None:
         return None
     prefix, colon, text = digest.rpartition(":")
     return f"{prefix}{colon}{hashlib.sha256(text.encode()).hexdigest()[: len(text)]}"
+
+
+#: How a file of each kind is changed; of any other kind, what lies beside the numbers.
+_CHANGES: dict[str, Callable[[bytes, Quantity, str], bytes | None]] = {
+    RECORD: _record,
+    METRIC: _metric,
+    PROOF: _proof,
+    SETTING: _setting,
+    BUFFER: _buffer,
+    WEIGHT: _weight,
+    **dict.fromkeys((ENVIRONMENT, CONFIGURATION), _told_of),
+    **dict.fromkeys((TOKEN, CHOICE), _line),
+}

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import polars as pl
@@ -34,22 +34,29 @@ from rlprobe.judge.inputs import Results, save
 from rlprobe.judge.judge import Kept, key_data
 from rlprobe.judge.keydata import LATER, Difference
 from rlprobe.roles import BENCHMARK, TARGET
-from rlprobe.selftest.blind import disturb, told
+from rlprobe.selftest.blind import beside, disturb, told
 from rlprobe.selftest.blind.quantities import (
+    CALL,
+    COORDINATE,
+    DUMP,
+    ELSEWHERE,
+    LAYOUT,
     METRIC,
     MISSING,
+    PLACE,
     RECORD,
     SETTING,
+    SHAPE,
     TOKEN,
     TOLD,
     WEIGHT,
     Quantity,
 )
 from rlprobe.selftest.blind.remembered import (
-    MADE_OF,
     REMEMBERED,
     Compared,
     Touched,
+    made_of,
     of_one_key,
     remember,
     remember_rows,
@@ -57,6 +64,9 @@ from rlprobe.selftest.blind.remembered import (
 from rlprobe.store.manifest import NAME as MANIFEST
 from rlprobe.store.manifest import File, Manifest
 from rlprobe.store.read import Run
+
+#: Kinds on which key data do not depend.
+_APART = (RECORD, TOKEN, METRIC, SETTING, PLACE, COORDINATE, CALL, DUMP, *TOLD)
 
 
 def _link(source: str, target: str) -> None:
@@ -76,6 +86,8 @@ class Judgement:
     extent: Extents
     #: What made the verdict, in a few words.
     why: str = ""
+    #: By reason, how much was said to be held against nothing.
+    unheld: Mapping[str, int] = field(default_factory=dict)
 
 
 class Laboratory:
@@ -196,7 +208,7 @@ class Laboratory:
                     return self._judged(Results.open(self.results), Kept())
                 results = self._with_target(quantity)
                 self._compare(quantity.stage, self._samples_of(quantity, results))
-                return self._judged(results, self._untouched(quantity, results))
+                return self._judged(results, self._untouched(quantity, way, results))
             except RlprobeError as error:
                 return str(error)
 
@@ -205,14 +217,8 @@ class Laboratory:
         was = self._opened.run(TARGET)
         assert was is not None
         target = Run(was.store, was.path, Manifest.load(self.target))
-        kept = {name: vars(was)[name] for name in REMEMBERED - {MADE_OF.get(quantity.kind, "")}}
-        if quantity.kind in (
-            RECORD,
-            TOKEN,
-            METRIC,
-            SETTING,
-            *TOLD,
-        ):  # its key data are what they were
+        kept = {name: vars(was)[name] for name in REMEMBERED - made_of(quantity)}
+        if quantity.kind in _APART:  # its key data are what they were
             kept |= {name: getattr(was, name) for name in ("_checked_data", "recorded")}
             vars(target).update(kept)
         else:
@@ -230,7 +236,7 @@ class Laboratory:
     def _samples_of(self, quantity: Quantity, results: Results) -> Samples | None:
         """Key data of both sides as comparing reads them; None where they are read anew."""
         target = results.run(TARGET)
-        if quantity.kind == RECORD:
+        if quantity.kind in (RECORD, CALL, PLACE, COORDINATE):
             return self._samples
         if quantity.kind == TOKEN:
             return Samples(self._benchmark, self.target, opened=self._key_data())
@@ -239,13 +245,15 @@ class Laboratory:
         opened = self._key_data()[0], target.recorded
         return Samples(self._benchmark, self.target, opened=opened)
 
-    def _untouched(self, quantity: Quantity, results: Results) -> Kept:
+    def _untouched(self, quantity: Quantity, way: str, results: Results) -> Kept:
         """What does not depend on a quantity: of a record all but its stage, of a stage's key data
         all but that and what is made of it, of tokens, samples and weights nothing."""
+        if quantity.kind == WEIGHT and way in (SHAPE, ELSEWHERE):
+            return Kept()  # gradients are joined by where weights lie
         one_key = of_one_key(quantity)
         # weights tell how shards of records lie, of which one process has none
         of_gate = (METRIC, SETTING) if self._has_shards else (METRIC, SETTING, WEIGHT)
-        kept = quantity.kind in (RECORD, TOKEN, *of_gate, *TOLD)
+        kept = quantity.kind in (*_APART, *of_gate)
         if not one_key and (not kept or told.of_floors(quantity)):
             return Kept()
         touched = {quantity.stage}
@@ -275,7 +283,7 @@ class Laboratory:
 
     def _judgement(self, found: Examined) -> Judgement:
         self._last = found
-        return Judgement(found.verdict, found.gate.items, found.extents, _why(found))
+        return Judgement(found.verdict, found.gate.items, found.extents, _why(found), found.unheld)
 
     def floor(self, quantity: Quantity) -> float | None:
         """A record's floor in what was judged last; None where it has none.
@@ -333,7 +341,12 @@ class Laboratory:
         if quantity.kind == RECORD and way == MISSING and quantity.stage is not None:
             one = captured[quantity.stage]
             captured[quantity.stage] = one.model_copy(update={"records": one.records - 1})
-        changed = self._manifest.model_copy(update={"files": files, "stages": captured})
+        layout = list(self._manifest.layout)
+        if quantity.kind == LAYOUT:
+            layout = beside.laid_out(layout, quantity, way)
+        changed = self._manifest.model_copy(
+            update={"files": files, "stages": captured, "layout": layout}
+        )
         self._replace(self.target / MANIFEST, changed.to_bytes())
 
     def _compare(self, stage: str | None, samples: Samples | None) -> None:

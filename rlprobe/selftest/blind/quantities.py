@@ -17,7 +17,7 @@ from rlprobe.judge import extent, tables
 from rlprobe.judge.curves import Curve
 from rlprobe.judge.extent import Extents
 from rlprobe.judge.keydata import LATER, result_of, stage_of
-from rlprobe.judge.reasons import LATER_STEP, MASKED_VALUE
+from rlprobe.judge.reasons import COPIED, LATER_STEP, MASKED_VALUE, TIMED
 from rlprobe.store.read import Run
 
 RECORD, KEY_DATA, METRIC, WEIGHT, PROOF, SETTING, BUFFER, TOKEN, CHOICE = (
@@ -37,9 +37,16 @@ ENVIRONMENT, CONFIGURATION = "environment", "configuration"
 
 TOLD = (ENVIRONMENT, CONFIGURATION)
 
+#: Where a gradient lies, a record by coordinates, what is noted of a call, a dump's own file, and
+#: a file as a whole.
+PLACE, COORDINATE, CALL, DUMP, TABLE = "place", "coordinate", "call", "dump", "table"
+#: Where a process stands among others, which the manifest says.
+LAYOUT = "layout"
+
 #: Ten times its floor; NaN; zero; another dtype or shape; missing; a statistic that its digest
 #: contradicts; one value of many.
-TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION, SINGLE = (
+#: Another place or order; one of several numbers that say it, missing.
+TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION, SINGLE, ELSEWHERE, PART = (
     "ten_floors",
     "nan",
     "zero",
@@ -48,23 +55,31 @@ TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION, SINGLE = (
     "missing",
     "contradiction",
     "single",
+    "elsewhere",
+    "part",
 )
 #: Before the name of a parameter that an optimizer steps: it is there or missing.
 STEPPED = "parameter "
 #: The largest number that an additive mask says "never" with.
 _NEVER = -1e4
 WAYS: dict[str, tuple[str, ...]] = {
-    RECORD: (TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION),
+    RECORD: (TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION, PART),
     KEY_DATA: (TEN_FLOORS, NAN, ZERO, DTYPE, MISSING, SINGLE, CONTRADICTION),
     METRIC: (TEN_FLOORS, NAN, ZERO, MISSING),
-    WEIGHT: (TEN_FLOORS, NAN, ZERO, DTYPE, MISSING, CONTRADICTION),
+    WEIGHT: (TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, ELSEWHERE, MISSING, CONTRADICTION, PART),
     PROOF: (TEN_FLOORS, MISSING),
     SETTING: (TEN_FLOORS, NAN, ZERO, MISSING),
-    BUFFER: (TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION),
+    BUFFER: (TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, MISSING, CONTRADICTION, PART),
     TOKEN: (TEN_FLOORS, NAN, ZERO, MISSING),
     CHOICE: (TEN_FLOORS, MISSING),
     ENVIRONMENT: (TEN_FLOORS, MISSING),
     CONFIGURATION: (TEN_FLOORS, MISSING),
+    PLACE: (ELSEWHERE, SHAPE, DTYPE, MISSING),
+    COORDINATE: (TEN_FLOORS, NAN, ZERO, DTYPE, SHAPE, ELSEWHERE, MISSING, CONTRADICTION),
+    CALL: (TEN_FLOORS, MISSING),
+    DUMP: (TEN_FLOORS, MISSING),
+    TABLE: (MISSING,),
+    LAYOUT: (TEN_FLOORS, MISSING),
 }
 
 
@@ -199,12 +214,13 @@ def _metrics(target: Run, extents: Extents, curves: Sequence[Curve]) -> Iterator
         listed = extents.get(extent.TRAINER, {}).get(line.get("step", -1))
         declared = next(iter(listed.unjudged), None) if listed is not None else None
         step = line.get("step")
-        for name in filter(extent.is_computed, line.get("metrics") or {}):
-            group = (METRIC, "", name.partition("/")[0], "", str(step), "")
+        for name in line.get("metrics") or {}:
+            timed = None if extent.is_computed(name) else TIMED
+            group = (METRIC, "", timed or name.partition("/")[0], "", str(step), "")
             width = widths.get((name, int(step or 0)))
             yield Quantity(
                 METRIC, None, "metrics.jsonl", number, group, name, width,
-                declared if width is None else None,
+                timed or (declared if width is None else None),
             )  # fmt: skip
 
 
@@ -273,8 +289,7 @@ def _tokens(
     Args:
         target: the run.
         stage: canonical name.
-        records: by step, rank and name; what no record is of (a router's choices beside it) is
-            among :func:`_choices`.
+        records: by step, rank and name.
     """
     table = target.token_sketches(stage)
     if table is None:
@@ -285,15 +300,15 @@ def _tokens(
         calls.setdefault(key, []).append(number)
     for (step, rank, name, micro), rows in calls.items():
         record = records.get((step, rank, name))
-        if record is None:
-            continue
         group = (TOKEN, stage, name, str(micro), str(step), str(rank))
-        floor = OF_TOKENS * (record.floor or 0.0)
+        floor = OF_TOKENS * ((record and record.floor) or 0.0)
+        # what no record is of are a router's choices, of which there is a table
+        declared = COPIED if record is None else record.declared
         for number in dict.fromkeys((rows[0], rows[len(rows) // 2], rows[-1])):
             yield Quantity(
                 TOKEN, stage, f"token_sketches/{stage}.parquet", number, group,
                 f"token {number - rows[0]} of {name} (step {step}, rank {rank})", floor,
-                record.declared,
+                declared,
             )  # fmt: skip
 
 

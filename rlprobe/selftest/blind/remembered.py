@@ -17,11 +17,14 @@ from rlprobe.roles import TARGET
 from rlprobe.selftest.blind.quantities import (
     BUFFER,
     CHOICE,
+    COORDINATE,
     ENVIRONMENT,
     KEY_DATA,
     METRIC,
+    PLACE,
     PROOF,
     SETTING,
+    TABLE,
     TOKEN,
     WEIGHT,
     Quantity,
@@ -73,7 +76,7 @@ REMEMBERED = frozenset(
         *("joined", "token_sketches", "logical", "routing", "generated"),
     }
 )
-MADE_OF = {
+_MADE_OF = {
     WEIGHT: "weights",
     PROOF: "mock_proof",
     METRIC: "metrics",
@@ -82,7 +85,16 @@ MADE_OF = {
     TOKEN: "token_sketches",
     CHOICE: "routing",
     ENVIRONMENT: "environment",
+    PLACE: "gradients",
+    COORDINATE: "logical",
 }
+
+
+def made_of(quantity: Quantity) -> frozenset[str]:
+    """What is read anew once a quantity has changed; of a whole file whatever may be in it."""
+    if quantity.kind == TABLE:
+        return REMEMBERED
+    return frozenset({_MADE_OF.get(quantity.kind, "")})
 
 
 @dataclass(frozen=True)

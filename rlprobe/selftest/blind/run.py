@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rlprobe.diagnose.diagnosis import ALIGNED
 from rlprobe.errors import UsageError
-from rlprobe.selftest.blind import quantities, score, told
+from rlprobe.judge.reasons import UNHELD
+from rlprobe.selftest.blind import beside, quantities, score, told
 from rlprobe.selftest.blind.disturb import UnchangedError
 from rlprobe.selftest.blind.laboratory import Judgement, Laboratory
 from rlprobe.selftest.blind.quantities import TEN_FLOORS, Quantity
@@ -60,7 +61,7 @@ def disturbed(
         )
     laboratory.require_neutral()
     examined = laboratory.examined
-    found = [*quantities.of(examined), *told.of(examined.target)]
+    found = [*quantities.of(examined), *beside.of(examined), *told.of(examined.target)]
     chosen = quantities.sample(found, count, seed)
     _log.info("%d quantities, %d disturbances", len(found), len(chosen))
     if jobs == 1:
@@ -133,4 +134,7 @@ def _outcome(
     before: Judgement, after: Judgement | str, quantity: Quantity, way: str
 ) -> tuple[str, str]:
     below = quantities.is_below(quantity, way)
-    return score.outcome(before, after, told.judges(quantity, way), below=below)
+    declared = told.judges(quantity, way)
+    if declared in UNHELD and declared not in before.unheld:
+        declared = None  # the diagnosis had not said it
+    return score.outcome(before, after, declared, below=below)

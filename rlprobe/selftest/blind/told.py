@@ -10,14 +10,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from rlprobe.diagnose import unheld
 from rlprobe.diagnose.gate import configuration
 from rlprobe.judge.reasons import HARMLESS, INTENDED, UNIMPORTED
 from rlprobe.selftest.blind.quantities import CONFIGURATION, ENVIRONMENT, MISSING, Quantity
 from rlprobe.store.read import Run
 
-_ENVIRONMENT, _CONFIGURATION = "environment.json", "dump/configurations.json"
-#: Parts of a process's environment that are held against the other side's; all others are intended.
-_JUDGED = frozenset({"versions", "code", "switches", "dropout"})
+_ENVIRONMENT = "environment.json"
 #: Parts of an environment by which floors are told: which factors a device rounds.
 _OF_FLOORS = frozenset({"device", "switches", "variables"})
 _MOVED = 0.1
@@ -33,7 +32,7 @@ def judges(quantity: Quantity, way: str) -> str | None:
     if quantity.kind != ENVIRONMENT or way != MISSING or quantity.declared is not None:
         return quantity.declared
     path = json.loads(quantity.key)
-    return UNIMPORTED if path[2:3] == ["code"] else None
+    return UNIMPORTED if path[2:3] == [unheld.CODE] else None
 
 
 def of_floors(quantity: Quantity) -> bool:
@@ -79,19 +78,16 @@ def _environment(target: Run) -> Iterator[Quantity]:
     for process in target.environment():
         at = ["processes", process]
         yield _quantity(ENVIRONMENT, _ENVIRONMENT, at, ("process",), None)
-        for path in _leaves(target.environment()[process]):
-            declared = None if path[0] in _JUDGED else INTENDED
+        for path in unheld.leaves(target.environment()[process]):
+            declared = None if path[0] in unheld.JUDGED else INTENDED
             yield _quantity(ENVIRONMENT, _ENVIRONMENT, [*at, *path], path, declared)
 
 
 def _configuration(target: Run) -> Iterator[Quantity]:
-    path = target.dump / "configurations.json"
-    if not path.is_file():
-        return
-    for leaf in _leaves(json.loads(path.read_bytes())):
+    for leaf in unheld.leaves(unheld.configurations(target)):
         kind = configuration.kind(".".join(leaf))
-        declared = HARMLESS if kind == "harmless" else None
-        yield _quantity(CONFIGURATION, _CONFIGURATION, leaf, (kind, *leaf[:1]), declared)
+        declared = HARMLESS if unheld.is_harmless(leaf) else None
+        yield _quantity(CONFIGURATION, unheld.CONFIGURATION, leaf, (kind, *leaf[:1]), declared)
 
 
 def _quantity(
@@ -101,11 +97,3 @@ def _quantity(
     return Quantity(
         kind, None, file, None, (kind, *group), name, None, declared, key=json.dumps(path)
     )
-
-
-def _leaves(value: dict[str, Any], *before: str) -> Iterator[list[str]]:
-    for key, inner in value.items():
-        if isinstance(inner, dict) and inner:
-            yield from _leaves(inner, *before, key)
-        else:
-            yield [*before, key]

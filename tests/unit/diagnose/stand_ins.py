@@ -22,7 +22,8 @@ def rows(**changes: Any) -> pl.DataFrame:
         "direction": "forward", "op": "Linear", "index": "0", "module": "m",
         "unjudged_because": None, "rank": 0, "call": 0,
         "shape_benchmark": [4, 8], "phase": 0, "judged": True,
-        "value_benchmark": None, "value_target": None,
+        "value_benchmark": None, "value_target": None, "digest_benchmark": "sha256:0",
+        "digest_target": "sha256:0",
     }  # fmt: skip
     for side in ("benchmark", "target"):
         row |= {f"dtype_{side}": "torch.float32", f"max_{side}": 2.0, f"min_{side}": -2.0,
@@ -49,8 +50,9 @@ def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any 
         sizes: Any = None, steps: Any = (0,), is_joined: bool = False) -> Any:  # fmt: skip
     laid_out = {"backend": None, "tp": 1, "tp_rank": None, "pp": 1, "ep": 1, **(sizes or {})}
     layout = [SimpleNamespace(rank=rank, role="actor", **laid_out) for rank in range(ranks)]
-    kept = {"role": "actor", "dtype": "torch.float32", "digest": "sha256:0", "norm": 1.0}
-    schema = {
+    kept = {"role": "actor", "dtype": "torch.float32", "digest": "sha256:0", "norm": 1.0,
+            "sketch": [1.0]}  # fmt: skip
+    schema: dict[str, Any] = {
         "name": pl.String,
         "stage": pl.String,
         "step": pl.Int32,
@@ -59,9 +61,10 @@ def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any 
         "dtype": pl.String,
         "digest": pl.String,
         "norm": pl.Float64,
+        "sketch": pl.List(pl.Float32),
     }
     rows = [dict(zip(schema, row, strict=False)) | kept if len(row) == 4
-            else dict(zip(schema, row, strict=True)) for row in weights]  # fmt: skip
+            else dict(zip(schema, row, strict=False)) for row in weights]  # fmt: skip
     table = pl.DataFrame(rows, schema=schema)
     return SimpleNamespace(
         dump=data.parent if data else Path("/nowhere"),
@@ -70,6 +73,10 @@ def run(data: Path | None = None, proof: Any = (), ranks: int = 1, weights: Any 
         mock_proof=lambda: list(proof),
         weights=lambda: table,
         optimizers=list,
+        buffers=list,
+        gradients=lambda: None,
+        logical=lambda stage: None,
+        has=lambda name: False,
         is_joined=is_joined,
         metrics=lambda: [] if metrics is None else [{"step": 0, "metrics": metrics}],
         manifest=SimpleNamespace(
@@ -90,6 +97,7 @@ def evidence(
     stage: str = "actor_update",
     tokens: pl.LazyFrame | None = None,
     summary: Any = None,
+    compared: pl.LazyFrame | None = None,
 ) -> Any:
     """What the gate looks at: one stage of these rows, key data, and two runs."""
     judged = SimpleNamespace(
@@ -101,7 +109,7 @@ def evidence(
             run=lambda role: None,
             stages=lambda: [stage],
             compared=lambda pair, stage: Path("/nowhere"),
-            table=lambda pair, stage, name: tokens,
+            table=lambda pair, stage, name=None: compared if name is None else tokens,
             summary=lambda pair, stage: summary,
         ),
         step=SimpleNamespace(

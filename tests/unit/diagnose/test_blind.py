@@ -137,7 +137,14 @@ def test_what_is_judged_in_part_must_be_what_the_whole_says(
     """A laboratory that keeps what it should judge anew would call everything silent, or nothing:
     both are told apart from blindness by judging some disturbances as a whole."""
     monkeypatch.setattr(Laboratory, "_untouched", lambda laboratory, *_: laboratory._kept)
-    found = run.disturbed(aligned.results, tmp_path / "laboratory", 8, seed=7)
+    records = [quantities.RECORD]
+    monkeypatch.setattr(
+        quantities, "sample", lambda found, count, seed: [
+            (next(one for one in found if one.kind == kind and one.declared is None),
+             quantities.NAN) for kind in records[:count]
+        ],
+    )  # fmt: skip
+    found = run.disturbed(aligned.results, tmp_path / "laboratory", 1)
     assert found.unlike
     assert any("as a whole" in short for short in score.shortfalls([found]))
 

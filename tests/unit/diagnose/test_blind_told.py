@@ -26,7 +26,12 @@ def target(tmp_path: Path) -> Any:
     environment = {"actor-rank0": PROCESS, "ref-rank0": PROCESS}
     (tmp_path / "environment.json").write_text(json.dumps({"processes": environment}))
     (tmp_path / "dump/configurations.json").write_text(json.dumps(CONFIGURATION))
-    return SimpleNamespace(path=tmp_path, dump=tmp_path / "dump", environment=lambda: environment)
+    return SimpleNamespace(
+        path=tmp_path,
+        has=lambda name: True,
+        checked=lambda name: tmp_path / name,
+        environment=lambda: environment,
+    )
 
 
 def test_every_leaf_is_a_quantity_and_what_is_not_judged_has_its_reason(target: Any) -> None:

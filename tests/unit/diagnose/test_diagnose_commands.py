@@ -32,7 +32,8 @@ from tests.unit.diagnose.transformer import Device
 pytestmark = pytest.mark.slow
 
 KEYS = ["format", "verdict", "sentence", "gate", "first", "cause", "coverage", "noise", "stages",
-        "extent", "curves", "rollout", "routing", "judged", "of", "messages", "digest"]  # fmt: skip
+        "extent", "curves", "rollout", "routing", "unheld", "judged", "of", "messages",
+        "digest"]  # fmt: skip
 
 
 def test_aligned_diverged_and_not_comparable_have_their_exit_codes(

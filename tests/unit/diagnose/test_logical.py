@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 
 from rlprobe import coordinates
-from rlprobe.diagnose.gate import contradictions
+from rlprobe.diagnose.gate import by_coordinates
 from rlprobe.dumps.logical import SCHEMA
 from rlprobe.judge import compared, execution, reasons, replicas
 from rlprobe.judge.inputs import Results
@@ -394,33 +394,77 @@ def test_one_replica_of_each_data_parallel_rank_counts() -> None:
     assert replicas.alternatives([], lambda item: item, of) == [[]]
 
 
-@pytest.mark.parametrize(
-    ("target", "said"),
-    [
-        (Side({}).add(0), False),
-        (Side({}).add(0, change=lambda x: x * (1 + 1e-7)), False),
-        (Side({}).add(0, change=lambda x: 1.01 * x), True),
-        (Side({}).add(0, change=lambda x: x + 0.01), True),
-        (Side({}).add(0, change=lambda x: np.full_like(x, np.nan)), True),
-    ],
-)
-@pytest.mark.parametrize("beyond", [False, True])
-def test_where_calls_are_judged_these_must_not_say_otherwise(
-    target: Side, said: bool, beyond: bool
-) -> None:
-    """Laid out alike, nothing else looks at them."""
-    calls = pl.DataFrame(
-        {"module": ["model.norm"], "direction": ["forward"], "slot": ["output"], "floor": [1e-6],
-         "judged": [True], "beyond": [beyond]}
-    )  # fmt: skip
-    stage = SimpleNamespace(rows=calls, laid_out=None, misplaced=None)
+def judged_by_calls(target: Side, **changes: Any) -> tuple[Any, Any]:
+    """Both sides laid out alike, and the stage whose one call stands for this record."""
+    row = {"module": "model.norm", "direction": "forward", "slot": "output", "floor": 1e-6,
+           "judged": True, "beyond": False, "excused_by": None, **changes}  # fmt: skip
+    stage = SimpleNamespace(
+        rows=pl.DataFrame([row], schema_overrides={"excused_by": pl.String}),
+        laid_out=None,
+        misplaced=None,
+    )
     evidence: Any = SimpleNamespace(
         results=results(ONE, target),
         benchmark=ONE,
         target=target,
         step=SimpleNamespace(number=0, findings={STAGE: SimpleNamespace(stage=stage)}),
     )
-    text = contradictions._coordinates(evidence)
-    assert bool(text) == (said and not beyond)
+    return evidence, stage
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (Side({}).add(0), False),
+        (Side({}).add(0, change=lambda x: x * (1 + 1e-7)), False),
+        (Side({}).add(0, change=lambda x: x * (1 + 1e-5)), True),
+        (Side({}).add(0, change=lambda x: 1.01 * x), True),
+        (Side({}).add(0, change=lambda x: x + 0.01), True),
+        (Side({}).add(0, change=lambda x: np.full_like(x, np.nan)), True),
+        (Side({}).add(0, change=lambda x: 0 * x), True),
+    ],
+)
+def test_where_calls_are_judged_these_must_not_say_otherwise(target: Side, said: bool) -> None:
+    """Laid out alike, nothing else looks at them."""
+    evidence, stage = judged_by_calls(target)
+    assert bool(by_coordinates.check(evidence)) == said
+    for unlike in ({"beyond": True}, {"judged": False}, {"excused_by": reasons.NEAR_TIES}):
+        other, _ = judged_by_calls(target, **unlike)
+        assert by_coordinates.check(other) == [], "nothing bounds what such calls add up to"
     stage.laid_out = "models are divided otherwise"
-    assert contradictions._coordinates(evidence) == [], "there they are what is judged"
+    assert by_coordinates.check(evidence) == [], "there they are what is judged"
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("dtype", "torch.bfloat16"), ("op", "LayerNorm"), ("count", 9), ("tokens", 9), ("calls", 9),
+     ("first", 9), ("features", 9), ("width", 99), ("identity", "0" * 16)],
+)  # fmt: skip
+@pytest.mark.parametrize("known", [True, False])
+def test_what_a_record_by_coordinates_is_of_is_the_same_on_both_sides(
+    column: str, value: Any, known: bool
+) -> None:
+    target = Side({}).add(0)
+    target._rows[0][column] = value
+    (text,) = by_coordinates.check(judged_by_calls(target, judged=known)[0])
+    assert f"({column} {ONE._rows[0][column]} against {value})" in text
+
+
+@pytest.mark.parametrize("statistic", ["squares", "sum", "max", "min"])
+@pytest.mark.parametrize("value", [1e3, np.nan])
+def test_a_statistic_by_coordinates_says_what_the_calls_say(statistic: str, value: float) -> None:
+    target = Side({}).add(0)
+    target._rows[0][statistic] += value
+    assert by_coordinates.check(judged_by_calls(target)[0])
+
+
+def test_a_record_by_coordinates_that_one_side_lacks_is_said() -> None:
+    more = Side({}).add(0).add(0, "model.layers.0")
+    assert (
+        "on the target only, first model.layers.0"
+        in by_coordinates.check(judged_by_calls(more)[0])[0]
+    )
+    assert (
+        "on the benchmark only, first model.norm"
+        in by_coordinates.check(judged_by_calls(Side({}))[0])[0]
+    )
