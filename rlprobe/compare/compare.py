@@ -286,13 +286,19 @@ def _side_by_side(
             yield pairs.side_by_side(left, right, None)
         return
     length = benchmark.height if whole else _SLICE
+    alike = ["name", *(name for name in pairs.SLIM if unchanged.same(name))]
+    wanted = (
+        (benchmark, pairs.LOADED[: len(pairs.COMMON)]),
+        (benchmark, pairs.LOADED[len(pairs.COMMON) :]),
+        (target, [name for name in pairs.SLIM if name not in alike]),
+    )
     # a slice is of one row group, which one core decodes
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(len(wanted)) as readers:
         for start in range(0, benchmark.height, length):
-            reading = beside.submit(target.rows, pairs.SLIM, start, length)
-            left = benchmark.rows(pairs.LOADED, start, length)
-            right = reading.result().with_columns(left.get_column("name"))
-            yield pairs.side_by_side(left, right, None)
+            reading = [readers.submit(side.rows, names, start, length) for side, names in wanted]
+            first, second, right = (part.result() for part in reading)
+            left = first.hstack(second)
+            yield pairs.side_by_side(left, left.select(alike).hstack(right), None, alike)
 
 
 def _ahead(items: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple
 
@@ -22,6 +22,8 @@ from rlprobe.documents.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Struct
 _MAGIC = b"PAR1"
 #: Bytes at the end of a file: the length of its footer, and the magic.
 _TAIL = 8
+#: Bytes that are copied at a time: small enough that memory is used again.
+_BLOCK = 1 << 16
 
 # Fields of the structs of a footer (parquet.thrift).
 _SCHEMA, _ROWS, _GROUPS = 2, 3, 4
@@ -129,22 +131,25 @@ class Copied(NamedTuple):
     def group(self, number: int) -> Group:
         return self.layout.groups[self.groups[number]]
 
-    def chunk(self, number: int) -> tuple[Chunk, bytes]:
-        """The column in one of the groups, and its bytes.
+    def chunk(self, number: int) -> Chunk:
+        """The column in one of the groups."""
+        return self.group(number).chunks[self.column]
+
+    def blocks(self, number: int) -> Iterator[bytes]:
+        """Its bytes.
 
         Raises:
             OSError: it cannot be read, or was cut short meanwhile.
         """
-        chunk = self.group(number).chunks[self.column]
-        return chunk, _data(self.file, chunk)
-
-
-def _data(file: BinaryIO, chunk: Chunk) -> bytes:
-    file.seek(chunk.start)
-    data = file.read(chunk.length)
-    if len(data) < chunk.length:
-        raise OSError(errno.EIO, "it was cut short while it was copied", file.name)
-    return data
+        chunk = self.chunk(number)
+        self.file.seek(chunk.start)
+        left = chunk.length
+        while left:
+            block = self.file.read(min(left, _BLOCK))
+            if not block:
+                raise OSError(errno.EIO, "it was cut short while it was copied", self.file.name)
+            left -= len(block)
+            yield block
 
 
 def equal(one: Copied, other: Copied) -> bool:
@@ -160,8 +165,10 @@ def equal(one: Copied, other: Copied) -> bool:
     for number in range(len(one.groups)):
         if one.group(number).rows != other.group(number).rows:
             return False
-        (mine, data), (its, more) = one.chunk(number), other.chunk(number)
-        if _read_as(mine) != _read_as(its) or data != more:
+        if _read_as(one.chunk(number)) != _read_as(other.chunk(number)):
+            return False
+        blocks = zip(one.blocks(number), other.blocks(number), strict=True)
+        if any(mine != its for mine, its in blocks):
             return False
     return True
 
@@ -219,13 +226,13 @@ class Writer:
             if copied is None:
                 chunk = own.chunks[name]
                 data = made.getbuffer()[chunk.start : chunk.start + chunk.length]
-                columns.append(self._append(name, chunk, data))
+                columns.append(self._append(name, chunk, [data]))
                 continue
             number = len(self._groups)
             rows = copied.group(number).rows
             if rows != table.height:
                 raise ValueError(f"{rows} rows of {name} are copied beside {table.height}")
-            columns.append(self._append(name, *copied.chunk(number)))
+            columns.append(self._append(name, copied.chunk(number), copied.blocks(number)))
         metas = [column[_C_META][1] for column in columns]
         self._groups.append(
             {
@@ -239,15 +246,16 @@ class Writer:
         )
         self._rows += table.height
 
-    def _append(self, name: str, chunk: Chunk, data: bytes | memoryview) -> Struct:
+    def _append(self, name: str, chunk: Chunk, data: Iterable[bytes | memoryview]) -> Struct:
         moved = self._end - chunk.start
         meta = dict(chunk.meta)
         meta[_M_PATH] = LIST, (BINARY, [name.encode(), *meta[_M_PATH][1][1][1:]])
         for place in (_M_DATA, _M_DICTIONARY):
             if place in meta:
                 meta[place] = I64, meta[place][1] + moved
-        self._file.write(data)
-        self._end += len(data)
+        for block in data:
+            self._file.write(block)
+        self._end += chunk.length
         return {_C_START: (I64, self._end), _C_META: (STRUCT, meta)}
 
     def finish(self) -> None:

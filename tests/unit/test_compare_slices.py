@@ -117,6 +117,47 @@ def test_columns_that_both_tables_hold_are_copied(
     assert told[0] == told[1]
 
 
+def test_a_run_and_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: list[int]
+) -> None:
+    """Every column is the same on both sides, and read once."""
+    content, _ = dumps.random_pair(5, 9)
+    both = [stored(tmp_path / name, content, 5) for name in "bt"]
+    whole = results(both[0], both[1], tmp_path / "whole")
+    monkeypatch.setattr(comparison, "_SLICE", 5)
+    assert results(both[0], both[1], tmp_path / "sliced").equals(whole)
+    assert len(copied) == 1
+
+
+@pytest.mark.parametrize("column", ["dtype", "shape", "requires_grad", "value", "digest", "norm"])
+def test_one_row_that_differs_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: list[int], column: str
+) -> None:
+    content, _ = dumps.random_pair(6, 9)
+    both = [stored(tmp_path / name, content, 5) for name in "bt"]
+    table = both[1] / "records" / f"{STAGE}.parquet"
+    frame = records.read(table)
+    row = frame.get_column(column).is_not_null().arg_true().last()
+    changed = {
+        "dtype": pl.lit("torch.float16"),
+        "shape": pl.lit([1, 2, 3], pl.List(pl.Int64)),
+        "requires_grad": ~pl.col("requires_grad"),
+        "value": pl.lit("8"),
+        "digest": pl.lit("sha256:0"),
+        "norm": pl.col("norm") * 2,
+    }[column]
+    there = pl.int_range(pl.len()) == (frame.height - 1 if row is None else row)
+    frame = frame.with_columns(pl.when(there).then(changed).otherwise(column).alias(column))
+    frame.write_parquet(table, compression="lz4", row_group_size=5, metadata=mark("records"))
+    list_files(both[1])
+    whole = results(both[0], both[1], tmp_path / "whole")
+    monkeypatch.setattr(comparison, "_SLICE", 5)
+    assert results(both[0], both[1], tmp_path / "sliced").equals(whole)
+    one, other = (whole.get_column(f"{column}_{side}") for side in pairs.SIDES)
+    assert int(one.ne_missing(other).sum()) == 1
+    assert len(copied) == 1
+
+
 def test_names_are_read_where_their_bytes_tell_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: list[int]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import polars as pl
@@ -58,12 +59,20 @@ def same_names(benchmark: Table, target: Table) -> bool:
 
 
 def side_by_side(
-    benchmark: pl.DataFrame, target: pl.DataFrame, matches: Matches | None
+    benchmark: pl.DataFrame,
+    target: pl.DataFrame,
+    matches: Matches | None,
+    alike: Collection[str] = (),
 ) -> pl.DataFrame:
     """One row per match; ``matches`` is None where row i of one side is row i of the other.
 
     Columns: ``order``, :data:`COMMON`, ``sketch_*`` and :data:`BOTH` suffixed by side, ``rule``,
     ``size_*`` (elements), ``same_shape``. Sorted by ``order``.
+
+    Args:
+        benchmark, target: records of both sides.
+        matches: what belongs together.
+        alike: columns that are known to be the same on both sides, row by row.
     """
     columns: dict[str, pl.Series] = {}
     presence: dict[str, pl.Series] = {}
@@ -84,7 +93,7 @@ def side_by_side(
     shapes = columns["shape_benchmark"], columns["shape_target"]
     height = len(columns["name"])
     columns["size_benchmark"] = elements(shapes[0])
-    if _equal(*shapes):
+    if "shape" in alike or _equal(*shapes):
         columns["same_shape"] = pl.Series([True]).new_from_index(0, height)
         columns["size_target"] = columns["size_benchmark"]
     else:
