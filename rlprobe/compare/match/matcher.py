@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from rlprobe.compare.match import calls, fusing, prefix, recompute, shift
+from rlprobe.compare.match import arguments, calls, fusing, prefix, recompute, shift
 from rlprobe.compare.match.pairs import Matches
 from rlprobe.compare.match.rules import (
     CHUNKS,
@@ -62,6 +62,7 @@ def match(benchmark: pl.DataFrame, target: pl.DataFrame, rules: Rules) -> Matche
     calls.by_order(state, benchmark, target, "forward")
     calls.by_forward(state)
     calls.by_order(state, benchmark, target, "backward")
+    arguments.by_keyword(state, benchmark, target)
     return Matched(benchmark, target, state.finished())
 
 

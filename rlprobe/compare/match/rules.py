@@ -28,7 +28,12 @@ COMMON_PREFIX = "common_prefix"
 #: By one of msprobe's mapping files.
 MAPPED = "msprobe_mapping"
 CHUNKS = "megatron_chunks"
-BUILT_IN = (WRAPPERS, CLASS, CALL_COUNTER, AMBIGUOUS, COMMON_PREFIX, MAPPED, RECOMPUTE, CHUNKS)
+#: An argument given by position on one side and by name on the other.
+KEYWORD = "keyword"
+BUILT_IN = (
+    *(WRAPPERS, CLASS, CALL_COUNTER, AMBIGUOUS, COMMON_PREFIX, MAPPED, RECOMPUTE, CHUNKS),
+    KEYWORD,
+)
 
 _MAX_BYTES = 1 << 20
 

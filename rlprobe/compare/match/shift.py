@@ -55,12 +55,12 @@ def _near(places: int) -> pl.Expr:
         column = pl.col(f"{name}_target")
         return column.shift(-places).over(list(_KEY)) if places else column
 
-    close = [
-        pl.col(name).eq_missing(other(name))
-        | (
-            (pl.col(name) - other(name)).abs()
-            <= _NEAR * pl.max_horizontal(pl.col(name).abs(), other(name).abs())
-        ).fill_null(False)
-        for name in _NUMBERS
-    ]
+    close = [near(name, other(name)) for name in _NUMBERS]
     return pl.all_horizontal(pl.col("shape").eq_missing(other("shape")), *close)
+
+
+def near(name: str, other: pl.Expr) -> pl.Expr:
+    """Whether a number is another's, up to what two devices make of it."""
+    own = pl.col(name)
+    apart = (own - other).abs() <= _NEAR * pl.max_horizontal(own.abs(), other.abs())
+    return own.eq_missing(other) | apart.fill_null(False)

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from rlprobe.cli import main
@@ -258,3 +259,94 @@ def test_a_byte_order_mark_costs_nothing(tmp_path: Path) -> None:
     command = ["compare", str(tmp_path / "b"), str(tmp_path / "t"), "-o", str(tmp_path / "o")]
     assert main([*command, "--json", str(result)]) == 0
     assert json.loads(result.read_text())["stages"][0]["compared"] == 2
+
+
+#: Statistics of an argument, nearly the same on another device, and others.
+MASK, NEAR, OTHER = ((top, -1.0, 0.1, 3.0) for top in (0.5, 0.5001, 0.7))
+
+
+def by_name(
+    tmp_path: Path,
+    position: Any,
+    keyword: Any,
+    name: str = "Module.l.Attn.forward.0",
+    there: str | None = None,
+    **more: Any,
+) -> Result:
+    """A call whose second argument one side gives by position, the other as ``mask``."""
+    x, y = tensor(), tensor((2.0, -2.0, 0.5, 4.0))
+    entry = {**call([x], [y]), "input_kwargs": {"mask": keyword, **more}}
+    return compared_data(tmp_path, {name: call([x, position], [y])}, {there or name: entry})
+
+
+@pytest.mark.parametrize(
+    ("position", "keyword"),
+    [
+        (tensor(MASK), tensor(MASK)),
+        (tensor(MASK), tensor(NEAR)),
+        (scalar(0.125), scalar(0.125)),
+        (scalar(True), scalar(True)),
+        (tensor((math.inf, -math.inf, None, None)), tensor((math.inf, -math.inf, None, None))),
+    ],
+)
+@pytest.mark.parametrize(
+    "there", [None, "Module.model.l.Attn.forward.0", "Module.l.NPUAttn.forward.0"]
+)
+def test_an_argument_is_given_by_position_or_by_name(
+    tmp_path: Path, position: Any, keyword: Any, there: str | None
+) -> None:
+    found = by_name(tmp_path, position, keyword, there=there)
+    counts = found.summary["counts"]
+    # an infinite mask is matched as well
+    assert counts["matched"] + counts["nonfinite"] == found.records.height == 3
+    assert found.summary["rules"]["keyword"] == 1
+    row = found.records.filter(pl.col("rule") == "keyword").row(0, named=True)
+    assert row["name_benchmark"].endswith(".input.1") and row["name_target"].endswith(".input.mask")
+
+
+def test_an_argument_of_a_function_and_by_name_on_the_benchmark(tmp_path: Path) -> None:
+    x, mask = tensor(), tensor(MASK)
+    named = {**call([x], [x]), "input_kwargs": {"mask": mask}}
+    name = "Functional.scaled_dot_product_attention.0.forward"
+    found = compared_data(tmp_path, {name: named}, {name: call([x, mask], [x])})
+    assert found.summary["counts"]["matched"] == 3
+    assert found.summary["rules"] == {"keyword": 1}
+
+
+@pytest.mark.parametrize(
+    ("position", "keyword", "more"),
+    [
+        (tensor(MASK), tensor(OTHER), {}),
+        (tensor(MASK), tensor(MASK, (16,)), {}),
+        (tensor(MASK), tensor(MASK, dtype="torch.float16"), {}),
+        (tensor((None,) * 4), tensor((None,) * 4), {}),
+        (scalar(0.125), scalar(0.25), {}),
+        (scalar("a"), scalar("b"), {}),
+        (scalar(1), scalar(True), {}),
+        # one of two that are as much like it
+        (tensor(MASK), tensor(MASK), {"bias": tensor(MASK)}),
+        (tensor(MASK), tensor(MASK), {"scale": scalar(1.0)}),
+    ],
+)
+def test_what_may_be_another_argument_stays_alone(
+    tmp_path: Path, position: Any, keyword: Any, more: dict[str, Any]
+) -> None:
+    found = by_name(tmp_path, position, keyword, **more)
+    counts = found.summary["counts"]
+    assert (counts["matched"], counts["benchmark_only"]) == (2, 1)
+    assert counts["target_only"] == 1 + len(more)
+    assert "keyword" not in found.summary["rules"]
+
+
+def test_arguments_of_other_positions_or_calls_stay_alone(tmp_path: Path) -> None:
+    x, mask = tensor(), tensor(MASK)
+    # both by name, and not by the same
+    names = [{**call([x], [x]), "input_kwargs": {key: mask}} for key in ("mask", "bias")]
+    name = "Module.l.Attn.forward.0"
+    found = compared_data(tmp_path / "names", {name: names[0]}, {name: names[1]})
+    assert found.summary["counts"]["benchmark_only"] == 1
+    # of two calls of which nothing else is matched
+    other = "Module.q.Other.forward.0"
+    calls = {name: call([mask], [])}, {other: {**call([], []), "input_kwargs": {"mask": mask}}}
+    found = compared_data(tmp_path / "calls", *calls)
+    assert found.summary["counts"]["benchmark_only"] == 1
