@@ -99,7 +99,7 @@ def compare(benchmark: Side, target: Side, out: Path, options: Options) -> list[
                 )
             )
         summary.across_dtypes = options.pair == OTHER_PRECISION
-        unchanged = Unchanged()
+        unchanged = Unchanged(len(stage.pairings))
         tables = _tables(stage, options, summary, unchanged)
         if samples is not None:
             found = samples.compare(stage.stage, tuple(map(str, stage.notes)))
@@ -235,8 +235,7 @@ def _tables(
         if samples is not None:
             yield _table(stage, pairing, samples, options, summary)
             continue
-        alone = unchanged if len(stage.pairings) == 1 else Unchanged()
-        for rows in _ahead(_side_by_side(benchmark, target, options, alone)):
+        for rows in _ahead(_side_by_side(benchmark, target, options, unchanged)):
             yield _table(stage, pairing, rows, options, summary)
 
 

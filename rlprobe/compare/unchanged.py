@@ -40,7 +40,14 @@ class _Side(NamedTuple):
 class Unchanged:
     """What of two record tables may be copied; nothing until they turn out to be such."""
 
-    def __init__(self) -> None:
+    def __init__(self, processes: int = 0) -> None:
+        """Begin with nothing.
+
+        Args:
+            processes: pairs of processes that one table is written of. Of several one may begin
+                within another's row group; then their record tables are not looked at.
+        """
+        self._alone = processes == 1
         self._sides: list[_Side] = []
 
     def look(self, benchmark: Table, target: Table, length: int) -> None:
@@ -49,7 +56,7 @@ class Unchanged:
         Raises:
             OSError: a record table cannot be read.
         """
-        if not (isinstance(benchmark, Stored) and isinstance(target, Stored)):
+        if not (self._alone and isinstance(benchmark, Stored) and isinstance(target, Stored)):
             return
         found = []
         for side in (benchmark, target):

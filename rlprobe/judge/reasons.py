@@ -23,7 +23,8 @@ EXCUSES: dict[str, str] = {
     PADDING_ONLY: "differs only at positions that no result depends on (padding)",
     INHERITED: "differs as much as what the stage was given accounts for",
     UNWRITTEN: "memory that nothing has written yet: empty, or about to be filled by a collective",
-    DECISION: "decides or divides between numbers that are apart by round-off, which may tip it",
+    DECISION: "decides or divides between numbers that differ, which round-off may tip: by how "
+    "much a decision differs is not judged",
     FEW_NUMBERS: "a few numbers that came out smaller than in its other calls: the same round-off",
     NO_WORSE: "differs, and is no further from the high-precision control than the benchmark is",
     DEVICE: "names the device or its communication library, which differ by intent",
