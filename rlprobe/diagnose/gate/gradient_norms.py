@@ -211,7 +211,9 @@ def _contradicted(norms: Mapping[str, np.floating[Any]], layout: list[Process]) 
         odd = own.keys() != places.keys() or any(place.ep > 1 for place in places.values())
         if odd or not math.isfinite(every):
             continue
-        sharing = len(own) // max(place.tp * place.pp for place in places.values())
+        # a layout of more parts than there are ranks is not what ran: each rank then has its own
+        parts = max(1, *(place.tp * place.pp for place in places.values()))
+        sharing = max(1, len(own) // parts)
         sums = [every / math.sqrt(n) for n in range(1, sharing + 1) if sharing % n == 0]
         for total in sorted(filter(math.isfinite, said)):
             near = min(sums, key=lambda one, total=total: abs(one - total))  # type: ignore[misc]

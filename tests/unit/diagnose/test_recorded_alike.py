@@ -262,6 +262,10 @@ def whole(place: Path, parts: list[Any], total: list[float], **sizes: int) -> An
         # experts' ranks have parts of some gradients and copies of others
         ([3.0, 4.0], [4.5, 4.5], {"ep": 2}, ""),
         ([float("nan")], [1.0], {}, ""),
+        # a layout that cannot be what ran
+        ([2.0], [2.0], {"tp": 2}, ""),
+        ([2.0], [1.4], {"tp": 2, "pp": 4}, "is 1.4, that of all parts 2"),
+        ([3.0, 4.0], [3.0, 3.0], {"tp": 0}, "is 3, that of all parts"),
     ],
 )
 def test_a_norm_that_is_clipped_by_is_that_of_the_gradients(
