@@ -87,7 +87,16 @@ def _from_the_nodes(
     store = Path(alignment.store).expanduser().absolute()
     directory = next(path for path in (store, *store.parents) if path.exists())
     token = directory / f".rlprobe-doctor-{secrets.token_hex(8)}"
-    token.touch()
+    try:
+        token.touch()
+    except OSError as error:  # what nobody can write here no job can be asked to see
+        yield fail(
+            "shared storage",
+            f"{directory} cannot be written ({error.strerror}), and without a mark there the nodes "
+            "are not looked at",
+            f"make {store} on a file system that every partition mounts",
+        )
+        return
     try:
         for key in ("benchmark", "target"):
             section = sections.get(key)

@@ -61,9 +61,17 @@ def look(alignment: Alignment, key: str, token: Path) -> Iterator[Item]:
             yield warn("node disk", text, f"set {nodelocal.BASE_ENV} to a larger local disk")
         else:
             yield ok("node disk", text)
-        yield from _image(alignment, key, side, job, token.parent)
+        yield from _image(alignment, key, side, job, _given(token.parent))
     finally:
         local.remove()
+
+
+def _given(store: Path) -> Path:
+    """What the side's container is given in the store's place while that is still to be made.
+
+    Of a path of which nothing is there yet the root is what exists, and no container is given that.
+    """
+    return Path.cwd() if store == Path(store.root) else store
 
 
 def _devices(key: str, side: DeviceSection) -> Iterator[Item]:

@@ -13,7 +13,7 @@ import yaml
 
 from rlprobe.cli import main
 from rlprobe.config import ContainerSection, load
-from rlprobe.doctor import examine, item, size, software, storage
+from rlprobe.doctor import examine, item, node, size, software, storage
 from rlprobe.doctor.item import Item
 from rlprobe.stages import FORCED, STAGES, TEACHER
 
@@ -246,6 +246,21 @@ def test_each_problem_of_a_configuration_is_an_item_with_what_to_do(
     for each, expected in zip(items, found, strict=True):
         assert each.found.startswith(expected)
         assert "\n" not in each.line()
+
+
+@pytest.mark.parametrize("store", ["/proc/none/store", "/sys/kernel/store"])
+def test_a_store_that_cannot_be_begun_is_an_item_and_no_traceback(
+    config: Callable[..., Path], store: str
+) -> None:
+    items = list(examine(config(store=store), on_cluster=True))
+    (found,) = [each for each in items if each.name == "shared storage"]
+    assert found.state == "fail" and "the nodes are not looked at" in found.found
+    assert found.action == f"make {store} on a file system that every partition mounts"
+
+
+def test_a_container_is_tried_though_nothing_of_the_stores_path_is_there(tmp_path: Path) -> None:
+    assert node._given(Path("/")) == Path.cwd()
+    assert node._given(tmp_path) == tmp_path
 
 
 def test_what_to_do_about_several_lines_is_no_part_of_the_last() -> None:
