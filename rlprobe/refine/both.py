@@ -291,7 +291,7 @@ def _scalars(
     for name in [*other, *(n for n in one if n not in other)]:
         if name in LEFT_OUT or not apart(one.get(name), other.get(name), allowed):
             continue
-        cause = meaning.of_scalar(t, name)
+        cause = meaning.of_scalar(t, name, one.get(name), other.get(name))
         if not beside.around and meaning.unmasks(t, one.get(name), other.get(name)):
             cause = "mask"
         if cause == "layout" and not wiring.are_moved(
@@ -307,8 +307,8 @@ def _scalars(
             before=_before(use),
             operator=t.said,
         )
-        computed = [n in own for n, own in zip((one.get(name), other.get(name)), beside.taken,
-                                               strict=True)]  # fmt: skip
+        computed = [_is_among(n, own) for n, own in zip((one.get(name), other.get(name)),
+                                                        beside.taken, strict=True)]  # fmt: skip
         if cause == "hyperparameter" and len(set(computed)) == 2:
             # a number that one side computes is no setting
             cause = IMPLEMENTATION
@@ -318,6 +318,11 @@ def _scalars(
             )
         found.append(Difference(cause, said, changed, "scalar"))
     return found
+
+
+def _is_among(told: object, taken: set[float]) -> bool:
+    """Whether an argument is a number that code took off a tensor: a list, or a word, is none."""
+    return isinstance(told, (int, float)) and told in taken
 
 
 #: Operators before which a number that is added is an epsilon.

@@ -216,7 +216,8 @@ def _decided(cause: Cause, refined: Refined, diagnosis: Diagnosis) -> Cause:
         return msgspec.structs.replace(reproduced, class_=known)
     if observed is not None and observed.cause == IMPLEMENTATION:
         # other operators: what they do is the law that the numbers obey, where they obey one
-        if cause.class_ != "unknown":
+        # that other operators make small errors of either sign is no rounding that anybody saw
+        if cause.class_ not in ("unknown", "rounding_order"):
             return _both(cause, law, refined.said(observed.statement))
         return Cause(observed.cause, OBSERVED, refined.said(observed.statement), [])
     if cause.class_ == "unknown" and tried is not None and tried.cause != "unknown":

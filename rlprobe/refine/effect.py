@@ -49,9 +49,20 @@ def moved(stretch: Stretch) -> str:
 def _moves_rows(op: Operator, length: int) -> bool:
     """Whether an operator moves rows of tokens as they are."""
     if len(op.outputs[0].shape) > 1:
-        return argument(op, "dim", "dims") == 0
+        return argument(op, "dim", "dims") == 0 or _picks_rows(op)
     places = argument(op, "shifts")
     return places is not None and places % length == 0
+
+
+def _picks_rows(op: Operator) -> bool:
+    """Whether one list of places, of the first dimension, is all that is picked by."""
+    picked = [a.tensors for a in op.arguments if a.name == "indices"]
+    return (
+        meaning.plain(op) == "index"
+        and [len(places) for places in picked] == [1]
+        and all(is_choice(v.dtype) and len(v.shape) == 1 for v in picked[0])
+        and op.inputs[0].shape[1:] == op.outputs[0].shape[1:]
+    )
 
 
 #: Moves that keep the order of what they move.

@@ -170,4 +170,7 @@ def _cause(name: str, v: Value, w: Value, known: str | None) -> str:
         return meaning.of_batch(known.removeprefix(_BATCH))
     if meaning.is_mask(v) and meaning.is_mask(w):
         return "mask"
-    return meaning.of_name(name) or (meaning.of_name(known) if known else None) or "unknown"
+    named = meaning.of_name(name)
+    if named == "weights" and known is None:
+        return "unknown"  # used as one, and nobody's parameter
+    return named or (meaning.of_name(known) if known else None) or "unknown"

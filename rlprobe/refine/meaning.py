@@ -42,7 +42,7 @@ VIEWS = frozenset({
 #: Arguments that say along which dimensions an operator works: no constant of a computation.
 _STRUCTURE = frozenset({
     "dim", "dims", "dim0", "dim1", "size", "keepdim", "axis", "start_dim", "end_dim", "descending",
-    "half_to_float", "correction", "reduction", "memory_format",
+    "half_to_float", "correction", "reduction", "memory_format", "exponent", "ord", "norm_type",
 })  # fmt: skip
 #: Make constants, which have no effect but through what uses them.
 MAKES = frozenset({
@@ -82,8 +82,12 @@ def of_batch(name: str) -> str:
     return "position" if "position" in name else "data"
 
 
-def of_scalar(op: Operator, argument: str) -> str:
-    """The cause class of an argument that has another value."""
+def of_scalar(op: Operator, argument: str, *values: object) -> str:
+    """The cause class of an argument that has other values on the two sides.
+
+    A constant is a number that a computation is told. Dimensions, words, switches and which power
+    or norm is taken are another computation, and a number is no parameter of a model.
+    """
     if plain(op) in ("tril", "triu"):
         return "mask"
     if argument in ("dtype", "other_dtype"):
@@ -92,7 +96,15 @@ def of_scalar(op: Operator, argument: str) -> str:
         return "layout"
     if plain(op) in VIEWS or argument in _STRUCTURE:
         return "implementation"
-    return of_name(argument) or "hyperparameter"
+    named = of_name(argument)
+    if named not in (None, "weights"):
+        return named
+    switch = any(isinstance(v, (str, bool)) and v not in _ENDLESS for v in values)
+    return "implementation" if switch else "hyperparameter"
+
+
+#: Numbers that are written as words.
+_ENDLESS = ("inf", "-inf", "nan")
 
 
 #: Operators that put one number in others' place.

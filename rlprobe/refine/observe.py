@@ -18,6 +18,7 @@ from rlprobe.refine import (
     both,
     effect,
     idle,
+    leads,
     meaning,
     settings,
     stepped,
@@ -141,9 +142,15 @@ def observe(
             )
             _add(found, [other] if other else both.differences(step, own, noise, floor), at)
             collective = _last_collective([step.target], collective)
-    found.differences = settings.of_another_computation(found.differences, beside)
+    found.differences = settings.of_another_computation(
+        found.differences,
+        beside,
+        lambda d, side: d.at is None or _working(_of_side(steps[d.at], side)),
+        settings.left_out(benchmark, target),
+    )
     again = min(floor, both.GROWTH * noise)
     found.differences = undone.without(found.differences, steps, (benchmark, target), again)
+    found.differences = leads.told(found.differences, steps, target)
     return _of_constants(found, benchmark, target, floor)
 
 
@@ -433,6 +440,11 @@ def _hand_on(step: Apart, made: list[set[int]]) -> None:
 
 def _working(operators: list[Operator]) -> bool:
     return any(meaning.plain(op) not in meaning.VIEWS for op in operators)
+
+
+def _of_side(step: Both | Apart, side: int) -> list[Operator]:
+    ran = (step.benchmark, step.target)[side]
+    return [ran] if isinstance(ran, Operator) else ran
 
 
 def _listed(operators: list[Operator]) -> Said:

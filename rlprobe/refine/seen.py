@@ -114,7 +114,13 @@ def _class(first: Difference, plan: Plan) -> str:
         return "reduction"
     if first.cause == IMPLEMENTATION and first.kind != "kernel":
         return _OF_PLACES.get(plan.origin, first.cause)
+    if first.cause in _OF_PARTS and first.kind == "operators":
+        return _OF_PLACES.get(plan.origin, first.cause)
     return first.cause
+
+
+#: What is done to a part of a loss or of an update: of the whole no law is known by that.
+_OF_PARTS = ("constant_factor", "saturation", "layout")
 
 
 #: The classes of other operators in the loss, and in clipping and optimizer: parameters change

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from rlprobe.refine.difference import IMPLEMENTATION, Difference, number
@@ -79,8 +79,28 @@ def _taken(trace: Trace) -> list[float]:
     return [n for n in found if isinstance(n, (int, float)) and float(n).is_integer() and n > 0]
 
 
+def left_out(benchmark: Trace, target: Trace) -> int | None:
+    """The side (0, 1) on which the only setting that differs is 0, and that runs less for it.
+
+    None where none is, or several are.
+    """
+    apart = {
+        (name, not one.get(name), not other.get(name))
+        for b, t in zip(benchmark.settings, target.settings, strict=False)
+        for one, other in zip(b, t, strict=False)
+        for name in {*one, *other}
+        if one.get(name) != other.get(name) and name not in _HOW
+        and _is_constant(one.get(name), other.get(name))
+    }  # fmt: skip
+    sides = [zero for _, *zero in apart]
+    return sides[0].index(True) if len(sides) == 1 and any(sides[0]) else None
+
+
 def of_another_computation(
-    found: Sequence[Difference], beside: Sequence[Difference]
+    found: Sequence[Difference],
+    beside: Sequence[Difference],
+    runs: Callable[[Difference, int], bool],
+    less: int | None,
 ) -> list[Difference]:
     """Another setting is another constant only of the same computation: else of another one.
 
@@ -88,8 +108,12 @@ def of_another_computation(
         found: what differs.
         beside: what one side alone does to gradients in the step: another number there, as one
             that clips nothing, is a part of it.
+        runs: whether a side runs operators of a difference.
+        less: the side whose setting is 0 (:func:`left_out`): what it does not run follows from
+            that number.
     """
-    if any(d.kind == "operators" and d.effective for d in found):
+    others = [d for d in found if d.kind == "operators" and d.effective]
+    if any(less is None or runs(d, less) for d in others):
         found = [replace(d, cause="optimizer") if d.kind == SETTING else d for d in found]
     return [_beside(d, beside[0]) if beside else d for d in found]
 
