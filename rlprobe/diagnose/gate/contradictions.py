@@ -92,13 +92,17 @@ def _without_sketches(evidence: Evidence) -> list[Said]:
     runs = (evidence.benchmark, evidence.target)
     if not all((run.manifest.declared.get("capture") or {}).get("sketch") for run in runs):
         return []
-    floats = [pl.col(f"dtype_{side}").is_in(list(UNIT)) for side in _SIDES]
+    kinds = [pl.col(f"dtype_{side}") for side in _SIDES]
+    floats = pl.all_horizontal(kind.is_in(list(UNIT)) for kind in kinds)
+    normed = pl.all_horizontal(pl.col(f"norm_{side}").is_finite() for side in _SIDES)
+    # whole numbers and truth values are sketched as well; a plain scalar is its value
+    whole = (kinds[0] == kinds[1]) & kinds[0].str.starts_with("torch.")
     sizes = [pl.col(f"{end}_{side}").abs() for end in ("max", "min") for side in _SIDES]
     plain = pl.all_horizontal(
-        *floats,
+        (floats & normed) | (whole & ~floats),
         pl.col("error_kind") == "statistics",
-        # what is not finite has no sketch that means anything
-        *(pl.col(f"{name}_{side}").is_finite() for name in ("max", "norm") for side in _SIDES),
+        # what is not finite has no sketch that means anything; whole numbers have no norm
+        *(pl.col(f"max_{side}").is_finite() for side in _SIDES),
         pl.col("shape_benchmark").list.len() > 0,
         pl.max_horizontal(*sizes) < _OVERFLOWS,
     ).fill_null(False)

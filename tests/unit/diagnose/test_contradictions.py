@@ -49,6 +49,9 @@ def test_weights_may_be_kept_in_the_format_that_was_asked_for() -> None:
     assert found(None, weights(), right, one_precision=False) == ""
 
 
+WHOLE = {"error_kind": "statistics", "norm_benchmark": None, "norm_target": None}
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -62,6 +65,10 @@ def test_weights_may_be_kept_in_the_format_that_was_asked_for() -> None:
         ({"error_kind": "statistics", "norm_target": float("nan")}, False),
         ({"error_kind": "statistics", "max_target": None}, False),
         ({"error_kind": "statistics", "dtype_benchmark": "torch.int64"}, False),
+        # a mask of whole numbers has a sketch and no norm; a plain number has neither
+        (WHOLE | {"dtype_benchmark": "torch.int32", "dtype_target": "torch.int32"}, True),
+        (WHOLE | {"dtype_benchmark": "int", "dtype_target": "int"}, False),
+        (WHOLE | {"dtype_benchmark": "torch.complex64", "dtype_target": "torch.complex64"}, False),
     ],
 )
 def test_records_without_their_sketches_are_said(changes: dict[str, Any], said: bool) -> None:
