@@ -137,8 +137,9 @@ LATER = pytest.mark.parametrize(
 )
 
 
-#: Written and answered; what is found of it is not written down yet.
 EIGHTH = FIRST / "eighth"
+#: Of the eighth set: its refining ended in a traceback on the frozen code, so that it has no score.
+ENDED = "mean_square_over_all_tokens"
 
 
 @LATER
@@ -171,8 +172,19 @@ def assert_declared_as_answered(directory: Path, count: int) -> None:
 
 @LATER
 def test_what_was_found_blind_of_a_later_set_is_what_is_written(directory, count, classes):
+    assert_scored_as_written(directory, answered(directory), count, classes)
+
+
+def test_what_was_found_blind_of_the_eighth_set_is_what_is_written():
+    told = answered(EIGHTH)
+    del told[ENDED]
+    assert_scored_as_written(EIGHTH, told, 39, {"right": 33, "also true": 5, "unknown": 1})
+
+
+def assert_scored_as_written(
+    directory: Path, told: dict[str, Any], count: int, classes: dict[str, int]
+) -> None:
     scores = json.loads((directory / "scores_blind.json").read_text())
-    told = answered(directory)
     assert scores["faults"].keys() == told.keys() and len(told) == count
     for name, row in scores["faults"].items():
         assert row["class"] == score.of_class(row["named"], told[name]), name
