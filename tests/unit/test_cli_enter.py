@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from rlprobe.runs.jobs import Jobs
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A docker that says what it was called with and runs what follows the image."""
     docker = tmp_path / "bin" / "docker"
     docker.parent.mkdir()
@@ -23,10 +25,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{docker.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("RLPROBE_NODE_TMP", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "store").mkdir()
-    return tmp_path
+    # a short path, as a node's own disk has one: pytest's leave no room for Ray's sockets
+    with tempfile.TemporaryDirectory(prefix="e", dir="/tmp") as node:
+        monkeypatch.setenv("RLPROBE_NODE_TMP", node)
+        yield tmp_path
 
 
 def _config(site: Path, **analysis: Any) -> Path:
@@ -48,7 +52,8 @@ def test_a_command_runs_in_the_analysis_image_with_store_and_results(site: Path)
     assert "r/compare:1" in called
     assert f"{site}:{site}" in called, "the working directory, which holds store and results"
     assert any("-m rlprobe compare A B -o C" in " ".join(called[i:]) for i in range(len(called)))
-    assert not list(site.glob("rlprobe-local*")), "the job's directories are gone"
+    node = Path(os.environ["RLPROBE_NODE_TMP"])
+    assert not any(node.iterdir()), "the job's directories are gone"
     words.insert(3, "--torch")
     assert main(words) == 5
     assert "r/torch:1" in (site / "bin/docker.args").read_text()
