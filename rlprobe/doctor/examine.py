@@ -39,20 +39,22 @@ def examine(
         ConfigError: the file itself is wrong; nothing else can be looked at then.
     """
     alignment = load(config)
+    sections = _sections(alignment, side)
+    of_software = software.look(alignment, sections)
     try:
         jobs = Jobs.load(config)
     except ConfigError as error:
-        for problem in _each(error):
-            yield fail("configuration", problem, f"correct {config}")
+        looked = list(of_software)
+        of_software = iter(looked)
+        yield from _problems(config, error, looked)
     else:
         roles = ", ".join(f"{role} {spec.key[:12]}" for role, spec in jobs.runs.items())
         yield ok("configuration", f"{config}: {roles}")
         for missing in jobs.missing_imports():
             yield fail("imported run", missing, jobs.how_to_import)
     yield from storage.look(alignment)
-    sections = _sections(alignment, side)
     yield from cluster.look(sections)
-    yield from software.look(alignment, sections)
+    yield from of_software
     if tried:
         for key in ("benchmark", "target"):
             section = sections.get(key)
@@ -60,6 +62,16 @@ def examine(
                 yield from node.here(alignment, key)
     if on_cluster:
         yield from _from_the_nodes(config, alignment, sections, wait_s)
+
+
+def _problems(config: Path, error: ConfigError, of_software: list[Item]) -> Iterator[Item]:
+    """What is wrong in the file, less what an item about software says with what mends it."""
+    said = {item.name for item in of_software if item.state == "fail"}
+    left = [problem for problem in _each(error) if problem.partition(":")[0] not in said]
+    for problem in left:
+        yield fail("configuration", problem, f"correct {config}")
+    if not left:
+        yield skip("configuration", f"{config}: its runs have keys when the images below are there")
 
 
 def _each(error: ConfigError) -> list[str]:

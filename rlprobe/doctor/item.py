@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,13 +24,17 @@ class Item:
 
     def line(self) -> str:
         where = f" [{self.node}]" if self.node else ""
-        # after a sentence of several lines it would belong to the last of them alone
-        joint = "\n  " if "\n" in self.found else "; "
-        do = f"{joint}do: {self.action}" if self.action else ""
-        return f"{self.state:4} {self.name}{where}: {self.found}{do}"
+        do = f"; do: {self.action}" if self.action else ""
+        return f"{self.state:4} {self.name}{where}: {_one_line(self.found)}{do}"
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def _one_line(text: str) -> str:
+    """What another program said on several lines, on one: an item is a line, for eyes and grep."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return re.sub(r"([:;,.…]); ", r"\1 ", "; ".join(lines))
 
 
 def ok(name: str, found: str) -> Item:

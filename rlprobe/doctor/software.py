@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rlprobe import frameworks
@@ -25,16 +26,28 @@ def look(alignment: Alignment, parts: Collection[str]) -> Iterator[Item]:
     sides: dict[str, DeviceSection] = {
         "benchmark": alignment.benchmark, "target": alignment.target
     }  # fmt: skip
+    failed: dict[str, str] = {}  # what was said of an image -> the first item that says it
     for key, side in sides.items():
-        if key in parts:
-            yield from _side(alignment, key, side)
+        if key not in parts:
+            continue
+        for item in _side(alignment, key, side):
+            yield _once(item, side.container, failed)
     if "analysis" not in parts:
         return
     for key in ("image", "torch_image"):
         image = getattr(alignment.analysis, key)
         if image is not None and ("://" not in image or alignment.analysis.runtime != "apptainer"):
             container = ContainerSection(runtime=alignment.analysis.runtime, image=image)
-            yield _exists(f"analysis.{key}", container)[0]
+            yield _once(_exists(f"analysis.{key}", container)[0], container, failed)
+
+
+def _once(item: Item, container: ContainerSection, failed: dict[str, str]) -> Item:
+    """The item; where the same was said of the same image, with the place for what to do."""
+    if item.state != "fail" or container.runtime == "none":
+        return item
+    told = f"{container.runtime} {container.image}: {item.found}"
+    first = failed.setdefault(told, item.name)
+    return item if first == item.name else replace(item, action=f"as for {first}: one image")
 
 
 def _side(alignment: Alignment, key: str, side: DeviceSection) -> Iterator[Item]:
