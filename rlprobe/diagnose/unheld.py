@@ -44,7 +44,7 @@ def of(run: Run) -> dict[str, int]:
             counted[reason] += path[0] not in JUDGED or path[0] == CODE
     counted[HARMLESS] = sum(map(is_harmless, leaves(configurations(run))))
     counted[SHOWN] = sum(stage.records for stage in run.manifest.stages.values())
-    counted[COPIED] = sum(1 for _ in copies(run))
+    counted[COPIED] = sum(1 for _ in copies(run)) + _summaries(run)
     counted[TIMED] = sum(
         not is_computed(str(name)) for line in run.metrics() for name in line.get("metrics") or {}
     )
@@ -74,6 +74,13 @@ def copies(run: Run) -> Iterator[str]:
         path = PurePosixPath(file.path)
         if path.parts[:1] == ("dump",) and path.name in _COPIES and path.parts[1:2] != ("data",):
             yield file.path
+
+
+def _summaries(run: Run) -> int:
+    """What its manifest says at a glance of tables that are judged themselves."""
+    recorded = run.manifest.recorded
+    ranks = sum(bool(stage.ranks) for stage in run.manifest.stages.values())
+    return len(recorded.weights) + len(recorded.samples) + len(recorded.rollouts) + ranks
 
 
 def leaves(value: Mapping[str, Any], *before: str) -> Iterator[list[str]]:

@@ -77,6 +77,6 @@ UNHELD: dict[str, str] = {
     HARMLESS: "a setting of the framework that cannot change what is computed",
     UNIMPORTED: "code of a package that a process need not have imported",
     SHOWN: "who called, and after what: shown beside a record, which is judged by its numbers",
-    COPIED: "a dump's own file, of which the tables that are judged were made",
+    COPIED: "a dump's own file or a digest in the manifest, of what the tables that are judged say",
     TIMED: "how long something took, or how much of it there was",
 }

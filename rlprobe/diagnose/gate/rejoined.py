@@ -10,9 +10,10 @@ from typing import Any
 
 from rlprobe import stages
 from rlprobe.diagnose.diagnosis import GateItem
+from rlprobe.diagnose.gate import loaded
 from rlprobe.diagnose.gate.evidence import Evidence, Shut, caveat, opened, shut
 from rlprobe.roles import REPEAT
-from rlprobe.said import SEMICOLON, listed, say
+from rlprobe.said import SEMICOLON, joined, listed, say
 
 ITEM = "state at the start"
 _TRAINED = {stages.MODEL_ROLE[stage] for stage in stages.UPDATE_STAGES}
@@ -20,6 +21,7 @@ _OWN = say(
     "the target's own updates end with each step, so that curves, and whether weights move from "
     "one step to the next, are not judged"
 )
+_AGAIN = say("run the target again: what it computed there is not of the benchmark's state")
 _UNKNOWN = say(
     "whether the weights before it were still what the target's own update had left was not "
     "recorded"
@@ -48,7 +50,18 @@ def check(evidence: Evidence) -> tuple[GateItem | None, Shut | None]:
                 step=step,
                 models=said,
             ),
-            say("run the target again: what it computed there is not of the benchmark's state"),
+            _AGAIN,
+        ), None
+    found = loaded.examine(evidence, lines)
+    if found.lacking:
+        return shut(
+            ITEM,
+            say(
+                "not all of the benchmark's state was loaded at step {step}: {parts}",
+                step=step,
+                parts=joined(found.lacking, SEMICOLON),
+            ),
+            _AGAIN,
         ), None
     parameters, states = (_most(lines, what) for what in ("parameters", "states"))
     text = say(
@@ -74,16 +87,17 @@ def check(evidence: Evidence) -> tuple[GateItem | None, Shut | None]:
         text += say("; random generators were not all put back ({why})", why=listed(drawn, 2))
     rounded = sorted({str(name) for line in lines for name in line.get("rounded") or ()})
     if rounded:
-        return caveat(
-            ITEM,
-            text
-            + say(
-                "; {count} values are in formats that cannot hold the benchmark's: {names}",
-                count=len(rounded),
-                names=listed(rounded),
-            ),
-            say("keep weights and optimizer state in one format on both sides"),
-        ), None
+        text += say(
+            "; {count} values are in formats that cannot hold the benchmark's: {names}",
+            count=len(rounded),
+            names=listed(rounded),
+        )
+    if found.odd:
+        text += SEMICOLON + joined(found.odd, SEMICOLON)
+        return caveat(ITEM, text, say("check by hand what the target's processes loaded")), None
+    if rounded:
+        action = say("keep weights and optimizer state in one format on both sides")
+        return caveat(ITEM, text, action), None
     return opened(ITEM, text), None
 
 

@@ -19,12 +19,10 @@ from rlprobe.selftest.blind import beside, told
 from rlprobe.selftest.blind.quantities import (
     BUFFER,
     CHOICE,
-    CONFIGURATION,
     CONTRADICTION,
     DTYPE,
     DUMP,
     ELSEWHERE,
-    ENVIRONMENT,
     KEY_DATA,
     LAYOUT,
     METRIC,
@@ -40,6 +38,7 @@ from rlprobe.selftest.blind.quantities import (
     TABLE,
     TEN_FLOORS,
     TOKEN,
+    TOLD,
     WEIGHT,
     ZERO,
     Quantity,
@@ -389,6 +388,6 @@ _CHANGES: dict[str, Callable[[bytes, Quantity, str], bytes | None]] = {
     SETTING: _setting,
     BUFFER: _buffer,
     WEIGHT: _weight,
-    **dict.fromkeys((ENVIRONMENT, CONFIGURATION), _told_of),
+    **dict.fromkeys(TOLD, _told_of),
     **dict.fromkeys((TOKEN, CHOICE), _line),
 }

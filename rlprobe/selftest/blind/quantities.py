@@ -34,8 +34,10 @@ RECORD, KEY_DATA, METRIC, WEIGHT, PROOF, SETTING, BUFFER, TOKEN, CHOICE = (
 
 #: Of what each process ran on, and of what the framework was told: another value, or none.
 ENVIRONMENT, CONFIGURATION = "environment", "configuration"
+#: What a process says that it loaded of another run's state.
+JOINED = "joined"
 
-TOLD = (ENVIRONMENT, CONFIGURATION)
+TOLD = (ENVIRONMENT, CONFIGURATION, JOINED)
 
 #: Where a gradient lies, a record by coordinates, what is noted of a call, a dump's own file, and
 #: a file as a whole.
@@ -80,6 +82,7 @@ WAYS: dict[str, tuple[str, ...]] = {
     DUMP: (TEN_FLOORS, MISSING),
     TABLE: (MISSING,),
     LAYOUT: (TEN_FLOORS, MISSING),
+    JOINED: (TEN_FLOORS, ZERO, MISSING),
 }
 
 

@@ -19,6 +19,7 @@ from rlprobe.selftest.blind.quantities import (
     CHOICE,
     COORDINATE,
     ENVIRONMENT,
+    JOINED,
     KEY_DATA,
     METRIC,
     PLACE,
@@ -85,6 +86,7 @@ _MADE_OF = {
     TOKEN: "token_sketches",
     CHOICE: "routing",
     ENVIRONMENT: "environment",
+    JOINED: "joined",
     PLACE: "gradients",
     COORDINATE: "logical",
 }

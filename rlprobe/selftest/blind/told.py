@@ -1,19 +1,28 @@
-"""What a run says of its software and of its framework's settings, leaf by leaf.
+"""What a run says of its software, of its framework's settings and of a state that it loaded, leaf
+by leaf.
 
-``environment.json`` says it of each process, ``dump/configurations.json`` of all. A leaf has
-another value, or is missing. What the gate holds against nothing is declared, with its reason.
+``environment.json`` says it of each process, ``dump/configurations.json`` of all, ``joined.json``
+of each process and joined step. A leaf has another value, or is missing. What the gate holds
+against nothing is declared, with its reason.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlprobe.diagnose import unheld
 from rlprobe.diagnose.gate import configuration
 from rlprobe.judge.reasons import HARMLESS, INTENDED, UNIMPORTED
-from rlprobe.selftest.blind.quantities import CONFIGURATION, ENVIRONMENT, MISSING, Quantity
+from rlprobe.selftest.blind.quantities import (
+    CONFIGURATION,
+    ENVIRONMENT,
+    JOINED,
+    MISSING,
+    ZERO,
+    Quantity,
+)
 from rlprobe.store.read import Run
 
 _ENVIRONMENT = "environment.json"
@@ -23,8 +32,8 @@ _MOVED = 0.1
 
 
 def of(target: Run) -> list[Quantity]:
-    """Every leaf of both files that a run has; and each process, which can be missing."""
-    return [*_environment(target), *_configuration(target)]
+    """Every leaf of the files that a run has; and each process, which can be missing."""
+    return [*_environment(target), *_configuration(target), *_joined(target)]
 
 
 def judges(quantity: Quantity, way: str) -> str | None:
@@ -52,9 +61,13 @@ def changed(data: bytes, quantity: Quantity, way: str) -> bytes | None:
         inner = inner[key]
     value = inner[last]
     if way == MISSING:
-        if value in ({}, []):
+        if value in ({}, []) or (quantity.kind == JOINED and value is None):
             return None  # it says that there is none, and so does its absence
         del inner[last]
+    elif quantity.kind == JOINED:
+        inner[last] = _said_otherwise(value, way)
+        if inner[last] == value:
+            return None
     elif len(way_there) < 2 and quantity.kind == ENVIRONMENT:
         return None  # a process is there or missing
     else:
@@ -74,6 +87,15 @@ def _another(value: Any) -> Any:
     return "disturbed" if value is None else f"{value} disturbed"
 
 
+def _said_otherwise(value: Any, way: str) -> Any:
+    """Of what a process loaded: one more, or nothing, in the kind that it is written in."""
+    if isinstance(value, int):
+        return 0 if way == ZERO else value + 1
+    if way == ZERO:
+        return type(value)() if isinstance(value, list | str) else None
+    return _another(value)
+
+
 def _environment(target: Run) -> Iterator[Quantity]:
     for process in target.environment():
         at = ["processes", process]
@@ -90,10 +112,21 @@ def _configuration(target: Run) -> Iterator[Quantity]:
         yield _quantity(CONFIGURATION, unheld.CONFIGURATION, leaf, (kind, *leaf[:1]), declared)
 
 
+def _joined(target: Run) -> Iterator[Quantity]:
+    for number, line in enumerate(target.joined()):
+        for leaf in unheld.leaves(line):
+            of = (JOINED, line["role"], ".".join(leaf), str(line["step"]), str(line["rank"]))
+            yield _quantity(JOINED, "joined.json", ["joined", number, *leaf], of, None)
+
+
 def _quantity(
-    kind: str, file: str, path: list[str], group: tuple[str, ...] | list[str], declared: str | None
+    kind: str,
+    file: str,
+    path: Sequence[str | int],
+    group: tuple[str, ...] | list[str],
+    declared: str | None,
 ) -> Quantity:
-    name = ".".join(path)
+    name = ".".join(map(str, path))
     return Quantity(
         kind, None, file, None, (kind, *group), name, None, declared, key=json.dumps(path)
     )

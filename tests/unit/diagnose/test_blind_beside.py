@@ -22,7 +22,7 @@ from rlprobe.selftest.blind.disturb import UnchangedError
 from rlprobe.selftest.blind.laboratory import Judgement
 from rlprobe.selftest.blind.quantities import Quantity
 from rlprobe.sketch import K
-from rlprobe.store.manifest import Process
+from rlprobe.store.manifest import Process, Recorded
 from rlprobe.store.parts import COPIES, GRADIENTS
 
 COORDINATE: dict[str, Any] = {
@@ -174,7 +174,8 @@ def target(tmp_path: Path) -> Any:
         metrics=lambda: [{"metrics": {"actor/loss": 1.0, "timing_s/step": 2.0}}],
         manifest=SimpleNamespace(
             files=[SimpleNamespace(path=path) for path in files],
-            stages={"actor_update": SimpleNamespace(records=7)},
+            stages={"actor_update": SimpleNamespace(records=7, ranks=[0])},
+            recorded=Recorded(weights={"0": "a"}, samples={"0": "b"}),
         ),
     )
 
@@ -182,7 +183,7 @@ def target(tmp_path: Path) -> Any:
 def test_the_diagnosis_counts_what_is_held_against_nothing(target: Any) -> None:
     assert unheld.of(target) == {
         reasons.INTENDED: 3, reasons.HARMLESS: 1, reasons.UNIMPORTED: 1, reasons.SHOWN: 7,
-        reasons.COPIED: 2, reasons.TIMED: 1,
+        reasons.COPIED: 2 + 3, reasons.TIMED: 1,
     }  # fmt: skip
 
 

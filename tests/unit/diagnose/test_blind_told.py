@@ -17,6 +17,10 @@ PROCESS = {
     "device": "cpu", "switches": {"tf32": False}, "code": {"verl": "a"}, "dropout": {},
     "threads": {"cpus": 2}, "determinism": {"late": [], "seed": 0},
 }  # fmt: skip
+LINE = {
+    "role": "actor", "rank": 0, "step": 1, "parameters": 27, "optimizer": "AdamW", "rounded": [],
+    "generators": None, "left": {"compared": 27, "moved": 0},
+}  # fmt: skip
 CONFIGURATION = {"trainer": {"project_name": "x"}, "actor": {"optim": {"lr": 1e-3}, "loss": None}}
 
 
@@ -26,8 +30,10 @@ def target(tmp_path: Path) -> Any:
     environment = {"actor-rank0": PROCESS, "ref-rank0": PROCESS}
     (tmp_path / "environment.json").write_text(json.dumps({"processes": environment}))
     (tmp_path / "dump/configurations.json").write_text(json.dumps(CONFIGURATION))
+    (tmp_path / "joined.json").write_text(json.dumps({"format": 1, "joined": [LINE]}))
     return SimpleNamespace(
         path=tmp_path,
+        joined=lambda: [LINE],
         has=lambda name: True,
         checked=lambda name: tmp_path / name,
         environment=lambda: environment,
@@ -36,7 +42,7 @@ def target(tmp_path: Path) -> Any:
 
 def test_every_leaf_is_a_quantity_and_what_is_not_judged_has_its_reason(target: Any) -> None:
     found = {one.name: one.declared for one in told.of(target)}
-    assert len(found) == 2 * (1 + 7) + 3
+    assert len(found) == 2 * (1 + 7) + 3 + 9
     assert found["processes.actor-rank0"] is None and found["actor.optim.lr"] is None
     assert found["processes.ref-rank0.switches.tf32"] is None
     assert found["processes.ref-rank0.threads.cpus"] == reasons.INTENDED
@@ -45,6 +51,40 @@ def test_every_leaf_is_a_quantity_and_what_is_not_judged_has_its_reason(target: 
     code = next(one for one in told.of(target) if one.name.endswith("code.verl"))
     assert told.judges(code, quantities.MISSING) == reasons.UNIMPORTED
     assert told.judges(code, quantities.TEN_FLOORS) is None
+
+
+@pytest.mark.parametrize(
+    ("leaf", "way", "new"),
+    [
+        ("parameters", "ten_floors", 28),
+        ("parameters", "zero", 0),
+        ("left.moved", "ten_floors", 1),
+        ("left.moved", "zero", None),
+        ("optimizer", "zero", ""),
+        ("rounded", "ten_floors", ["disturbed"]),
+        ("rounded", "missing", None),
+        ("generators", "ten_floors", "disturbed"),
+        ("generators", "missing", None),
+    ],
+)
+def test_what_a_process_says_that_it_loaded_is_disturbed_leaf_by_leaf(
+    target: Any, leaf: str, way: str, new: Any
+) -> None:
+    one = next(one for one in told.of(target) if one.name == f"joined.0.{leaf}")
+    assert one.declared is None and way in quantities.WAYS[one.kind]
+    if new is None:
+        with pytest.raises(UnchangedError):
+            disturb.contents(target.path, one, way)
+        return
+    (data,) = disturb.contents(target.path, one, way).values()
+    line = json.loads(data or b"")["joined"][0]
+    own = json.loads(json.dumps(LINE))
+    first, _, last = leaf.partition(".")
+    if last:
+        own[first][last] = new
+    else:
+        own[first] = new
+    assert line == own
 
 
 @pytest.mark.parametrize(

@@ -303,6 +303,59 @@ def test_what_was_not_loaded_is_said(bench: Bench, said: Said, state: str, text:
     assert (found.verdict == "not_comparable") == (state == "shut")
 
 
+LEFT = {"compared": 21, "moved": 0, "names": []}
+
+
+def says(odd: dict[str, Any], *steps: int) -> Said:
+    """Something else at some steps."""
+
+    def said(step: int) -> dict[str, Any] | None:
+        return LOADED | {"left": LEFT} | (odd if step in steps else {}) if step else None
+
+    return said
+
+
+@pytest.mark.parametrize(
+    ("odd", "state", "text"),
+    [
+        ({"parameters": 20}, "shut", "actor on rank 0: 20 of 21 parameters"),
+        ({"states": 0}, "shut", "actor on rank 0: 0 of 21 optimizer states"),
+        ({"parameters": 22}, "caveat", "says that it loaded 22 parameters, where 21 are known"),
+        ({"states": 22}, "caveat", "says that it loaded 22 optimizer states, where 21 are known"),
+        ({"parameters": None}, "caveat", "does not say how many parameters it loaded"),
+        ({"states": None}, "caveat", "does not say how many optimizer states it loaded"),
+        ({"optimizer": "SGD"}, "caveat", "is one of SGD, others of "),
+        ({"optimizer": None}, "caveat", "is one of nothing that is said, others of AdamW"),
+        ({"left": LEFT | {"compared": 20}}, "caveat", "20 parameters were compared with"),
+        ({"left": LEFT | {"names": ["a"]}}, "caveat", "says that 0 parameters moved and names a"),
+    ],
+)
+def test_a_count_of_what_was_loaded_is_held_against_the_repeats(
+    bench: Bench, odd: dict[str, Any], state: str, text: str
+) -> None:
+    found = diagnose(bench.align(said=says(odd, 1, 2)))
+    began = item(found, "state at the start")
+    assert (began.state, text in began.evidence) == (state, True), began.evidence
+    assert (found.verdict == "not_comparable") == (state == "shut")
+
+
+@pytest.mark.parametrize(
+    ("odd", "state", "text"),
+    [
+        ({"parameters": 20}, "shut", "20 of 21 parameters"),
+        ({"states": 22}, "shut", "21 of 22 optimizer states"),
+        ({"optimizer": "SGD"}, "caveat", "is one of SGD, others of AdamW"),
+        ({"left": None}, "caveat", "does not say what its own updates had left"),
+    ],
+)
+def test_a_count_of_what_was_loaded_is_held_against_other_steps(
+    bench: Bench, odd: dict[str, Any], state: str, text: str
+) -> None:
+    found = diagnose(bench.align(said=says(odd, 1), repeat=None))
+    began = item(found, "state at the start")
+    assert (began.state, text in began.evidence) == (state, True), began.evidence
+
+
 @pytest.mark.long
 def test_a_repeat_that_was_not_joined_is_no_measure_of_a_joined_step(bench: Bench) -> None:
     """It differs by what its own updates left, which would widen floors until nothing is seen."""
