@@ -295,7 +295,7 @@ def profile(
     order: int,
     passes: int | None = None,
 ) -> Profile | None:
-    """The profile of the first block from a record on; None where no sketches tell.
+    """The profile of the first block from a record on; None where no sketches tell of every token.
 
     Args:
         results: what was compared.
@@ -322,7 +322,7 @@ def profile(
         & (True if passes is None else pl.col("micro_batch") < passes)
     )
     lines = [
-        np.nan_to_num(np.array(errors, dtype=np.float64))
+        np.array(errors, dtype=np.float64)
         for (errors,) in block.sort("token")
         .group_by("micro_batch", "sample", "occurrence", maintain_order=True)
         .agg("error")
@@ -330,7 +330,8 @@ def profile(
         .iter_rows()
     ]
     lines = [line for line in lines if len(line) > _SHORTEST]
-    if not lines:
+    # a token that is not finite has no error, and is not one that agrees
+    if not lines or not all(np.isfinite(line).all() for line in lines):
         return None
     between = _together([error for line in lines for error in line[1:-1]])
     alone = few(lines)

@@ -12,9 +12,18 @@ from pathlib import Path
 import msgspec
 
 from rlprobe.diagnose import sentence
-from rlprobe.diagnose.diagnosis import OBSERVED, REPRODUCED, UNKNOWN, Cause, Diagnosis, current
+from rlprobe.diagnose.diagnosis import (
+    CONSISTENT,
+    OBSERVED,
+    REPRODUCED,
+    UNKNOWN,
+    Cause,
+    Diagnosis,
+    current,
+)
 from rlprobe.judge.forced import AFTER_PREFILL
 from rlprobe.judge.inputs import Results
+from rlprobe.judge.origin import REDUCTION_OVER_RANKS
 from rlprobe.refine import region, substitution
 from rlprobe.refine.difference import IMPLEMENTATION
 from rlprobe.refine.refined import Refined, read
@@ -139,6 +148,15 @@ def sharpen(diagnosis: Diagnosis, refined: Refined, keys: tuple[str, str]) -> Di
         for line in refined.evidence
     ]
     found = _decided(cause, refined, diagnosis)
+    if found.class_ == IMPLEMENTATION and _is_refuted(cause, refined, diagnosis):
+        evidence.append(
+            say(
+                "statistics are consistent with a law that the elements of {record} do not obey "
+                "within their floor: {law}",
+                record=refined.record,
+                law=_said(cause.statement, diagnosis),
+            )
+        )
     sharper = msgspec.structs.replace(found, evidence=evidence)
     text = replaced(
         _said(diagnosis.sentence, diagnosis),
@@ -182,7 +200,8 @@ _WITHIN = {
     "layout": ("row_order", "label_or_mask_shift", "reduction"),
     "label_or_mask_shift": ("row_order",),
     "data": ("row_order",),
-    # other operators in clipping, where each rank's gradients have a factor of their own
+    # other operators in clipping, where each rank's gradients have a factor of their own: that they
+    # ran makes it no more than consistent
     "optimizer": ("reduction",),
 }
 
@@ -204,7 +223,8 @@ def _decided(cause: Cause, refined: Refined, diagnosis: Diagnosis) -> Cause:
     if random is not None or not refined.repeated:
         return random or cause
     if observed is not None and cause.class_ in _WITHIN.get(observed.cause, ()):
-        return _both(cause, law, refined.said(observed.statement))
+        together = _beside if observed.cause == "optimizer" else _both
+        return together(cause, law, refined.said(observed.statement))
     if observed is not None and observed.cause not in ("unknown", IMPLEMENTATION):
         return Cause(observed.cause, OBSERVED, refined.said(observed.statement), [])
     if tried is not None and tried.cause in _SHOWN:
@@ -215,11 +235,7 @@ def _decided(cause: Cause, refined: Refined, diagnosis: Diagnosis) -> Cause:
         known = cause.class_ if cause.class_ in _CAME_IN else reproduced.class_
         return msgspec.structs.replace(reproduced, class_=known)
     if observed is not None and observed.cause == IMPLEMENTATION:
-        # other operators: what they do is the law that the numbers obey, where they obey one
-        # that other operators make small errors of either sign is no rounding that anybody saw
-        if cause.class_ not in ("unknown", "rounding_order"):
-            return _both(cause, law, refined.said(observed.statement))
-        return Cause(observed.cause, OBSERVED, refined.said(observed.statement), [])
+        return _of_other_operators(cause, law, refined, diagnosis)
     if cause.class_ == "unknown" and tried is not None and tried.cause != "unknown":
         return Cause(tried.cause, REPRODUCED, refined.said(tried.statement), [])
     return cause
@@ -235,10 +251,52 @@ def _random(refined: Refined) -> Cause | None:
     return None
 
 
+#: Classes of what parts between records that were judged and agree, and of records that are causes
+#: by themselves: these were seen, and are no law of numbers.
+_RECORDED = ("accumulation", "data", "loss", "nonfinite", "optimizer", "routing", "weights")
+#: Classes of laws that are held against every element where tensors were kept.
+_OF_ELEMENTS = ("constant_factor", "layout", "saturation")
+
+
+def _of_other_operators(cause: Cause, law: Said, refined: Refined, diagnosis: Diagnosis) -> Cause:
+    """Other operators ran, and no law was reproduced: that they ran makes none observed."""
+    assert refined.observed is not None
+    operators = refined.said(refined.observed.statement)
+    if cause.known in (OBSERVED, REPRODUCED) or _is_recorded(cause, diagnosis):
+        return _both(cause, law, operators)
+    # that other operators make small errors of either sign is no rounding that anybody saw
+    if cause.class_ in ("unknown", "rounding_order") or _is_refuted(cause, refined, diagnosis):
+        return Cause(IMPLEMENTATION, OBSERVED, operators, [])
+    return _beside(cause, law, operators)
+
+
+def _is_recorded(cause: Cause, diagnosis: Diagnosis) -> bool:
+    """Whether a class says where records part, or which do, as they were judged."""
+    first = diagnosis.first
+    reduced = first is not None and first.operator == REDUCTION_OVER_RANKS
+    return cause.class_ in _RECORDED or (reduced and cause.class_ == "reduction")
+
+
+def _is_refuted(cause: Cause, refined: Refined, diagnosis: Diagnosis) -> bool:
+    """Whether statistics obey a law that the elements of the same record do not."""
+    if cause.class_ not in _OF_ELEMENTS or cause.known != CONSISTENT:
+        return False
+    # a floor of its own has the record that is looked at where it is not the one that parts
+    known = bool(refined.error) and refined.floor is None
+    # without a floor nothing tells whether a law that holds of the elements leaves noise alone
+    return known and (refined.cause != cause.class_ or _floor(diagnosis) is not None)
+
+
 def _both(cause: Cause, law: Said, operators: Said) -> Cause:
-    """The law's class, and the operators that were seen to differ beside it."""
+    """The law's class, and the operators that were seen to do what it says, or records that do."""
     said = say("{operators}; the numbers: {law}", operators=operators, law=law)
     return Cause(cause.class_, OBSERVED, said, [])
+
+
+def _beside(cause: Cause, law: Said, operators: Said) -> Cause:
+    """The law's class as it was known, and operators that differ and mean nothing by themselves."""
+    said = say("{law}; observed beside it: {operators}", law=law, operators=operators)
+    return Cause(cause.class_, CONSISTENT, said, [])
 
 
 def _reproduced(refined: Refined, floor: float | None) -> Cause | None:

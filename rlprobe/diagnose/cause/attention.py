@@ -24,6 +24,8 @@ _OPERATOR = re.compile(r"attention|attn", re.IGNORECASE)
 _MODULE = re.compile(r"(attention|attn)$", re.IGNORECASE)
 #: Difference of first or last tokens, relative to the others', from which on they are touched.
 _TOUCHED = 0.2
+#: Likewise up to which next to nothing of them differs.
+_HARDLY = 0.01
 
 
 def is_one(scene: Scene) -> bool:
@@ -101,7 +103,12 @@ def _along(scene: Scene) -> list[Said]:
     if profile.onset is not None:
         said.append(say("the block's output parts from position {onset} on", onset=profile.onset))
     for name, size in ((say("first"), profile.first), (say("last"), profile.last)):
-        touched = say("differ") if size > _TOUCHED else say("hardly differ")
+        if not size:
+            said.append(say("the {name} tokens of sequences do not differ", name=name))
+            continue
+        touched = say("differ") if size > _TOUCHED else say("differ less")
+        if size <= _HARDLY:
+            touched = say("hardly differ")
         said.append(
             say(
                 "the {name} tokens of sequences {touched} ({size:.2g} of the others' error)",

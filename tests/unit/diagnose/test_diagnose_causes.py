@@ -223,6 +223,18 @@ def test_where_attention_parts_along_the_sequence_is_said_and_names_no_cause(
     )
 
 
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(0.0, "do not differ"), (1e-6, "hardly differ (1e-06 of the others' error)"),
+     (2e-3, "hardly differ (0.002 of the others' error)"),
+     (0.1, "differ less (0.1 of the others' error)"), (0.5, "differ (0.5 of the others' error)")],
+)  # fmt: skip
+def test_of_tokens_at_the_ends_it_is_said_how_much_they_differ(size: float, words: str) -> None:
+    ends = Profile(size, 1.5, None)
+    said = attended(row(GRADIENT + 0.1 * RANDOM.random(GRADIENT.shape)), ends).said
+    assert f"the first tokens of sequences {words}" in [str(line) for line in said]
+
+
 def test_a_head_that_is_not_written_is_no_mask() -> None:
     target = GRADIENT.copy()
     target[:, 8:16] = 0.0

@@ -104,6 +104,16 @@ def test_a_window_leaves_what_is_in_it_alone(tmp_path: Path) -> None:
     assert found.onset == 8
 
 
+@pytest.mark.parametrize("at", [0, 4, 8])
+def test_a_token_that_is_not_finite_is_none_that_agrees(tmp_path: Path, at: int) -> None:
+    compared = sequences(tmp_path, [[0.1] * 9, [0.1] * 9])
+    place = tmp_path / "target" / STAGE
+    unknown = pl.when((pl.col("token") == at) & (pl.col("sample") == "s1")).then(None)
+    changed = pl.read_parquet(place / TOKEN_SKETCHES).with_columns(error=unknown.otherwise("error"))
+    put_table(place, TOKEN_SKETCHES, changed)
+    assert tokens.profile(compared, STAGE, 0, 0, 0) is None  # type: ignore[arg-type]
+
+
 def test_all_calls_of_the_block_before_weights_change_count(tmp_path: Path) -> None:
     compared = sequences(tmp_path, [[0.1] * 9], calls=3)
     place = tmp_path / "target" / STAGE

@@ -125,6 +125,57 @@ def test_laws_of_tokens_need_all_tokens(change: Change, cause: str) -> None:
     assert found.cause == cause, found
 
 
+def near(change: Change, deviation: float) -> Tokens:
+    """Log-probs of a model that knows next to nothing: all are near the same."""
+    pairs = []
+    for row in range(12):
+        b = -5.7 + deviation * np.random.default_rng(row).standard_normal(16)
+        pairs.append((f"s{row}", b, change(b)))
+    return Tokens("old_log_probs", pairs, 1e-6, measured=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "deviation", "words"),
+    [(lambda b: 0.7 * b, 0.4, "tokens are 0.7 times the benchmark's"),
+     (lambda b: b / 0.7, 0.1, "tokens are 1.42857 times the benchmark's"),
+     (lambda b: 1.02 * b, 0.3, "tokens are 1.02 times the benchmark's"),
+     (lambda b: 0.9 * b + 1e-6 * RANDOM.standard_normal(b.shape), 0.3, "are 0.9 times"),
+     (lambda b: b - 1.719, 0.4, "are shifted alike, by -1.719 (standard error"),
+     (lambda b: b + 0.01, 0.4, "are shifted alike, by 0.01 (standard error"),
+     (lambda b: b - 1.719, 1e-6, "by -1.719, or all multiplied by 1.30158: they are too much"),
+     (lambda b: 0.7 * b, 1e-6, "by 1.71, or all multiplied by 0.7: they are too much"),
+     # neither of them: nearly log 6 in the mean, and no two alike
+     (lambda b: b - np.log(6.0) + 0.1 * RANDOM.standard_normal(b.shape), 0.4, "and not alike"),
+     (lambda b: 0.8 * b + 0.7 * np.cos(40 * b) / 10, 0.4, "")],
+)  # fmt: skip
+def test_a_shift_of_all_tokens_is_said_where_it_is_one(
+    change: Change, deviation: float, words: str
+) -> None:
+    said = list(map(str, weigh(fits(ALL, [near(change, deviation)]), []).said))
+    of_all = [line for line in said if "shifted" in line or "times the benchmark's" in line]
+    assert of_all == [line for line in of_all if words and words in line]
+    assert bool(of_all) is bool(words)
+
+
+@pytest.mark.parametrize(
+    ("mean", "cause"), [(-7.0, "sampling_semantics"), (-6.0, "sampling_semantics"), (-3.0, UNKNOWN)]
+)
+def test_log_probs_that_rise_are_not_mixed_with_the_mean_over_a_vocabulary(
+    mean: float, cause: str
+) -> None:
+    drawn = near(lambda b: 0.8 * b + 0.2 * mean, 0.4)
+    assert weigh(fits(ALL, [drawn]), []).cause == cause
+
+
+@pytest.mark.parametrize("many", [2, 6])
+def test_tokens_that_are_not_shifted_alike_are_not_counted_as_often(many: int) -> None:
+    def scattered(b: np.ndarray) -> np.ndarray:
+        return b - np.log(many) + 0.08 * np.random.default_rng(5).standard_normal(b.shape)
+
+    assert weigh(fits(ALL, [near(scattered, 0.4)]), []).cause == UNKNOWN
+    assert weigh(fits(ALL, [near(lambda b: b - np.log(many), 0.4)]), []).cause != UNKNOWN
+
+
 def test_short_rows_lead_anywhere() -> None:
     """Of many short rows one points at another's by chance: that is no order of samples."""
     pairs = []

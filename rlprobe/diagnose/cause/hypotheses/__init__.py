@@ -65,6 +65,7 @@ ALL: tuple[Hypothesis, ...] = (
     temperature.OfTokens(),
     margins.OfTemperature(),
     normaliser.Constant(),
+    normaliser.Multiplied(),
     normaliser.Smoothed(),
     of_each.Factor(),
     of_each.Offset(),
