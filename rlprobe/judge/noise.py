@@ -291,8 +291,9 @@ def _accumulated(table: pl.DataFrame, products: float) -> pl.DataFrame:
     """``S``: variance accumulated in the pass up to and with each row; null for updates.
 
     A pass is one forward and its backward (a micro-batch): it begins with each call of the first
-    module. An operation's variance is counted once, at the first result it leaves: outputs forward,
-    gradients of inputs (or, where those are not recorded, of outputs) backward.
+    module. An operation's variance is counted once, at the first result that differs: outputs
+    forward, gradients of inputs (or, where those are not recorded, of outputs) backward. A router's
+    logits may be equal where the weights that it makes of them are not.
     """
     moving = pl.col("direction").is_in([_FORWARD, _BACKWARD]) & (pl.col("slot") != "loss")
     forward = (pl.col("direction") == _FORWARD) & moving
@@ -300,11 +301,12 @@ def _accumulated(table: pl.DataFrame, products: float) -> pl.DataFrame:
     unit = first.item(0, "unit") if first.height else None
     key = ["unit", "call", "direction"]
     result = moving & pl.col("slot").is_in(["output", "input"]) & pl.col("u").is_not_null()
-    leading = pl.int_range(pl.len()).over([*key, "slot", result]) == 0
+    differs = result & ~pl.col("same")
+    leading = pl.int_range(pl.len()).over([*key, "slot", differs]) == 0
     has_output = (result & (pl.col("slot") == "output")).any().over(key)
     wanted = pl.when(has_output).then(pl.lit("output")).otherwise(pl.lit("input"))
     counts = (
-        result
+        differs
         & leading
         & (pl.col("slot") == wanted)
         & ((pl.col("direction") == _BACKWARD) | (pl.col("slot") == "output"))
@@ -315,7 +317,7 @@ def _accumulated(table: pl.DataFrame, products: float) -> pl.DataFrame:
             & (pl.col("unit") == pl.lit(unit, pl.String))
             & (pl.int_range(pl.len()).over(key) == 0)
         ).fill_null(False),
-        own=pl.when(counts & ~pl.col("same"))
+        own=pl.when(counts)
         .then(
             roundoff.variance(pl.col("computed"), pl.col("terms"), products, pl.col("roundings"))
             + pl.col("angles")

@@ -44,6 +44,29 @@ def test_what_is_equal_on_both_sides_adds_nothing() -> None:
     assert bounds(rows)["layers.7.out"] < 0.5 * bounds(chain(8))["layers.7.out"]
 
 
+EQUAL = {"error": 0.0, **{f"{n}_diff": 0.0 for n in ("max", "min", "mean", "norm")}}
+
+
+DIFFERS = {"error": 1e-3, **{f"{n}_diff": 1e-3 for n in ("max", "min", "mean", "norm")}}
+
+
+@pytest.mark.parametrize("first", [EQUAL, DIFFERS])
+def test_an_operation_counts_by_whichever_of_its_results_differs(first: dict[str, Any]) -> None:
+    """A router's logits may be equal where the weights that it makes of them are not."""
+    rows = chain(1, dtype=BF16)
+    for row in rows:
+        row.update(EQUAL)
+    rows[-1].update(first)
+    router = {"module": "layers.0", "dtype": BF16}
+    rows.append(record(3, "layers.0.weights", shape=[16, 2], index="1", error=1e-3, **router))
+    rows.append(record(4, "layers.0.experts", shape=[16, 2], index="2", error=1e-3, **router))
+    rows += [{**row, "order": 5 + n} for n, row in enumerate(chain(2)[3:])]
+    behind = bounds(rows)["layers.1.out"]
+    assert behind > 100 * bounds(chain(2))["layers.1.out"]
+    once = bounds([*rows[:4], *rows[5:]])["layers.1.out"]
+    assert behind == pytest.approx(once, rel=1e-6), "an operation counts once"
+
+
 @pytest.mark.parametrize(("kind", "counts"), [("tensor", True), ("sketch", False)])
 def test_a_difference_that_statistics_do_not_show_counts_where_tensors_show_it(
     kind: str, counts: bool
