@@ -41,6 +41,8 @@ _DTYPES = {
 _FLOATS = ("torch.float", "torch.bfloat")
 #: What happens to gradients before the update begins.
 _BEFORE = (ACCUMULATION, REDUCTION)
+#: Questions about rows of several lengths, whose answers are no gradients.
+_OF_ROWS = "aten::_nested_get_"
 
 
 @dataclass
@@ -66,7 +68,11 @@ class _Side:
             return self._parameters()
         if not backward:
             return [value for value in self.trace.outputs if value.dtype.startswith(_FLOATS)]
-        back = [op for op in self.trace.operators if op.direction == "backward"]
+        back = [
+            op
+            for op in self.trace.operators
+            if op.direction == "backward" and not op.name.startswith(_OF_ROWS)
+        ]
         used = {value.value for op in back for value in op.inputs}
         return [value for op in back for value in op.outputs if value.value not in used]
 

@@ -27,6 +27,11 @@ _DTYPES = {
     "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 Values = dict[int, torch.Tensor]
+#: Namespaces of operators in which processes exchange numbers.
+_COLLECTIVES = ("c10d::", "_c10d_functional::")
+
+#: Views of rows of several lengths, and questions about them.
+_NESTED = ("aten::_nested_", "aten::values", "prim::layout")
 
 
 def load(path: Path) -> dict[str, torch.Tensor]:
@@ -61,6 +66,11 @@ def stand_in(value: dict[str, Any]) -> torch.Tensor:
     if norm is not None and made.numel():
         made = made * (norm / float(made.norm().clamp_min(1e-300)))
     return made.to(dtype)
+
+
+def _values(operator: dict[str, Any]) -> list[dict[str, Any]]:
+    """What an operator was given."""
+    return [value for argument in operator["arguments"] for value in argument["tensors"]]
 
 
 class Replay:
@@ -101,6 +111,15 @@ class Replay:
             for value in operator["outputs"]:  # a module within: what it made is given
                 self._get(value)
             return
+        if operator["name"].startswith(_NESTED):
+            for value in operator["outputs"]:  # rows of several lengths are traced as their values
+                self._get(value)
+            return
+        if operator["name"] == "aten::unbind.int" and self._of_rows(operator):
+            return
+        if operator["name"].startswith(_COLLECTIVES):
+            self._received(operator)
+            return
         drawn = [self._tensors.get(f"drawn{operator['n']}.{i}")
                  for i in range(len(operator["outputs"]))]  # fmt: skip
         if drawn and all(t is not None for t in drawn):  # random numbers are those of the run
@@ -126,6 +145,50 @@ class Replay:
         for value, tensor in zip(operator["outputs"], tensors, strict=False):
             self._values[value["value"]] = tensor
 
+    def _of_rows(self, operator: dict[str, Any]) -> bool:
+        """Take rows of several lengths apart; False of a plain tensor, which loses a dimension."""
+        whole, rows = _values(operator)[0], operator["outputs"]
+        if not rows or len(rows[0]["shape"]) != len(whole["shape"]):
+            return False
+        parts = self._get(whole).split([row["shape"][0] for row in rows])
+        self._values.update({row["value"]: part for row, part in zip(rows, parts, strict=True)})
+        return True
+
+    def _received(self, operator: dict[str, Any]) -> None:
+        """What a collective left: as the next operator was given it, with no other process here."""
+        sent = {v["digest"]: v for v in _values(operator) if v["digest"] is not None}
+        for tensor in operator["outputs"]:
+            number = tensor["value"]
+            used = self._next_use(operator["n"], number)
+            if used is None:
+                continue
+            unchanged = sent.get(used["digest"])
+            if unchanged is not None:  # of one process, or of equal numbers
+                found = self._get(unchanged).clone()
+            elif len(used["elements"] or ()) == math.prod(used["shape"]):
+                dtype = getattr(torch, used["dtype"].removeprefix("torch."))
+                numbers = [float(e) if isinstance(e, str) else e for e in used["elements"]]
+                found = torch.tensor(numbers, dtype=dtype).reshape(used["shape"])
+            else:
+                name, site = operator["name"], operator["site"]
+                raise RuntimeError(f"{name} ({site}): what other processes sent is not here")
+            found = found.to(self._device)
+            if self._wide and found.is_floating_point():
+                found = found.double()
+            if number in self._values:  # in place
+                self._values[number].copy_(found)
+            else:
+                self._values[number] = found
+
+    def _next_use(self, after: int, number: int) -> dict[str, Any] | None:
+        """A value as the next operator was given it that computes."""
+        for operator in self._trace["operators"]:
+            if operator["n"] > after and not operator["name"].startswith(_COLLECTIVES):
+                for value in _values(operator):
+                    if value["value"] == number:
+                        return value
+        return None
+
     def _draw(self, operator: dict[str, Any], drawn: list[torch.Tensor]) -> None:
         for value, tensor in zip(operator["outputs"], drawn, strict=True):
             wide = self._wide and tensor.is_floating_point()
@@ -141,6 +204,11 @@ class Replay:
         if tensors:
             if given.get("list") is None:
                 return tensors[0]
+            if len(given["places"]) != len(tensors):
+                raise RuntimeError(
+                    f"{name} was a list of {len(given['places'])} tensors, and {len(tensors)} of "
+                    "them were recorded"
+                )
             entries: list[torch.Tensor | None] = [None] * given["list"]
             for place, tensor in zip(given["places"], tensors, strict=True):
                 entries[place] = tensor
