@@ -40,12 +40,20 @@ _OVERRIDES = (
     "data.shuffle=false",
     "actor_rollout_ref.actor.use_kl_loss=true",
     "actor_rollout_ref.actor.optim.lr=1e-3",
+    f"actor_rollout_ref.actor.ppo_mini_batch_size={_PROMPTS}",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2",
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2",
     "actor_rollout_ref.rollout.n=2",
     "critic.optim.lr=1e-3",
+    f"critic.ppo_mini_batch_size={_PROMPTS}",
     "critic.ppo_micro_batch_size_per_gpu=2",
+)
+
+#: Prompts of an update, of every model that is trained.
+_MINI_BATCHES = (
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "critic.ppo_mini_batch_size",
 )
 
 #: Rows of a call, of every model.
@@ -128,8 +136,7 @@ def alignment(
     overrides = [
         f"algorithm.adv_estimator={_ESTIMATORS[needs.get('algorithm', 'ppo')]}",
         *_OVERRIDES,
-        f"actor_rollout_ref.actor.ppo_mini_batch_size={prompts}",
-        f"critic.ppo_mini_batch_size={prompts}",
+        *([f"{name}={prompts}" for name in _MINI_BATCHES] if prompts != _PROMPTS else []),
         *(_LORA if needs.get("lora", False) else []),
         f"actor_rollout_ref.rollout.temperature={needs.get('temperature', 1.0)}",
         f"actor_rollout_ref.rollout.ignore_eos={str(not varied).lower()}",
